@@ -831,7 +831,7 @@ std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_folder) {
   if (!checkpoint.empty()) check_resumed_model(checkpoint, config);
   if (in_folder && !o.out.empty() && run.ranks.rank == 0)
     run.model_checksum = model_checksum(o.model.model, /*is_needed=*/checkpoint.empty());
-  plan_batches(run, config.max_seq_len, in_folder.has_value(), memory_positions(config.wiring) > 0);
+  plan_batches(run, config.max_seq_len, in_folder.has_value(), config.wiring_table().memory > 0);
   open_data(run, !checkpoint.empty() ? checkpoint : in_folder ? o.model.model : "", config.vocab_size);
   t.model.collectives.init(run.ranks, run.channel);  // selects the GPU; and no rank writes before all have looked
   PlanOptions plan = {run.B, run.T, Recompute(o.recompute), o.keep_dead_kv};  // asks the GPU for its memory

@@ -121,7 +121,7 @@ inline GoldenCase read_golden_case(const std::string& name) {
 // micro-batches, tokens[(b*n + s)*T + 0 ... T - 1]; its targets are the tokens that follow each of them. inputs,
 // targets (B, T) are `=`.
 inline void golden_micro_batch(const GoldenCase& golden, int s, std::vector<int>& inputs, std::vector<int>& targets) {
-  const bool has_memory = memory_positions(golden.config.wiring) > 0;
+  const bool has_memory = golden.config.wiring_table().memory > 0;
   inputs.clear(), targets.clear();
   for (int b = 0; b < golden.batch_size; b++) {
     const int64_t sequence = has_memory ? b * golden.num_micro_batches() + s : s * golden.batch_size + b;

@@ -107,8 +107,7 @@ TEST(Flops, WithMemoryGrowAsItFills) {
   }
 }
 
-// BUG llmc/model/wiring.cpp: `is_meant && std::find(sources.begin(), sources.end(), l - t.n) == sources.end()` ->
-//   `is_meant`
+// BUG llmc/model/terms/also.h: `if (it == sources.end() || *it != layer)` -> `if (true)`
 TEST(Wiring, TakesASourceOnceHoweverOftenItIsNamed) {
   for (const char* wiring : {"also(1,4)", "also(1,4) also(1,4)", "also(1,2) also(1,4)", "also(1,4) also(1,1:3)"}) {
     const WiringTable table = make_attention_plan(model_of(wiring)).table;
@@ -152,8 +151,7 @@ static const char* const all_terms[] = {"plain",
                                         "reversible",
                                         "relative universal(2)"};
 
-// BUG llmc/model/parameters.h: `const int layers = stored_layers(c.wiring, c.num_layers);` ->
-//   `const int layers = c.num_layers;`
+// BUG llmc/model/parameters.h: `table.stored_layers * std::max` -> `c.num_layers * std::max`
 TEST(Parameters, AreAtLeastAsManyAsTheBoundForEveryTerm) {
   for (const char* wiring : all_terms) {
     const ModelConfig c = model_of(wiring);

@@ -1,7 +1,7 @@
 // Which keys a query sees: each primitive of a mask, unions and conjunctions of them, key by key and query by query.
 // What the wiring makes of them is compared with the reference, which shares no code with the masks.
 //
-// COVERS llmc/ops/attention_mask.h llmc/model/wiring.cpp
+// COVERS llmc/ops/attention_mask.h llmc/model/terms/
 #include <gtest/gtest.h>
 #include <algorithm>
 #include <climits>
@@ -280,7 +280,7 @@ std::vector<std::string> mask_wirings() {
 }
 }  // namespace
 
-// BUG llmc/model/wiring.cpp: `a2 = t.how == How::both || !is_first` -> `a2 = !is_first`
+// BUG llmc/model/terms/sparse_pattern.h: `how == How::both || !is_first` -> `!is_first`
 // BUG llmc/ops/attention_mask.h: `window = std::min(window, clause.last)` -> `window = clause.last`
 TEST(WiringMasks, AreThoseOfTheReference) {
   for (const std::string& wiring : mask_wirings()) {

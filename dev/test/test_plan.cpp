@@ -104,7 +104,7 @@ static void check_plan(int L, int h, int n_l, int n_h) {
   EXPECT_EQ(plan.num_accumulators, n_h > 0 ? std::min(n_l, L - n_l) : 0);
 }
 
-// BUG llmc/model/wiring.cpp: `l >= t.n && first_head <= i` -> `l > t.n && first_head <= i`
+// BUG llmc/model/terms/source_below.h: `int l = distance; l < t.num_layers` -> `int l = distance + 1; l < t.num_layers`
 TEST(AttentionPlan, IsTheDesignsForEverySkipOfSmallModels) {
   for (int L = 1; L <= 8; L++)
     for (int h = 1; h <= 4; h++)

@@ -133,7 +133,7 @@ struct Problem {
     }
     memory.resize(config.num_layers);
     for (Array<double>& layer : memory) {
-      layer.resize(B * memory_positions(config.wiring) * config.channels);
+      layer.resize(B * config.wiring_table().memory * config.channels);
       for (double& x : layer) x = uniform(random);
     }
   }
@@ -146,7 +146,7 @@ struct Problem {
 
   // What the gradients are of.
   double objective() const {
-    const WiringTerm* act = reference::find_term(config, reference::Kind::act);
+    const ActTerm* act = reference::find_term<ActTerm>(config);
     const Result<double> result = forward();
     return result.loss + (act ? act->cost * result.ponder : 0);
   }
@@ -193,7 +193,7 @@ std::pair<double, std::set<int>> halting_distance(const Problem& problem) {
     double sum = 0;
     for (int cycle = 0; cycle <= halting.last[n] && cycle + 1 < int(halting.p.size()); cycle++) {
       sum += halting.p[cycle][n];
-      const double eps = reference::find_term(problem.config, reference::Kind::act)->a;
+      const double eps = reference::find_term<ActTerm>(problem.config)->eps;
       distance.first = std::min(distance.first, std::fabs(sum - (1 - eps)));
     }
     distance.second.insert(halting.last[n] + 1);
@@ -204,17 +204,17 @@ std::pair<double, std::set<int>> halting_distance(const Problem& problem) {
 // How near the two largest hash values of a key, whose norm is 1, come to each other, where it changes its bucket and
 // the loss is no smooth function. Infinite without `lsh`.
 double hash_distance(const Problem& problem) {
-  const WiringTerm* lsh = reference::find_term(problem.config, reference::Kind::lsh);
+  const LshTerm* lsh = reference::find_term<LshTerm>(problem.config);
   if (lsh == nullptr) return INFINITY;
-  const int64_t hs = problem.config.head_size(), of_round = hs * lsh->n / 2;
+  const int64_t hs = problem.config.head_size(), of_round = hs * lsh->buckets / 2;
   double distance = INFINITY;
   Cache<double> cache;
   problem.forward(&cache);
   for (const reference::LayerCache<double>& layer : cache.layers) {
-    for (int i = 0; i < problem.config.num_heads * lsh->c; i++) {
-      const Array<double>& k = layer.heads[i / lsh->c].k;
+    for (int i = 0; i < problem.config.num_heads * lsh->rounds; i++) {
+      const Array<double>& k = layer.heads[i / lsh->rounds].k;
       for (size_t row = 0; row < k.size(); row += hs) {
-        Array<double> values = reference::hash_values(&k[row], &layer.rotations[i * of_round], hs, lsh->n);
+        Array<double> values = reference::hash_values(&k[row], &layer.rotations[i * of_round], hs, lsh->buckets);
         std::sort(values.rbegin(), values.rend());
         distance = std::min(distance, values[0] - values[1]);
       }
@@ -351,8 +351,9 @@ TEST_P(ReferenceWiring, NoLossDependsOnLaterTokens) {
 
 TEST_P(ReferenceWiring, NoLossDependsOnLaterPositions) {
   Problem problem(GetParam());
-  if (problem.params.count("wpe.weight") == 0) return;                 // the test above is of every wiring
-  for (WiringTerm& term : problem.config.wiring.terms) term.cost = 0;  // mean N + R has a gradient at every position
+  if (problem.params.count("wpe.weight") == 0) return;  // the test above is of every wiring
+  for (WiringTerm& term : problem.config.wiring.terms)
+    if (auto* act = std::get_if<ActTerm>(&term)) act->cost = 0;  // mean N + R has a gradient at every position
   const int B = problem.B, T = problem.T, V = problem.config.vocab_size, C = problem.config.channels;
   Cache<double> cache;
   const Result<double> result =
@@ -492,8 +493,8 @@ TEST(Reference, AQuerySeesEarlierKeysOfItsBuckets) {
   for (double angle : degrees) k.push_back(std::cos(angle * M_PI / 180)), k.push_back(std::sin(angle * M_PI / 180));
   const double rotations[] = {1, 0, 0, 1, 1, -1, 1, 1};
   auto seen = [&](int rounds) {
-    WiringTerm lsh;
-    lsh.n = 4, lsh.c = rounds;
+    LshTerm lsh;
+    lsh.buckets = 4, lsh.rounds = rounds;
     std::string text;
     for (bool sees : reference::shared_buckets(reference::buckets_of(k, rotations, lsh, 2), 1, 6))
       text += sees ? "x" : ".";

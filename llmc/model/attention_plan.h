@@ -188,7 +188,7 @@ inline AttentionPlan make_attention_plan(const ModelConfig& c, bool keep_dead = 
   AttentionPlan plan;
   plan.num_layers = c.num_layers;
   plan.num_heads = c.num_heads;
-  plan.table = wiring_table(c.wiring, c.num_layers, c.num_heads);
+  plan.table = c.wiring_table();
   const int L = c.num_layers, h = c.num_heads;
   PerPart<std::vector<int>> highest_use;  // (L, h): the highest layer that uses each head; -1: dead
   for (Part part : all_parts) highest_use[part].assign(size_t(L * h), -1);

@@ -21,8 +21,9 @@ struct ModelConfig {
   Wiring wiring;
 
   int head_size() const { return channels / num_heads; }
+  WiringTable wiring_table() const { return ::wiring_table(wiring, num_layers, num_heads); }
   // The most positions of a text that the model can be given: without end where it has a memory.
-  int longest_text() const { return memory_positions(wiring) > 0 ? INT_MAX : max_seq_len; }
+  int longest_text() const { return wiring_table().memory > 0 ? INT_MAX : max_seq_len; }
 };
 
 // Calls visit(ConfigField, a reference to the value) for each number of a model's shape: the one list by which configs
@@ -99,10 +100,7 @@ inline void check_plan_size(const ModelConfig& c) {
   constexpr double most_heads = 1 << 20;
   if (c.num_layers > most_layers)
     user_error("%d layers are more than a model can have, %d; take fewer", c.num_layers, most_layers);
-  const bool mixes = has_term(c.wiring, WiringTerm::Kind::blend) || has_term(c.wiring, WiringTerm::Kind::gate);
-  double heads = double(c.num_layers) * c.num_heads * (mixes ? 0.5 * (c.num_layers + 1) : 1);
-  for (const WiringTerm& term : c.wiring.terms)
-    if (term.kind == WiringTerm::Kind::also) heads += double(c.num_layers) * c.num_heads;
+  const double heads = most_attentions(c.wiring, c.num_layers, c.num_heads);
   if (heads > most_heads)
     user_error("%d layers of %d heads with this wiring have %.0f heads of attention, and a model can have %.0f; take "
                "fewer layers or heads",
@@ -122,11 +120,12 @@ inline void validate(const ModelConfig& c) {
   if (!(c.layer_norm_eps > 0)) user_error("layer_norm_epsilon is %g; it must be greater than 0", c.layer_norm_eps);
   check_plan_size(c);
   validate(c.wiring, c.num_layers, c.num_heads);
-  if (has_term(c.wiring, WiringTerm::Kind::rope) && c.head_size() % 2 != 0)
+  const WiringTable table = c.wiring_table();
+  if (table.rope > 0 && c.head_size() % 2 != 0)
     user_error("wiring \"%s\": rope rotates pairs of channels, but a head has %d; --channels must be an even multiple "
                "of --heads",
                c.wiring.text.c_str(), c.head_size());
-  if (has_term(c.wiring, WiringTerm::Kind::relative) && c.channels % 2 != 0)
+  if (table.relative && c.channels % 2 != 0)
     user_error("wiring \"%s\": relative has a sine and a cosine for each frequency, but there are %d channels; "
                "--channels must be even",
                c.wiring.text.c_str(), c.channels);

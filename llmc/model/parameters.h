@@ -75,9 +75,9 @@ inline int64_t qkv_rows(const ModelConfig& c, const AttentionPlan& plan, int lay
 inline double least_parameters(const ModelConfig& c,
                                double least = 6 * double(ArenaLayout::alignment) / sizeof(float)) {
   const double C = c.channels;
-  const double positions = learns_positions(c.wiring) ? c.max_seq_len : 0;
-  const int layers = stored_layers(c.wiring, c.num_layers);
-  return (double(c.vocab_size) + positions) * C + layers * std::max(9 * C * C, least);
+  const WiringTable table = c.wiring_table();
+  const double positions = table.learns_positions() ? c.max_seq_len : 0;
+  return (double(c.vocab_size) + positions) * C + table.stored_layers * std::max(9 * C * C, least);
 }
 
 // Throws UserError if the parameters alone, of so many bytes each, take more than what is `available` on a device (or
@@ -225,7 +225,7 @@ void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const Atte
 
   p.embedding_bucket = b.begin_bucket("embeddings");
   b.embedding(p.wte, "wte.weight", c.vocab_size, C, padded_vocab_size(c) - c.vocab_size, weight_std);
-  if (learns_positions(c.wiring)) b.embedding(p.wpe, "wpe.weight", c.max_seq_len, C, 0, weight_std);
+  if (plan.table.learns_positions()) b.embedding(p.wpe, "wpe.weight", c.max_seq_len, C, 0, weight_std);
   const int layers = plan.table.stored_layers;
   if (plan.table.has_cycles) b.embedding(p.wse, "wse.weight", c.num_layers / layers, C, 0, weight_std);
   if (plan.table.halting > 0) {

@@ -36,36 +36,40 @@ template <class Real>
 using Tensors = std::map<std::string, Tensor<Real>>;  // by name
 
 // ----------------------------------------------------------------------------
-// The wiring: what its terms say, applied from left to right. wiring.h describes them.
-
-using Kind = WiringTerm::Kind;
-using How = WiringTerm::How;
+// The wiring: what its terms say, applied from left to right. llmc/model/terms describes them.
 
 // The last term of that kind; null if the wiring has none.
-inline const WiringTerm* find_term(const ModelConfig& config, Kind kind) {
-  const WiringTerm* found = nullptr;
+template <class T>
+const T* find_term(const ModelConfig& config) {
+  const T* found = nullptr;
   for (const WiringTerm& term : config.wiring.terms)
-    if (term.kind == kind) found = &term;
+    if (const T* of_kind = std::get_if<T>(&term)) found = of_kind;
   return found;
 }
 
 // g. Query head i attends to K/V head i * g / h.
 inline int num_kv_heads(const ModelConfig& config) {
-  const WiringTerm* gqa = find_term(config, Kind::gqa);
-  return gqa ? gqa->n : config.num_heads;
+  const GqaTerm* gqa = find_term<GqaTerm>(config);
+  return gqa ? gqa->heads : config.num_heads;
+}
+
+// Whether `sla` or `also` is meant for the head of layer l.
+inline bool skips(const ModelConfig& config, const SourceBelow& term, int l, int head) {
+  const int first = term.last_heads > 0 ? config.num_heads - term.last_heads : term.first_head;
+  const int end = term.last_heads > 0 ? config.num_heads : term.end_head;
+  return l >= term.distance && head >= first && head < end;
 }
 
 // The layers whose own keys and values a head of layer l attends to, ascending.
 inline std::set<int> source_layers(const ModelConfig& config, int l, int head) {
   std::set<int> sources = {l};
   for (const WiringTerm& term : config.wiring.terms) {
-    const int first = term.last_heads > 0 ? config.num_heads - term.last_heads : term.first_head;
-    const int end = term.last_heads > 0 ? config.num_heads : term.end_head;
-    const bool skips = l >= term.n && head >= first && head < end;
-    if (term.kind == Kind::sla && skips) sources = {l - term.n};
-    if (term.kind == Kind::also && skips) sources.insert(l - term.n);
-    if (term.kind == Kind::share) sources = {l - l % term.n};
-    if (term.kind == Kind::layers) sources = {term.layers[l]};
+    if (const auto* sla = std::get_if<SlaTerm>(&term); sla && skips(config, *sla, l, head))
+      sources = {l - sla->distance};
+    if (const auto* also = std::get_if<AlsoTerm>(&term); also && skips(config, *also, l, head))
+      sources.insert(l - also->distance);
+    if (const auto* share = std::get_if<ShareTerm>(&term)) sources = {l - l % share->group};
+    if (const auto* layers = std::get_if<LayersTerm>(&term)) sources = {layers->layers[l]};
   }
   return sources;
 }
@@ -75,17 +79,21 @@ inline bool is_visible(const ModelConfig& config, int l, int head, int t, int j)
   if (j > t) return false;
   for (const WiringTerm& term : config.wiring.terms) {
     bool a1 = true, a2 = true;  // Sparse Transformer's two patterns
-    if (term.kind == Kind::window && (term.pattern.empty() || term.pattern[l % term.pattern.size()] == 'S')) {
-      if (t - j >= term.n) return false;
-    } else if (term.kind == Kind::strided) {
-      a1 = t - j <= term.n;
-      a2 = (t - j) % term.n == 0;
-    } else if (term.kind == Kind::fixed) {
-      a1 = j / term.n == t / term.n;
-      a2 = j % term.n >= term.n - term.c;
+    SparsePattern::How how = SparsePattern::How::both;
+    if (const auto* window = std::get_if<WindowTerm>(&term)) {
+      const std::string& pattern = window->pattern;
+      if ((pattern.empty() || pattern[l % pattern.size()] == 'S') && t - j >= window->keys) return false;
+    } else if (const auto* strided = std::get_if<StridedTerm>(&term)) {
+      a1 = t - j <= strided->stride;
+      a2 = (t - j) % strided->stride == 0;
+      how = strided->how;
+    } else if (const auto* fixed = std::get_if<FixedTerm>(&term)) {
+      a1 = j / fixed->block == t / fixed->block;
+      a2 = j % fixed->block >= fixed->block - fixed->columns;
+      how = fixed->how;
     }
-    const bool takes_a1 = term.how == How::heads ? head < (config.num_heads + 1) / 2 : l % 2 == 0;
-    if (term.how == How::both ? !a1 && !a2 : takes_a1 ? !a1 : !a2) return false;
+    const bool takes_a1 = how == SparsePattern::How::heads ? head < (config.num_heads + 1) / 2 : l % 2 == 0;
+    if (how == SparsePattern::How::both ? !a1 && !a2 : takes_a1 ? !a1 : !a2) return false;
   }
   return true;
 }
@@ -102,15 +110,21 @@ inline std::vector<bool> visibility(const ModelConfig& config, int l, int head, 
 
 // The layer whose attention map layer l uses: its own, but for `reuse`.
 inline int map_layer(const ModelConfig& config, int l) {
-  const WiringTerm* reuse = find_term(config, Kind::reuse);
-  return reuse ? l - l % reuse->n : l;
+  const ReuseTerm* reuse = find_term<ReuseTerm>(config);
+  return reuse ? l - l % reuse->group : l;
 }
 
 // The k of `universal`: layers run in cycles of k, and layer l has the parameters of layer l mod k. Without it all
 // layers are one cycle.
 inline int layers_in_cycle(const ModelConfig& config) {
-  const WiringTerm* universal = find_term(config, Kind::universal);
-  return universal ? universal->n : config.num_layers;
+  const UniversalTerm* universal = find_term<UniversalTerm>(config);
+  return universal ? universal->layers : config.num_layers;
+}
+
+// The positions of earlier segments that a query sees: the m of `memory`; 0 without it.
+inline int positions_of_memory(const ModelConfig& config) {
+  const MemoryTerm* memory = find_term<MemoryTerm>(config);
+  return memory ? memory->positions : 0;
 }
 
 // What the names of layer l's parameters begin with.
@@ -143,26 +157,26 @@ Tensors<Real> make_parameters(const ModelConfig& config) {
     if (config.bias) add(name + ".bias", {out});
   };
   auto add_gate = [&](const std::string& name, int64_t channels) {
-    if (!find_term(config, Kind::gru)) return;
+    if (!find_term<GruTerm>(config)) return;
     add(name + ".y.weight", {channels, 3 * channels});  // columns: W_r | W_z | W_g
     add(name + ".x.weight", {channels, 2 * channels});  // columns: U_r | U_z
     add(name + ".rx.weight", {channels, channels});     // U_g
     add(name + ".bias", {channels});
   };
   const int64_t C = config.channels, g = num_kv_heads(config), hs = config.head_size();
-  const bool relative = find_term(config, Kind::relative);
-  const WiringTerm* lsh = find_term(config, Kind::lsh);
+  const bool relative = find_term<RelativeTerm>(config);
+  const LshTerm* lsh = find_term<LshTerm>(config);
   add("wte.weight", {config.vocab_size, C});  // token embedding, and the output head: tied
-  if (!relative && !find_term(config, Kind::rope)) add("wpe.weight", {config.max_seq_len, C});  // position embedding
+  if (!relative && !find_term<RopeTerm>(config)) add("wpe.weight", {config.max_seq_len, C});  // position embedding
   const int k = layers_in_cycle(config);
-  if (find_term(config, Kind::universal)) add("wse.weight", {config.num_layers / k, C});  // embedding of the cycle
-  if (find_term(config, Kind::act)) add_linear("halt", C, 1);
+  if (find_term<UniversalTerm>(config)) add("wse.weight", {config.num_layers / k, C});  // embedding of the cycle
+  if (find_term<ActTerm>(config)) add_linear("halt", C, 1);
   for (int l = 0; l < k; l++) {
     const std::string h = name_of_layer(config, l);
     add_norm(h + ".ln_1", C);
     add_linear(h + ".attn.c_attn", C, C + (lsh ? 1 : 2) * g * hs);  // columns: q | k | v, or q | v, each head by head
-    if (lsh) add(h + ".attn.rotations", {config.num_heads, lsh->c, hs, lsh->n / 2});
-    if (find_term(config, Kind::gate) && l > 0) add_linear(h + ".attn.map_gate", C, 1);
+    if (lsh) add(h + ".attn.rotations", {config.num_heads, lsh->rounds, hs, lsh->buckets / 2});
+    if (find_term<GateTerm>(config) && l > 0) add_linear(h + ".attn.map_gate", C, 1);
     if (relative) {
       add(h + ".attn.relative.weight", {C, C});
       for (const char* bias : {"u", "v"}) add(h + ".attn.relative." + bias, {config.num_heads, hs});
@@ -467,11 +481,11 @@ Array<Real> hash_values(const Real* x, const Real* R, int64_t hs, int buckets) {
 
 // `lsh`: the buckets of k (N, hs), which are those of q, (rounds, N); rotations (rounds, hs, buckets / 2).
 template <class Real>
-std::vector<int> buckets_of(const Array<Real>& k, const Real* rotations, const WiringTerm& lsh, int64_t hs) {
+std::vector<int> buckets_of(const Array<Real>& k, const Real* rotations, const LshTerm& lsh, int64_t hs) {
   std::vector<int> buckets;
-  for (int round = 0; round < lsh.c; round++) {
+  for (int round = 0; round < lsh.rounds; round++) {
     for (size_t first = 0; first < k.size(); first += hs) {
-      const Array<Real> values = hash_values(&k[first], rotations + round * hs * (lsh.n / 2), hs, lsh.n);
+      const Array<Real> values = hash_values(&k[first], rotations + round * hs * (lsh.buckets / 2), hs, lsh.buckets);
       buckets.push_back(int(std::max_element(values.begin(), values.end()) - values.begin()));
     }
   }
@@ -674,7 +688,7 @@ void add_coordinates_backward(const Array<Real>& d_x, int cycle, int64_t T, int6
 }
 
 // How many residual streams there are: two of `reversible`, whose branches each read one and join the other.
-inline int num_streams(const ModelConfig& config) { return find_term(config, Kind::reversible) ? 2 : 1; }
+inline int num_streams(const ModelConfig& config) { return find_term<ReversibleTerm>(config) ? 2 : 1; }
 
 template <class Real>
 Array<Real> mean_of(const std::vector<Array<Real>>& arrays) {
@@ -898,7 +912,7 @@ struct HeadColumns {
 inline HeadColumns head_columns(const ModelConfig& config, int head) {
   const int64_t C = config.channels, hs = config.head_size(), g = num_kv_heads(config);
   const int64_t kv_head = head * g / config.num_heads;
-  if (find_term(config, Kind::lsh)) return {head * hs, head * hs, C + head * hs};
+  if (find_term<LshTerm>(config)) return {head * hs, head * hs, C + head * hs};
   return {head * hs, C + kv_head * hs, C + g * hs + kv_head * hs};
 }
 
@@ -908,8 +922,9 @@ template <class Real>
 void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers, int l, int64_t B, int64_t m,
                int64_t T) {
   const int64_t C = config.channels, hs = config.head_size(), K = m + T;
-  const WiringTerm *topk = find_term(config, Kind::topk), *rope = find_term(config, Kind::rope);
-  const WiringTerm* lsh = find_term(config, Kind::lsh);
+  const TopkTerm* topk = find_term<TopkTerm>(config);
+  const RopeTerm* rope = find_term<RopeTerm>(config);
+  const LshTerm* lsh = find_term<LshTerm>(config);
   LayerCache<Real>& layer = layers[l];
   layer.heads.resize(config.num_heads);
   layer.heads_out.assign(B * T * C, 0);
@@ -923,9 +938,9 @@ void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers,
     } else {
       head.q = last_rows(take_columns<Real>({&layer.qkv}, columns.q, B, K, hs), B, T, hs);
       head.k = lsh ? unit_rows(head.q, hs) : take_columns(sources, columns.k, B, K, hs);
-      if (rope) head.q = rotate(head.q, rope->a, 1, m, T, hs), head.k = rotate(head.k, rope->a, 1, 0, K, hs);
+      if (rope) head.q = rotate(head.q, rope->base, 1, m, T, hs), head.k = rotate(head.k, rope->base, 1, 0, K, hs);
       Array<Real> of_distances;
-      if (find_term(config, Kind::relative)) {
+      if (find_term<RelativeTerm>(config)) {
         head.q_v = add_head_bias(head.q, layer.distances.v, i, hs);
         head.q = add_head_bias(head.q, layer.distances.u, i, hs);
         of_distances = distance_scores(head.q_v, take_columns<Real>({&layer.distances.r}, i * hs, 1, K, hs), B, T, hs);
@@ -935,7 +950,7 @@ void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers,
             buckets_of(head.k, &layer.rotations[i * layer.rotations.size() / config.num_heads], *lsh, hs));
       const std::vector<bool> visible =
           lsh ? shared_buckets(layer.buckets[i], B, T) : visibility(config, l, i, B, m, T);
-      head.own_map = attention_map(head.q, head.k, of_distances, visible, topk ? topk->n : 0, B, T, hs);
+      head.own_map = attention_map(head.q, head.k, of_distances, visible, topk ? topk->keys : 0, B, T, hs);
       head.map = layer.mix.empty() ? head.own_map : mix_maps(layer.mix, layers[l - 1].heads[i].map, head.own_map);
     }
     head.v = take_columns(sources, columns.v, B, K, hs);
@@ -978,7 +993,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
   }
 
   const int k = layers_in_cycle(config);
-  const WiringTerm* act = find_term(config, Kind::act);
+  const ActTerm* act = find_term<ActTerm>(config);
   // The residual stream, or the two of `reversible`; without it x1 and x2 are the same array.
   std::vector<Array<Real>> streams(num_streams(config), x);
   Array<Real>&x1 = streams.front(), &x2 = streams.back();
@@ -989,17 +1004,16 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
     LayerCache<Real>& layer = acts.layers[l];
     // x1 += c_proj(attention(ln_1(x2))), with `gru` its gate in place of +=
     const Array<Real> extended = append_rows(remembered[l], x2, B);
-    const int64_t kept = std::min<int64_t>(memory_positions(config.wiring), m + T);
+    const int64_t kept = std::min<int64_t>(positions_of_memory(config), m + T);
     remembered[l] = last_rows(extended, B, kept, C);
     layer.ln_1 = layernorm(params, h + ".ln_1", extended, config.layer_norm_eps);
     layer.qkv = linear(params, h + ".attn.c_attn", layer.ln_1.out);
-    if (l > 0 && find_term(config, Kind::blend)) layer.mix.assign(N, Real(find_term(config, Kind::blend)->a));
-    if (l > 0 && find_term(config, Kind::gate))
-      layer.mix = sigmoid(linear(params, h + ".attn.map_gate", layer.ln_1.out));
-    if (find_term(config, Kind::relative))
+    if (l > 0 && find_term<BlendTerm>(config)) layer.mix.assign(N, Real(find_term<BlendTerm>(config)->share));
+    if (l > 0 && find_term<GateTerm>(config)) layer.mix = sigmoid(linear(params, h + ".attn.map_gate", layer.ln_1.out));
+    if (find_term<RelativeTerm>(config))
       layer.distances = {linear(params, h + ".attn.relative", sines_of_distances<Real>(m + T, C)),
                          params.at(h + ".attn.relative.u").data, params.at(h + ".attn.relative.v").data};
-    if (find_term(config, Kind::lsh)) layer.rotations = params.at(h + ".attn.rotations").data;
+    if (find_term<LshTerm>(config)) layer.rotations = params.at(h + ".attn.rotations").data;
     if (buckets) layer.buckets = (*buckets)[l];
     attention(config, acts.layers, l, B, m, T);
     join(params, h + ".gru_1", linear(params, h + ".attn.c_proj", layer.heads_out), x1, layer.gru_1);
@@ -1013,7 +1027,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
 
   Result<Real> result = {0, 0, Array<Real>(N)};
   const Array<Real> in_mean = weights_in_mean<Real>(targets);
-  x = act ? halt(params, act->a, in_mean, acts.halting, result.ponder) : mean_of(streams);
+  x = act ? halt(params, act->eps, in_mean, acts.halting, result.ponder) : mean_of(streams);
   acts.ln_f = layernorm(params, "ln_f", x, config.layer_norm_eps);
   for (int64_t n = 0; n < N; n++) {
     Real* logits = &acts.logits[n * V];
@@ -1058,7 +1072,7 @@ void attention_backward(const ModelConfig& config, const std::vector<LayerCache<
                         const Array<Real>& d_heads_out, SharedGradients<Real>& shared, OwnGradients<Real>& own,
                         int64_t B, int64_t m, int64_t T) {
   const int64_t hs = config.head_size(), K = m + T;
-  const WiringTerm* rope = find_term(config, Kind::rope);
+  const RopeTerm* rope = find_term<RopeTerm>(config);
   const LayerCache<Real>& layer = layers[l];
   Distances<Real>& d_distances = own.d_distances;
   own.d_mix.assign(layer.mix.size(), 0);
@@ -1084,7 +1098,7 @@ void attention_backward(const ModelConfig& config, const std::vector<LayerCache<
       mix_maps_backward(layer.mix, layers[l - 1].heads[i].map, head.own_map, d_map, own.d_mix, shared.d_map[l - 1][i],
                         d_own_map);
     attention_map_backward(head.q, head.k, head.own_map, d_own_map, d_q, d_k, d_of_distances, B, T, K, hs);
-    if (find_term(config, Kind::relative)) {
+    if (find_term<RelativeTerm>(config)) {
       Array<Real> d_q_v, d_r;
       distance_scores_backward(head.q_v, take_columns<Real>({&layer.distances.r}, i * hs, 1, K, hs), d_of_distances,
                                d_q_v, d_r, B, T, hs);
@@ -1093,8 +1107,8 @@ void attention_backward(const ModelConfig& config, const std::vector<LayerCache<
       add_head_bias_backward(d_q_v, d_distances.v, i, hs);
       add_into(d_q, d_q_v);
     }
-    if (rope) d_q = rotate(d_q, rope->a, -1, m, T, hs), d_k = rotate(d_k, rope->a, -1, 0, K, hs);
-    if (find_term(config, Kind::lsh)) d_k = unit_rows_backward(head.q, d_k, hs);
+    if (rope) d_q = rotate(d_q, rope->base, -1, m, T, hs), d_k = rotate(d_k, rope->base, -1, 0, K, hs);
+    if (find_term<LshTerm>(config)) d_k = unit_rows_backward(head.q, d_k, hs);
     add_columns({&shared.d_qkv[l]}, columns.q, append_rows(Array<Real>(B * m * hs), d_q, B), B, K, hs);
     add_columns(d_sources, columns.k, d_k, B, K, hs);
   }
@@ -1131,7 +1145,7 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
     }
   }
   Array<Real> d_x = layernorm_backward(params, "ln_f", cache.ln_f, d_hidden, grads);
-  const WiringTerm* act = find_term(config, Kind::act);
+  const ActTerm* act = find_term<ActTerm>(config);
   std::vector<Array<Real>> d_states;  // of the residual stream after each cycle, through ln_f's input alone
   if (act) {
     d_states = halt_backward(params, scale * act->cost, in_mean, cache.halting, d_x, grads);
@@ -1162,13 +1176,13 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
     const Array<Real> d_heads_out = linear_backward(params, h + ".attn.c_proj", layer.heads_out, d_attention, grads);
     OwnGradients<Real> own;
     attention_backward(config, cache.layers, l, d_heads_out, shared, own, B, cache.m, T);
-    if (find_term(config, Kind::relative)) {
+    if (find_term<RelativeTerm>(config)) {
       linear_backward(params, h + ".attn.relative", sines_of_distances<Real>(cache.m + T, C), own.d_distances.r, grads);
       add_into(grads.at(h + ".attn.relative.u").data, own.d_distances.u);
       add_into(grads.at(h + ".attn.relative.v").data, own.d_distances.v);
     }
     Array<Real> d_ln_1 = linear_backward(params, h + ".attn.c_attn", layer.ln_1.out, shared.d_qkv[l], grads);
-    if (l > 0 && find_term(config, Kind::gate)) {
+    if (l > 0 && find_term<GateTerm>(config)) {
       const Array<Real> d_gate = sigmoid_backward(layer.mix, own.d_mix);
       add_into(d_ln_1, linear_backward(params, h + ".attn.map_gate", layer.ln_1.out, d_gate, grads));
     }

@@ -1,6 +1,9 @@
 #include "options.h"
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include "llmc/model/wiring.h"
 #include "config_toml.h"
 #include "llmc/utils/command_line.h"
 #include "llmc/utils/error.h"
@@ -35,7 +38,7 @@ static void add_model_options(OptionTable& t, TrainOptions& o) {
       .logged("model");
   for (const ShapeOption& shape : shape_options) t.add(shape.flag, o.model.*shape.value, shape.help).takes(at_least(1));
   t.add("--wiring", o.model.wiring,
-        "who attends to what: terms such as 'sla(9,9)' or 'gqa(4) window(512,SSSL)' (README.md has them all), or "
+        "who attends to what: terms such as 'sla(9,9)' or 'gqa(4) window(512,SSSL)' (--help wiring has them all), or "
         "plain; default: sla(n,k) with 3/4 of the layers and of the heads, or the model's; a model that was trained "
         "with another one continues with this, and what changes is printed");
   t.add("--no-bias", o.model.no_bias, "no biases in linear and LayerNorm layers");
@@ -322,7 +325,16 @@ static std::string to_toml(const OptionTable& t) {
   return text;
 }
 
+// Whether the command line says `--help wiring`.
+static bool asks_for_terms(int argc, char** argv) {
+  for (int i = 1; i + 1 < argc; i++)
+    if ((strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) && strcmp(argv[i + 1], "wiring") == 0)
+      return true;
+  return false;
+}
+
 bool parse_options(int argc, char** argv, TrainOptions& o) {
+  if (asks_for_terms(argc, argv)) return printf("%s", wiring_help().c_str()), false;
   CLI::App app("Trains GPT-2 with any wiring of attention; by default with skip-layer attention: in layers l >= n_l "
                "the last n_h heads attend to the keys and values that layer l - n_l projected.");
   app.get_formatter()->column_width(34);

@@ -99,15 +99,14 @@ struct RandomCase {
       add("reversible");
     for (const std::string& term : terms) wiring += (wiring.empty() ? "" : " ") + term;
     if (terms.empty()) wiring = "plain";
-    auto has = [&](WiringTerm::Kind kind) { return has_term(parse_wiring(wiring), kind); };
+    const WiringTable table = wiring_table(parse_wiring(wiring), L, h);
     // In bf16 the sizes that GPUs take, on the CPU too: in tensors of fewer numbers roundings do not average out.
     constexpr int multiple = std::max(head_size_multiple, is_bf16 ? 8 : 1);
     int hs = multiple > 1 ? multiple * draw(1, 2) : draw(4, 12) + (h < 4 ? 8 : 0);
-    if (has(WiringTerm::Kind::rope) || has(WiringTerm::Kind::relative)) hs = hs / 2 * 2;
+    if (!table.learns_positions()) hs = hs / 2 * 2;
     // Without biases rounding decides on which side of zero the outputs of branches are, which a gate rectifies.
-    const bool has_biases = !draw.one_in(4) || (has(WiringTerm::Kind::gru) && is_bf16);
-    this->c =
-        {"", L, h, h * hs, 61, 300, "", has_biases, T > 70 ? 1 : draw(1, 2), T, has(WiringTerm::Kind::memory) ? 3 : 1};
+    const bool has_biases = !draw.one_in(4) || (table.gru && is_bf16);
+    this->c = {"", L, h, h * hs, 61, 300, "", has_biases, T > 70 ? 1 : draw(1, 2), T, table.memory > 0 ? 3 : 1};
   }
 };
 

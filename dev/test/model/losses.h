@@ -44,7 +44,7 @@ struct Expected {
 
 // How many of the q that `lsh` hashes are in another bucket than `cache` says, because the model has rounded them.
 inline void count_other_buckets(const ModelConfig& config, const reference::Cache<double>& cache, Expected& e) {
-  const WiringTerm* lsh = reference::find_term(config, WiringTerm::Kind::lsh);
+  const LshTerm* lsh = reference::find_term<LshTerm>(config);
   for (const reference::LayerCache<double>& layer : cache.layers) {
     for (size_t i = 0; i < layer.buckets.size(); i++) {
       const double* rotations = &layer.rotations[i * layer.rotations.size() / layer.buckets.size()];

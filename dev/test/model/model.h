@@ -51,8 +51,7 @@ inline DoubleTensors random_parameters(const ModelConfig& config, uint64_t seed)
     const bool is_scale = name.find("ln_") != std::string::npos && name.find(".weight") != std::string::npos;
     // Of what a gate of `gru` takes from a branch, relu's derivative is a step. In bf16 the outputs of branches are
     // kept some standard deviations away from it, so that rounding does not decide on which side they are.
-    const bool is_rectified =
-        is_bf16 && has_term(config.wiring, WiringTerm::Kind::gru) && name.find("c_proj.bias") != std::string::npos;
+    const bool is_rectified = is_bf16 && config.wiring_table().gru && name.find("c_proj.bias") != std::string::npos;
     for (size_t i = 0; i < tensor.data.size(); i++) {
       double x = weights_std * random_normal(seed, RandomStream::test, tag, i);
       if (is_rectified) x += x < 0 ? -0.08 : 0.08;

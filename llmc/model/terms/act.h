@@ -1,0 +1,22 @@
+// Adaptive computation time (Graves 2016): after cycle c a token halts with probability p_c = sigmoid(x_c . w + b). N
+// is the first c with p_1 + ... + p_c >= 1 - eps, or the last. The final LayerNorm gets p_1 x_1 + ... + p_(N-1) x_(N-1)
+// + R x_N, where the weights add up to 1. What is minimised is the loss + cost * the mean of N + R.
+#pragma once
+#include "term.h"
+
+struct ActTerm : Term {
+  static constexpr TermSyntax syntax = {"act(eps) or act(eps, cost)", "act(0.01)", 1, 2};
+  static constexpr const char* help = "tokens halt after a cycle of their own, at a cost for each";
+  static constexpr TermFeatures features = {halting, patterns | top_keys | maps, cycles, "",
+                                            "a token halts after a cycle of layers that repeat"};
+  static constexpr double default_cost = 0.01;
+  double eps = 0, cost = default_cost;
+
+  void read(const TermReader& a) {
+    eps = a.number(a[0], 0, 1);
+    if (eps == 0 || eps == 1) a.error("eps, " + a[0] + ", must lie between 0 and 1, and be neither");
+    if (a.count() > 1) cost = a.number(a[1], 0, 1e9);
+  }
+  std::string arguments() const { return shortest(eps) + (cost == default_cost ? "" : "," + shortest(cost)); }
+  void apply(WiringTable& t) const { t.halting = eps, t.ponder_cost = cost; }
+};

@@ -1,0 +1,29 @@
+// The terms that there are. Their order is that of lists that users see.
+#pragma once
+#include <variant>
+#include <vector>
+#include "act.h"
+#include "also.h"
+#include "blend.h"
+#include "fixed.h"
+#include "gate.h"
+#include "gqa.h"
+#include "gru.h"
+#include "layers.h"
+#include "lsh.h"
+#include "memory.h"
+#include "plain.h"
+#include "relative.h"
+#include "reuse.h"
+#include "reversible.h"
+#include "rope.h"
+#include "share.h"
+#include "sla.h"
+#include "strided.h"
+#include "topk.h"
+#include "universal.h"
+#include "window.h"
+
+using WiringTerm = std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, WindowTerm, StridedTerm,
+                                FixedTerm, TopkTerm, ReuseTerm, BlendTerm, GateTerm, RopeTerm, RelativeTerm, MemoryTerm,
+                                UniversalTerm, ActTerm, GruTerm, LshTerm, ReversibleTerm>;

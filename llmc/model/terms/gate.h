@@ -1,0 +1,10 @@
+// The share is sigmoid(x . w + b), of each query, where x is the layer's LayerNorm'd input.
+#pragma once
+#include "other_maps.h"
+
+struct GateTerm : MixedMaps {
+  static constexpr TermSyntax syntax = {"gate"};
+  static constexpr const char* help = "as blend, with a share that is learned, of each query";
+  static constexpr TermFeatures features = features_of_maps;
+  void apply(WiringTable& t) const { t.mix = WiringTable::Mix::gate; }
+};

@@ -1,0 +1,31 @@
+#pragma once
+#include "term.h"
+
+struct LayersTerm : Term {
+  static constexpr TermSyntax syntax = {"layers(the layer for each layer)", "layers(0_0_2_2)", 1, 1};
+  static constexpr const char* help = "all heads attend to the K/V of the layer named for theirs: itself or one below";
+  static constexpr TermFeatures features = {sources};
+  std::vector<int> layers;
+
+  void read(const TermReader& a) {
+    for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+      end = a[0].find('_', begin);
+      const int layer = a.whole(a[0].substr(begin, end - begin), 0), l = int(layers.size());
+      if (layer > l)
+        a.error(format("layer %d cannot attend to layer %d, which is above it; it can to layers 0 to %d", l, layer, l));
+      layers.push_back(layer);
+    }
+  }
+  std::string arguments() const {
+    std::string text;
+    for (int layer : layers) text += (text.empty() ? "" : "_") + std::to_string(layer);
+    return text;
+  }
+  std::string misfit(int L, int) const {
+    return int(layers.size()) != L ? format("it names %zu layers; the model has %d", layers.size(), L) : "";
+  }
+  void apply(WiringTable& t) const {
+    for (int l = 0; l < t.num_layers; l++)
+      for (int i = 0; i < t.num_heads; i++) t.sources(l, i) = {layers[size_t(l)]};
+  }
+};

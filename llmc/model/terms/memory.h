@@ -1,0 +1,16 @@
+// Transformer-XL (Dai et al. 2019): a stream of text is computed in segments of n_positions, S; a query of segment n
+// also attends to the positions from n S - memory on, of which each layer keeps its input as a constant.
+#pragma once
+#include "term.h"
+
+struct MemoryTerm : Term {
+  static constexpr TermSyntax syntax = {"memory(positions)", "memory(512)", 1, 1};
+  static constexpr const char* help = "queries see so many positions of their text's earlier segments";
+  static constexpr TermFeatures features = {segments, patterns | top_keys | maps | cycles | halting, Feature::positions,
+                                            "", "learned positions say nothing of those before a segment"};
+  int positions = 1;
+
+  void read(const TermReader& a) { positions = a.whole(a[0], 1); }
+  std::string arguments() const { return std::to_string(positions); }
+  void apply(WiringTable& t) const { t.memory = positions; }
+};

@@ -1,0 +1,11 @@
+// RevNet (Gomez et al. 2017), as in Reformer: the streams are fp32, both the embeddings at first: x1 +=
+// attention(ln_1(x2)), x2 += mlp(ln_2(x1)). ln_f gets their mean.
+#pragma once
+#include "term.h"
+
+struct ReversibleTerm : Term {
+  static constexpr TermSyntax syntax = {"reversible"};
+  static constexpr const char* help = "two residual streams, which the backward pass recovers and need not keep";
+  static constexpr TermFeatures features = {joins, joins | top_keys | maps | distances | segments | cycles | halting};
+  void apply(WiringTable& t) const { t.reversible = true; }
+};

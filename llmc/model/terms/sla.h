@@ -1,0 +1,13 @@
+// "Skip-Layer Attention: Bridging Abstract and Detailed Dependencies in Transformers". From layer `distance` on;
+// several such terms make several distances.
+#pragma once
+#include "source_below.h"
+
+struct SlaTerm : SourceBelow {
+  static constexpr TermSyntax syntax = {"sla(distance, heads)", "sla(9, 9) or sla(9, 3:12)", 2, 2};
+  static constexpr const char* help = "the last so many heads, or heads a:b, attend to K/V of the layer so far below";
+  static constexpr TermFeatures features = {sources};
+  void apply(WiringTable& t) const {
+    for_each_head(t, [](std::vector<int>& sources, int layer) { sources = {layer}; });
+  }
+};

@@ -1,0 +1,94 @@
+// What all terms of a wiring have in common. A term is a struct in a file of its own, which terms/all.h lists:
+//
+//   syntax, help, features            how to write it, what it does, and what it goes with
+//   void read(const TermReader&)      takes its arguments from a text, or throws UserError, which says what would be
+//   right std::string arguments() const     as they are written, without what a reader may leave out; "" if there are
+//   none std::string misfit(L, h) const    what is wrong with it in a model of L layers and h heads; "" if nothing is
+//   void apply(WiringTable&) const    what it changes
+#pragma once
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+#include "llmc/model/wiring_table.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/number.h"
+#include "llmc/utils/text.h"
+
+// What a term decides on: a set of these.
+struct Feature {
+  enum Set : unsigned {
+    sources = 1 << 0,    // whose K/V heads attend to
+    kv_heads = 1 << 1,   // how many K/V heads there are
+    windows = 1 << 2,    // masks of neighbouring keys
+    patterns = 1 << 3,   // masks of keys that recur
+    top_keys = 1 << 4,   // which keys have the highest scores
+    maps = 1 << 5,       // whose attention map a layer uses
+    positions = 1 << 6,  // how positions are known without learned ones
+    distances = 1 << 7,  // scores of distances beside those of keys
+    segments = 1 << 8,   // which positions before a segment are seen
+    cycles = 1 << 9,     // which layers repeat
+    halting = 1 << 10,   // after which cycle a token stops
+    joins = 1 << 11,     // how branches join the residual stream
+    hashing = 1 << 12    // masks that follow from queries
+  };
+};
+
+struct TermFeatures {
+  unsigned sets = 0, excludes = 0, needs = 0;  // of its own, and of other terms
+  const char *why_excludes = "", *why_needs = "";
+};
+
+struct TermSyntax {
+  const char *form, *examples = "";  // the form begins with the name
+  int least_arguments = 0, most_arguments = 0;
+
+  std::string name() const { return std::string(form, strcspn(form, " (")); }
+  std::string text() const { return std::string(form) + (*examples ? ", such as " : "") + examples; }
+};
+
+// A term as it stands in a wiring's text, and its arguments without the spaces around them.
+struct TermReader {
+  const std::string& wiring;
+  size_t begin, end;
+  TermSyntax syntax = {};
+  std::vector<std::string> arguments = {};
+
+  std::string text() const { return wiring.substr(begin, end - begin); }
+  int count() const { return int(arguments.size()); }
+  const std::string& operator[](int i) const { return arguments[size_t(i)]; }
+
+  [[noreturn]] void error(const std::string& what) const {
+    user_error("wiring \"%s\": %s, at character %zu: %s", wiring.c_str(), text().c_str(), begin + 1, what.c_str());
+  }
+  template <class T>
+  T parsed(const std::string& argument) const {
+    try {
+      return parse_number<T>(argument);
+    } catch (const UserError& e) { error(format("%s; it is %s", e.what(), syntax.text().c_str())); }
+  }
+  int whole(const std::string& argument, int least) const {
+    const int value = parsed<int>(argument);
+    if (value < least || value > 1 << 30) error(format("%d must be at least %d, and at most 2^30", value, least));
+    return value;
+  }
+  double number(const std::string& argument, double least, double most) const {
+    const double value = parsed<double>(argument);
+    if (!(value >= least && value <= most))
+      error(format("%s must lie between %g and %g", argument.c_str(), least, most));
+    return value;
+  }
+};
+
+// What a term has that says nothing else.
+struct Term : Feature {
+  static constexpr TermFeatures features = {};
+  static constexpr bool may_be_repeated = false;
+  int character = 1;  // where it begins in the text, counted from 1
+
+  void read(const TermReader&) {}
+  std::string arguments() const { return ""; }
+  std::string misfit(int, int) const { return ""; }
+  // How many attentions a head has because of it beside its own, on the average of so many layers, at most.
+  double more_attentions(int) const { return 0; }
+};

@@ -1,0 +1,40 @@
+// What a wiring comes to in a model of L layers and h heads: each of its terms (terms/) changes a part of it, and
+// everything else asks it.
+#pragma once
+#include <cstdint>
+#include <vector>
+#include "llmc/ops/attention_mask.h"
+
+struct WiringTable {
+  enum class Mix {
+    none,
+    blend,
+    gate
+  };  // whether a layer's attention map is its own, or that and the one of the layer below
+
+  int num_layers = 0, num_heads = 0, num_kv_heads = 0;
+  std::vector<std::vector<int>> source_layers;  // (L, h): the layers whose K/V the head attends to, ascending
+  std::vector<AttentionMask> masks;             // (L, h)
+  int topk = 0;                                 // 0: all keys
+  std::vector<int> map_layer;                   // (L): whose q, k and mask the layer uses; its own, but for `reuse`
+  Mix mix = Mix::none;
+  double blend = 0;         // a
+  double rope = 0;          // the base of rotary positions; 0: there are none
+  bool relative = false;    // Transformer-XL's relative positions
+  int memory = 0;           // positions before a segment that its queries see; 0: texts are in one piece
+  int stored_layers = 0;    // layer l has the parameters of layer l mod stored_layers
+  bool has_cycles = false;  // of so many layers, and something is added before each: `universal`
+  double halting = 0;       // the eps of `act`; 0: tokens do not halt
+  double ponder_cost = 0;
+  bool gru = false;                     // branches join the residual stream in gates
+  bool reversible = false;              // two residual streams, which the backward pass recovers
+  int lsh_buckets = 0, lsh_rounds = 0;  // 0: attention does not hash
+
+  const std::vector<int>& sources(int layer, int head) const { return source_layers[layer * num_heads + head]; }
+  std::vector<int>& sources(int layer, int head) { return source_layers[layer * num_heads + head]; }
+  const AttentionMask& mask(int layer, int head) const { return masks[layer * num_heads + head]; }
+  AttentionMask& mask(int layer, int head) { return masks[layer * num_heads + head]; }
+  // Whether the model has an embedding of each position (wpe).
+  bool learns_positions() const { return rope == 0 && !relative; }
+  int kv_head(int head) const { return int(int64_t(head) * num_kv_heads / num_heads); }
+};
