@@ -11,7 +11,7 @@
 #include "dev/test/mask_case.h"
 #include "llmc/model/config.h"
 #include "llmc/model/kv_cache.h"
-#include "llmc/model/reference.h"
+#include "dev/test/reference/reference.h"
 #include "llmc/utils/error.h"
 
 namespace {

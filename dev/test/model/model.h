@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 #include <vector>
-#include "llmc/model/reference.h"
+#include "dev/test/reference/reference.h"
 
 using DoubleTensors = reference::Tensors<double>;
 
