@@ -21,6 +21,7 @@ struct ModelConfig {
   Wiring wiring;
 
   int head_size() const { return channels / num_heads; }
+  int hidden_size() const { return 4 * channels; }  // H, of an MLP
   // The most positions of a text that the model can be given: without end where it has a memory.
   int longest_text() const { return memory_positions(wiring) > 0 ? INT_MAX : max_seq_len; }
 };
