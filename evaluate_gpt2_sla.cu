@@ -17,7 +17,7 @@
 
 // Generation with the losses of all tokens, of several sequences in a pass.
 GenerationOptions scoring_plan(int slots, int64_t max_length) {
-  GenerationOptions o = generation_plan(slots, max_length);
+  GenerationOptions o = generation_options(slots, max_length);
   o.rows = std::max<int64_t>(slots, std::min(slots * max_length, scoring_rows));
   o.losses = true;
   return o;

@@ -60,7 +60,7 @@ int run_sampler(int argc, char** argv) {
   SamplingEngine engine = {o, tokenizer, model, {}};
   model.collectives.init(ranks, channel);  // selects the GPU
   const int slots = int(std::min<size_t>(size_t(o.slots), std::max<size_t>(1, requests.size())));
-  load_model(model, o.model, config, generation_plan(slots, longest_sequence(requests, o, config.longest_text())));
+  load_model(model, o.model, config, generation_options(slots, longest_sequence(requests, o, config.longest_text())));
   stop_after_steps();
 
   if (!o.batch.empty()) {

@@ -1,7 +1,7 @@
 // GPT-2 with skip-layer attention (SLA): the model, its forward and backward pass, the optimizer, generation, the
 // training loop and the command line. Read from top to bottom it is: the model's memory; the forward pass; the backward
 // pass; the update; generation; training; main. Which activations there are, and what each layer needs of them, is in
-// llmc/model/ (activations.h, steps.h).
+// llmc/model/ (activations.h, sublayers.h).
 //
 // The graph is written once. What it calls (matmul_forward, attention_backward, ...) is a set of operations of the same
 // names and signatures for each kind of device: llmc/cuda/ for a GPU (and for dev/emu, which runs the same kernels
@@ -29,10 +29,10 @@
 #include "llmc/model/parameters.h"
 #include "llmc/model/stream_memory.h"
 #include "llmc/operations.h"
-#include "llmc/model/steps.h"
+#include "llmc/model/sublayers.h"
 #include "llmc/model/print_model.h"
 #include "llmc/ops/precision.h"
-#include "llmc/run/memory_plan.h"
+#include "llmc/run/print_memory_plan.h"
 #include "llmc/run/model_options.h"
 #include "llmc/run/print.h"
 #include "llmc/run/run.h"
@@ -76,7 +76,7 @@ struct GenerationOptions {
 };
 
 // Generation with weights of its own, or with those of a model that was planned with `training`.
-GenerationOptions generation_plan(int slots, int64_t max_length, const PlanOptions& training = {}) {
+GenerationOptions generation_options(int slots, int64_t max_length, const PlanOptions& training = {}) {
   const int64_t rows = std::max<int64_t>(slots, std::min(max_length, prompt_rows));
   return {slots, max_length, rows, /*losses=*/false, training.keep_dead_kv, training.shard, training.logit_bytes};
 }
@@ -88,11 +88,11 @@ struct GPT2 : ModelShape, ModelMemory {
   int64_t num_adamw_chunks = 0;
   DeviceArray<MuonMatrix> matrices;  // training->matrices
 
-  ArenaLayout activation_layout;
+  ActivationArena activations;
   char* activation_memory = nullptr;
   Activations acts;
-  Steps graph;    // operations read weights through step(i), norm(i), embeddings()
-  KVCache cache;  // used in generation alone
+  Sublayers sublayers;  // operations read weights through sublayer(i), norm(i), embeddings()
+  KVCache cache;        // used in generation alone
   MemoryPlan memory;
   int64_t remembered = 0;  // positions of each stream that the layers' memory holds, in training
   // gpt2_forward_backward with B, T, remembered, dloss
@@ -105,15 +105,15 @@ struct GPT2 : ModelShape, ModelMemory {
   size_t buckets_awaited = 0;
   Timeline timeline;
 
-  floatX* hidden_states() const { return graph.last_norm.out; }  // (N, C): the final ones
+  floatX* hidden_states() const { return sublayers.last_norm.out; }  // (N, C): the final ones
 
-  ~GPT2() { device_free(activation_memory, activation_layout.bytes); }
+  ~GPT2() { device_free(activation_memory, activations.layout.bytes); }
 
   // What to compute with. With ZeRO-1 weights may still be arriving from other ranks: each accessor makes the
   // operations that are called after it wait for its bucket, which costs nothing once that has been awaited.
   const Params<floatX>& embeddings() { return await_bucket(params.embedding_bucket), params; }
-  const Step& step(int i) { return await_bucket(graph.steps[size_t(i)].bucket), graph.steps[size_t(i)]; }
-  const Norm& norm(int i) { return await_bucket(graph.norm(i).bucket), graph.norm(i); }
+  const Sublayer& sublayer(int i) { return await_bucket(sublayers.list[size_t(i)].bucket), sublayers.list[size_t(i)]; }
+  const Norm& norm(int i) { return await_bucket(sublayers.norm(i).bucket), sublayers.norm(i); }
   void await_all_weights() { await_bucket(int(parameters.buckets.size()) - 1); }
 
  private:
@@ -125,7 +125,7 @@ struct GPT2 : ModelShape, ModelMemory {
 
 // The part of a plan that training and generation have in common. `most_logit_rows`: so many rows of logits may be
 // wanted at once.
-void plan_model(GPT2& model, const ModelConfig& config, bool keep_dead_kv, const Shard& shard) {
+void declare_model(GPT2& model, const ModelConfig& config, bool keep_dead_kv, const Shard& shard) {
   validate(config);
   if (config.head_size() % head_size_multiple != 0 || config.head_size() > largest_head_size)
     user_error("%d channels in %d heads: a head has %d, but must have a multiple of %d and at most %d here",
@@ -133,7 +133,6 @@ void plan_model(GPT2& model, const ModelConfig& config, bool keep_dead_kv, const
   if (config.channels > largest_channels) user_error("%d channels: at most %d here", config.channels, largest_channels);
   model.config = config;
   model.attention_plan = make_attention_plan(config, keep_dead_kv);
-  model.graph = make_steps(config, model.attention_plan);
   model.parameters = make_parameter_table(config, model.attention_plan, shard);
   model.buckets_awaited = model.parameters.buckets.size();
   model.logit_stride = padded_vocab_size(config);  // columns are whole tiles, with zeros where the vocabulary ends
@@ -146,31 +145,19 @@ int64_t planned_logit_rows(const GPT2& model, int64_t rows, int64_t logit_bytes)
   return logit_chunk_rows(rows, model.logit_stride * int64_t(sizeof(floatX)), logit_bytes);
 }
 
-// Calls declare(group of the memory plan, name, pointer to set, shape) for each activation: to lay them out, and to set
-// the pointers.
-template <class Declare>
-void for_each_activation(GPT2& model, Declare declare) {
-  ActivationList<Declare> list = {model, declare};
-  for_each_activation(model.acts, list);
-  for_each_activation(model.graph, list);
-}
-
-void plan_activations(GPT2& model) {
-  model.activation_layout = ArenaLayout();
-  for_each_activation(model,
-                      [&](MemoryGroup group, const std::string& name, auto*& pointer, std::vector<int64_t> shape) {
-                        const size_t before = model.activation_layout.bytes;
-                        model.activation_layout.add(name, std::move(shape), sizeof *pointer);
-                        model.memory[group] += model.activation_layout.bytes - before;
-                      });
+void declare_activations(GPT2& model) {
+  model.activations = ActivationArena();
+  ActivationList list = {model, model.activations, model.memory};
+  declare(model.acts, list);
+  declare(model.sublayers, list);
 }
 
 // Fixes the model's shape and lays out its memory for training, without allocating any of it. Throws UserError for a
 // shape that the device's kernels don't take.
-void gpt2_plan(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
+void gpt2_declare(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
   CHECK(1 <= o.B && 1 <= o.T && o.T <= config.max_seq_len && o.recompute < Recompute::above_all_levels);
   CHECK(!o.muon || o.shard.count == 1 || o.shard.whole_matrices);
-  plan_model(model, config, o.keep_dead_kv, o.shard);
+  declare_model(model, config, o.keep_dead_kv, o.shard);
   model.rows = int64_t(o.B) * o.T;
   model.training = {o.B, o.T, recompute_level(model.attention_plan, o.recompute)};
   if (o.muon) {
@@ -178,38 +165,40 @@ void gpt2_plan(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
     model.training->batches = make_muon_batches(model.training->matrices, o.muon_elements);
   }
   model.logit_rows = planned_logit_rows(model, model.rows, o.logit_bytes);
-  plan_recomputation(model.graph, model.training->recompute);
+  model.sublayers = make_sublayers(config, model.attention_plan);
+  declare_recomputation(model.sublayers, model.training->recompute);
   model.memory[MemoryGroup::master_weights] = has_master_weights ? model.state_bytes() : 0;
   model.memory[MemoryGroup::gradients] = model.parameters.layout.bytes;
   model.memory[MemoryGroup::moments] = 2 * model.state_bytes();
   model.memory[MemoryGroup::sampling] = o.sampling_bytes;
-  plan_activations(model);
+  declare_activations(model);
 }
 
 // Plans the model for generation: no gradients and no optimizer, a K/V cache, and activations that all layers share.
-void gpt2_plan_generation(GPT2& model, const ModelConfig& config, const GenerationOptions& o) {
+void gpt2_declare_generation(GPT2& model, const ModelConfig& config, const GenerationOptions& o) {
   CHECK(1 <= o.slots && o.slots <= o.rows && 1 <= o.max_length && o.max_length <= config.longest_text());
-  plan_model(model, config, o.keep_dead_kv, o.shard);
+  declare_model(model, config, o.keep_dead_kv, o.shard);
   hide_what_memory_has_lost(model.attention_plan, config.max_seq_len, o.max_length);
   model.rows = o.rows;
   model.generation = plan_kv_cache(model.attention_plan, o.slots, o.max_length, o.rows);
   model.cache = KVCache(*model.generation);
+  model.sublayers = make_sublayers(config, model.attention_plan, /*is_generation=*/true);
   const int64_t logit_rows = planned_logit_rows(model, o.losses ? o.rows : o.slots, o.logit_bytes);
   model.logit_rows = std::max<int64_t>(logit_rows, o.slots);  // those of a pass that draws are fetched at once
-  plan_activations(model);
+  declare_activations(model);
 }
 
 // The memory that micro-batches of B sequences would take; nothing is allocated.
 MemoryPlan gpt2_memory(const ModelConfig& config, int B, PlanOptions o) {
   GPT2 model;
   o.B = B;
-  gpt2_plan(model, config, o);
+  gpt2_declare(model, config, o);
   return model.memory;
 }
 
 // Sets every byte of the activations, but for constants, whose staging buffers are then written to.
 void gpt2_fill_activations(GPT2& model, int value) {
-  device_memset(model.activation_memory, value, model.activation_layout.bytes);
+  device_memset(model.activation_memory, value, model.activations.layout.bytes);
   set_constants(model.acts, model);
   uploads_wait_for_compute();
 }
@@ -239,20 +228,17 @@ void gpt2_allocate(GPT2& model, const GPT2* weights_of = nullptr) {
     model.grads = pointers(model.grad_memory);
     plan_update(model);
   }
-  model.activation_memory = static_cast<char*>(device_malloc(model.activation_layout.bytes));
+  model.activation_memory = static_cast<char*>(device_malloc(model.activations.layout.bytes));
   uploads_wait_for_compute();
-  model.activation_layout.forbid_gaps(model.activation_memory);
-  size_t next = 0;
-  for_each_activation(model, [&](MemoryGroup, const std::string&, auto*& pointer, std::vector<int64_t>) {
-    void* place = model.activation_memory + model.activation_layout.tensors[next++].offset;
-    pointer = static_cast<std::decay_t<decltype(pointer)>>(place);
-  });
+  model.activations.layout.forbid_gaps(model.activation_memory);
+  model.activations.bind(model.activation_memory);
   set_constants(model.acts, model);
 #if defined(SLA_DEBUG) || defined(SLA_EMU)
   gpt2_fill_activations(model, 0xff);  // all ones: NaN as float and as bf16
 #endif
   model.host_stats = PinnedBuffer<StepStats>(1);
-  plan_steps(model.graph, model, model.params, model.grads, model.acts, model.generation ? &model.cache : nullptr);
+  bind_sublayers(model.sublayers, model, model.params, model.grads, model.acts,
+                 model.generation ? &model.cache : nullptr);
 }
 
 // ----------------------------------------------------------------------------
@@ -262,13 +248,13 @@ void gpt2_allocate(GPT2& model, const GPT2* weights_of = nullptr) {
 void gpt2_forward(GPT2& model, const Batch& batch) {
   CHECK(1 <= batch.rows() && batch.rows() <= model.rows && batch.T <= model.config.max_seq_len);
   CHECK(batch.parts.empty() == model.training.has_value());
-  embed(model.graph, model.embeddings(), model.acts, batch);
+  embed(model.sublayers, model.embeddings(), model.acts, batch);
   norm_forward(model.norm(0), batch.rows());
-  for (int i = 0; i < model.graph.size(); i++) {
-    const Step& step = model.step(i);
-    const Timeline::Scope span = model.timeline.span("forward", step.bucket);
-    branch_forward(step, batch);                       // acts.branch_out =
-    residual_forward(step, model.norm(i + 1), batch);  // the residual stream after the step, and what follows
+  for (int i = 0; i < model.sublayers.size(); i++) {
+    const Sublayer& sublayer = model.sublayer(i);
+    const Timeline::Scope span = model.timeline.span("forward", sublayer.bucket);
+    branch_forward(sublayer, batch);                       // acts.branch_out =
+    residual_forward(sublayer, model.norm(i + 1), batch);  // the residual stream after it, and what follows
   }
 }
 
@@ -284,7 +270,7 @@ void gpt2_forward(GPT2& model, const int* tokens, const Batch& batch) {
 void gpt2_forward_segments(GPT2& model, const int* tokens, int64_t B, int64_t T) {
   const Batch batch = batch_of_segments(B, T, model.remembered);
   gpt2_forward(model, tokens, batch);
-  remember(model.graph, batch);
+  remember(model.sublayers, batch);
   model.remembered = memory_after(model.attention_plan.table.memory, batch);
 }
 
@@ -352,22 +338,22 @@ void gpt2_reduce_bucket(GPT2& model, size_t index) {
 // grads += the gradients of what gpt2_forward and gpt2_loss computed last. acts.dnorm holds the gradient of the final
 // hidden states. With `sum_over_ranks` a bucket's gradients are summed as soon as they are complete.
 void gpt2_backward(GPT2& model, const Batch& batch, bool sum_over_ranks = false) {
-  const Steps& graph = model.graph;
+  const Sublayers& sublayers = model.sublayers;
   auto complete = [&](int bucket) {
     if (sum_over_ranks) gpt2_reduce_bucket(model, size_t(bucket));
   };
-  for (const ZeroedTensor& zeroed : graph.zeroed) device_memset(zeroed.x, 0, zeroed.bytes);
-  norm_backward(graph.last_norm, batch.rows());
+  for (const ZeroedTensor& zeroed : sublayers.zeroed) device_memset(zeroed.x, 0, zeroed.bytes);
+  norm_backward(sublayers.last_norm, batch.rows());
   complete(model.params.lnf_bucket);
-  for (int i = graph.size() - 1; i >= 0; i--) {
-    const Step& step = graph.steps[size_t(i)];
-    const Timeline::Scope span = model.timeline.span("backward", step.bucket);
-    for (const Recomputation& again : step.again) compute_again(graph, again, batch);
-    step_backward(step, batch);              // acts.dnorm =, from acts.dresidual
-    norm_backward(step.norm, batch.rows());  // acts.dresidual +=
-    for (int bucket : step.completes) complete(bucket);
+  for (int i = sublayers.size() - 1; i >= 0; i--) {
+    const Sublayer& sublayer = sublayers.list[size_t(i)];
+    const Timeline::Scope span = model.timeline.span("backward", sublayer.bucket);
+    for (const Recomputation& again : sublayer.again) compute_again(sublayers, again, batch);
+    sublayer_backward(sublayer, batch);          // acts.dnorm =, from acts.dresidual
+    norm_backward(sublayer.norm, batch.rows());  // acts.dresidual +=
+    for (int bucket : sublayer.completes) complete(bucket);
   }
-  embed_backward(graph, model.grads, model.acts, batch);
+  embed_backward(sublayers, model.grads, model.acts, batch);
   complete(model.params.embedding_bucket);
 }
 
@@ -379,7 +365,7 @@ void gpt2_forward_backward(GPT2& model, const Batch& batch, bool sum_over_ranks 
   gpt2_forward(model, batch);
   gpt2_loss(model, batch, double(batch.rows()), /*backward=*/true);
   gpt2_backward(model, batch, sum_over_ranks);
-  remember(model.graph, batch);
+  remember(model.sublayers, batch);
 }
 
 // One micro-batch of an update that averages `num_micro_batches` of them, over all ranks: acts.stats->loss and grads +=
@@ -520,8 +506,8 @@ void gpt2_extend(GPT2& model, const std::vector<int>& tokens, const std::vector<
   for (const auto& [slot, count] : counts) batch.parts.push_back(model.cache.append(slot, count, moves));
   CHECK(int64_t(tokens.size()) == batch.rows());
   for (const KVCacheMove& move : moves)
-    for (const StoreKV& kv : attention_of_layer(model.graph, move.layer).store_kv)
-      copy_rows({kv.row(move.slot, 0), kv.width, kv.row(move.slot, move.from), kv.width, kv.width}, move.count);
+    if (const auto& kv = attention_of_layer(model.sublayers, move.layer).store_kv)
+      copy_rows({kv->row(move.slot, 0), kv->width, kv->row(move.slot, move.from), kv->width, kv->width}, move.count);
   const CachedRows where(model.cache, batch.parts);
   const Activations& a = model.acts;
   set_positions(a, model, where.positions);
@@ -609,7 +595,7 @@ void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes = 0
   printf("memory plan for B %d, T %d, recompute level %d:\n", shape.B, shape.T, int(shape.recompute));
   const MemoryPlan& memory = model.memory;
   const double bytes_per_sequence =
-      double(model.activation_layout.bytes - memory[MemoryGroup::logits] - memory[MemoryGroup::muon]) / shape.B;
+      double(model.activations.layout.bytes - memory[MemoryGroup::logits] - memory[MemoryGroup::muon]) / shape.B;
   print_memory_plan(memory,
                     {available, host_bytes, device_memory_is_host_memory, reserve, device_name(),
                      largest_micro_batch(available - std::min(available, beside), plan_of), bytes_per_sequence},
@@ -626,7 +612,7 @@ bool validate_model(Trainer& t) {
   const ValidationBatches batches(*run.val, run.B, run.options.val_batches, run.ranks.rank, run.ranks.size);
   const double full_batch = double(run.B) * run.T;
   std::vector<int> inputs(size_t(run.B) * size_t(run.T)), targets(inputs.size());
-  const std::vector<CheckpointTensor> of_training = fetch_memory(model.graph, run.B, model.remembered);
+  const std::vector<CheckpointTensor> of_training = fetch_memory(model.sublayers, run.B, model.remembered);
   model.remembered = 0;
   gpt2_zero_loss(model);
   try {
@@ -636,7 +622,7 @@ bool validate_model(Trainer& t) {
       gpt2_loss(model, targets.data(), {B, T}, full_batch);
     }
   } catch (const UserError& e) { run.data_error = e.what(); }
-  model.remembered = store_memory(model.graph, of_training);
+  model.remembered = store_memory(model.sublayers, of_training);
   gpt2_request_stop(model, !run.data_error.empty());
   gpt2_sum_over_ranks(model, &model.acts.stats->loss, num_loss_sums + 1);
   const StepStats stats = gpt2_read_stats(model);
@@ -666,7 +652,7 @@ void save_checkpoint(Trainer& t) {
   report_saved(t.run, /*wait=*/true);
   GPT2& model = t.model;
   std::vector<CheckpointTensor> memory = gather_memory(model.collectives, t.run.channel, t.run.ranks,
-                                                       fetch_memory(model.graph, t.run.B, model.remembered));
+                                                       fetch_memory(model.sublayers, t.run.B, model.remembered));
   if (t.checkpoint_copy.size == 0) return;
   const size_t state_size = model.state_bytes() / sizeof(float);
   float *m = t.checkpoint_copy.data, *v = m + state_size, *weights = v + state_size;
@@ -841,11 +827,11 @@ std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_folder) {
   check_parameters_fit(config, sizeof(floatX) + sizeof(float) + state_of_each, "weights, gradients and moments",
                        device_memory_available() + device_workspace_bytes(), device_name());
   if (o.sample_every > 0 && run.ranks.rank == 0) {  // all ranks have the same weights
-    gpt2_plan_generation(t.sampler.emplace(), config, generation_plan(1, o.sample_length, plan));
+    gpt2_declare_generation(t.sampler.emplace(), config, generation_options(1, o.sample_length, plan));
     plan.sampling_bytes =
         t.sampler->memory.total() - t.sampler->memory[MemoryGroup::weights] - device_workspace_bytes();
   }
-  gpt2_plan(t.model, config, plan);
+  gpt2_declare(t.model, config, plan);
   if (o.tf32) gemm_allow_tf32();
   t.model.timeline.on = o.log_level == "debug";
   run.flops_per_token = flops_per_token(config, t.model.attention_plan, run.T, {0, segments_of_stream(run)});
@@ -875,7 +861,8 @@ void load_or_init_weights(Trainer& t, const std::optional<ModelConfig>& in_folde
     read_weight_files(weight_files(checkpoint), model.parameters, store_weights(model));
     read_moments(checkpoint, model.parameters, store_shard(model, model.m_memory), store_shard(model, model.v_memory));
     if (!t.run.options.reset_memory)
-      model.remembered = store_memory(model.graph, memory_of_rank(read_memory(checkpoint), t.run.ranks.rank, t.run.B));
+      model.remembered =
+          store_memory(model.sublayers, memory_of_rank(read_memory(checkpoint), t.run.ranks.rank, t.run.B));
   } else if (in_folder) {
     read_weights_of(model, model, t.run.options.model.model, *in_folder, uint64_t(t.run.options.seed));
   } else {

@@ -64,7 +64,7 @@ void measure(const Setting& s, bool skips, Measurement& best) {
   if (!skips) config.wiring = Wiring();
   best.gemm = std::max(best.gemm, gemm_rate(2048, 0.5));
   forget_peak_memory();
-  gpt2_plan(model, config, {s.B, s.T});
+  gpt2_declare(model, config, {s.B, s.T});
   gpt2_allocate(model);
   init_weights(model, 1);
   const std::vector<int> tokens = random_tokens(int64_t(s.B) * s.T + 1, config.vocab_size);
@@ -101,7 +101,7 @@ void bench_attention(int rounds, const std::vector<std::string>& wirings) {
     config.num_layers = 2, config.num_heads = 4, config.channels = 256, config.vocab_size = 257, config.max_seq_len = T;
     config.wiring = parse_wiring(wiring);
     GPT2& model = *layer.model;
-    gpt2_plan(model, config, {1, T});
+    gpt2_declare(model, config, {1, T});
     gpt2_allocate(model);
     init_weights(model, 1);
     const std::vector<int> tokens = random_tokens(T, config.vocab_size);
@@ -114,7 +114,7 @@ void bench_attention(int rounds, const std::vector<std::string>& wirings) {
   for (int round = 0; round < rounds; round++) {
     gemm = std::max(gemm, gemm_rate(2048, 0.3));
     for (Layer& layer : layers) {
-      AttentionArgs<floatX> args = attention_args(attention_of_layer(layer.model->graph, 1), 0, {1, T});
+      AttentionArgs<floatX> args = attention_args(attention_of_layer(layer.model->sublayers, 1), 0, {1, T});
       args.dout = layer.model->hidden_states();  // some gradient
       const double begin = seconds_now();
       attention_forward(args);
@@ -154,7 +154,7 @@ std::vector<std::string> wirings_by_length(int T) {
 void measure_passes(const ModelConfig& config, int T, double seconds, Measurement& m) {
   GPT2 model;
   forget_peak_memory();
-  gpt2_plan(model, config, {1, T});
+  gpt2_declare(model, config, {1, T});
   gpt2_allocate(model);
   init_weights(model, 1);
   const std::vector<int> tokens = random_tokens(T + 1, config.vocab_size);
@@ -229,7 +229,7 @@ struct Training {
   explicit Training(const std::vector<std::string>& a)
       : config(config_of(a)), B(std::stoi(a[5])), T(config.max_seq_len),
         tokens(random_tokens(int64_t(B) * T + 1, config.vocab_size)) {
-    gpt2_plan(model, config, {B, T});
+    gpt2_declare(model, config, {B, T});
     gpt2_allocate(model);
     init_weights(model, 1);
     step(), step();

@@ -79,24 +79,24 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   config.max_seq_len = T;
   config.wiring = default_wiring(config.num_layers, config.num_heads);
   GPT2 model;
-  gpt2_plan(model, config, {B, T});
+  gpt2_declare(model, config, {B, T});
   gpt2_allocate(model);
   init_weights(model, 1);
   const std::vector<int> tokens = random_tokens(scale.tokens, config.vocab_size);
   gpt2_zero_loss(model);
   gpt2_micro_step(model, tokens.data(), tokens.data(), B, T, 1);  // every tensor holds what it does in training
 
-  // The last layer's steps, and the operations that their passes call.
+  // The last layer's sublayers, and the operations that their passes call.
   const int l = config.num_layers - 1;
-  const Steps& graph = model.graph;
-  const Step &attention_step = graph.steps[graph.steps.size() - 2], &mlp_step = graph.steps.back();
-  const AttentionBranch& att = *attention_of(attention_step);
-  const MlpBranch& mlp = std::get<MlpBranch>(mlp_step.branch);
-  const AddResidual& add = std::get<AddResidual>(attention_step.residual);
-  const Norm &ln1 = attention_step.norm, &ln2 = mlp_step.norm;
+  const Sublayers& sublayers = model.sublayers;
+  const Sublayer &attention_sublayer = sublayers.list[sublayers.list.size() - 2], &mlp_sublayer = sublayers.list.back();
+  const AttentionBranch& att = *attention_of(attention_sublayer);
+  const MlpBranch& mlp = std::get<MlpBranch>(mlp_sublayer.branch);
+  const AddResidual& add = std::get<AddResidual>(attention_sublayer.residual);
+  const Norm &ln1 = attention_sublayer.norm, &ln2 = mlp_sublayer.norm;
   const Activations& a = model.acts;
   const Batch batch = {B, T};
-  const int64_t N = scale.tokens, C = config.channels, QKV = att.QKV, Vp = model.logit_stride;
+  const int64_t N = scale.tokens, C = config.channels, H = config.hidden_size(), QKV = att.QKV, Vp = model.logit_stride;
   const int64_t rows = std::min<int64_t>(model.logit_rows, N), x = sizeof(floatX), P = model.parameters.num_parameters;
   const AttentionArgs<floatX> attention = attention_args(att, 0, batch);
   const double attention_flops = attention_flops_of(model, l, B, T);
@@ -127,25 +127,25 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   std::vector<bool> gelu_ways = {false};
   if (has_master_weights) gelu_ways.push_back(true);  // cuBLASLt fuses it in bf16
   for (bool fused : gelu_ways)
-    bench(fused ? "matmul_gelu_forward, fc, fused" : "matmul_gelu_forward, fc", 0, matmul(C, 4 * C),
-          [&] { matmul_gelu_forward(mlp.fch_gelu, mlp.fch, mlp.in, mlp.w.fcw, mlp.w.fcb, N, C, 4 * C, fused); });
-  bench("matmul_forward, fcproj", 0, matmul(4 * C, C),
-        [&] { matmul_forward(mlp.out, mlp.fch_gelu, mlp.w.projw, mlp.w.projb, N, 4 * C, C); });
-  bench("gelu_forward", N * 4 * C * 2 * x, 0, [&] { gelu_again(mlp, batch); });
+    bench(fused ? "matmul_gelu_forward, fc, fused" : "matmul_gelu_forward, fc", 0, matmul(C, H),
+          [&] { matmul_gelu_forward(mlp.fch_gelu, mlp.fch, mlp.in, mlp.w.fcw, mlp.w.fcb, N, C, H, fused); });
+  bench("matmul_forward, fcproj", 0, matmul(H, C),
+        [&] { matmul_forward(mlp.out, mlp.fch_gelu, mlp.w.projw, mlp.w.projb, N, H, C); });
+  bench("gelu_forward", N * H * 2 * x, 0, [&] { gelu_again(mlp, batch); });
   const double head_flops = 2.0 * double(rows) * double(Vp) * double(C);
   bench("head logits, one chunk", 0, head_flops, [&] { gpt2_logits(model, 0, rows); });
   bench("classifier, one chunk", rows * Vp * 2 * x, 0, [&] {
     classifier({a.losses, a.logits, a.tokens, rows, config.vocab_size, Vp, 1e-6f, true});
   });
   bench("head gradients, one chunk", 0, 2 * head_flops, [&] { gpt2_logits_backward(model, 0, rows); });
-  bench("gelu_backward", N * 4 * C * 3 * x, 0, [&] { gelu_backward(mlp.dfch, mlp.fch, N * 4 * C); });
+  bench("gelu_backward", N * H * 3 * x, 0, [&] { gelu_backward(mlp.dfch, mlp.fch, N * H); });
   for (bool fused : gelu_ways)
-    bench(fused ? "matmul_gelu_backward, fcproj, fused" : "matmul_gelu_backward, fcproj", 0, 2 * matmul(4 * C, C), [&] {
-      matmul_gelu_backward(mlp.dfch, mlp.g.projw, mlp.g.projb, a.dresidual, mlp.fch_gelu, mlp.fch, mlp.w.projw, N,
-                           4 * C, C, fused);
+    bench(fused ? "matmul_gelu_backward, fcproj, fused" : "matmul_gelu_backward, fcproj", 0, 2 * matmul(H, C), [&] {
+      matmul_gelu_backward(mlp.dfch, mlp.g.projw, mlp.g.projb, a.dresidual, mlp.fch_gelu, mlp.fch, mlp.w.projw, N, H, C,
+                           fused);
     });
-  bench("matmul_backward, fc", 0, 2 * matmul(C, 4 * C),
-        [&] { matmul_backward(mlp.din, mlp.g.fcw, mlp.g.fcb, mlp.dfch, mlp.in, mlp.w.fcw, N, C, 4 * C); });
+  bench("matmul_backward, fc", 0, 2 * matmul(C, H),
+        [&] { matmul_backward(mlp.din, mlp.g.fcw, mlp.g.fcb, mlp.dfch, mlp.in, mlp.w.fcw, N, C, H); });
   bench("layernorm_backward", N * (4 * C * x + 8), 0, [&] { norm_backward(ln2, N); });
   bench("attention_backward", 0, 2.5 * attention_flops, [&] { attention_backward(attention); });
   bench("embedding_backward", N * (C * x + 4), 0,
@@ -308,14 +308,14 @@ json bench_attention(const Scale& scale) {
         config.wiring = parse_wiring(wiring);
         const int B = scale.tokens / T;
         GPT2 model;
-        gpt2_plan(model, config, {B, T});
+        gpt2_declare(model, config, {B, T});
         gpt2_allocate(model);
         init_weights(model, 1);
         // This gives q, k and v the values that they have in training.
         gpt2_forward(model, random_tokens(B * T, config.vocab_size).data(), {B, T});
         CUDA_CHECK(cudaStreamSynchronize(gpu().stream));
 
-        AttentionArgs<floatX> attention = attention_args(attention_of_layer(model.graph, 1), 0, {B, T});
+        AttentionArgs<floatX> attention = attention_args(attention_of_layer(model.sublayers, 1), 0, {B, T});
         attention.dout = model.hidden_states();  // some gradient
         for (const bool wgmma : {false, true}) {
           if (wgmma && !gpu().has_wgmma) continue;
@@ -365,7 +365,7 @@ json bench_training(const Scale& scale, const Ceilings& ceilings) {
       const int B = scale.tokens / T;
       const size_t free_before = device_memory_available();
       GPT2 model;
-      gpt2_plan(model, config, {B, T});
+      gpt2_declare(model, config, {B, T});
       gpt2_allocate(model);
       init_weights(model, 1);
       const std::vector<int> tokens = random_tokens(B * T, config.vocab_size);
@@ -426,7 +426,7 @@ std::vector<ModelledOperation> modelled_step_of(const GpuSpec& gpu, ModelConfig 
   config.max_seq_len = T;
   config.wiring = parse_wiring(wiring);
   GPT2 model;
-  gpt2_plan(model, config, {B, T});
+  gpt2_declare(model, config, {B, T});
   return modelled_step(gpu, model);
 }
 

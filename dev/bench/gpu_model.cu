@@ -47,7 +47,7 @@ std::vector<Column> columns_of(const Case& c, const std::vector<GpuSpec>& gpus =
       GPT2 model;
       PlanOptions options = {c.B, c.T, Recompute(c.recompute)};
       options.logit_bytes = logit_chunk_bytes(size_t(gpu.memory_bytes));
-      gpt2_plan(model, config, options);
+      gpt2_declare(model, config, options);
       const int64_t tokens = int64_t(c.B) * c.T;
       columns.push_back({gpu, wiring, modelled_step(gpu, model),
                          flops_per_token(config, model.attention_plan, c.T) * double(tokens), tokens});

@@ -19,7 +19,7 @@
 #include "llmc/model/attention_plan.h"
 #include "llmc/model/attention_pairs.h"
 #include "llmc/model/parameters.h"
-#include "llmc/model/steps.h"
+#include "llmc/model/sublayers.h"
 #include "llmc/ops/precision.h"
 #include "llmc/utils/parameter_table.h"
 
@@ -263,9 +263,9 @@ struct InstructionCounts {
 // call. It walks the model's steps as they do.
 class StepModel {
  public:
-  StepModel(const GpuSpec& gpu, const ModelShape& model, const Steps& graph, const ParameterTable& parameters)
-      : gpu(gpu), model(model), plan(model.attention_plan), graph(graph), C(model.config.channels), N(model.rows),
-        x(sizeof(floatX)) {
+  StepModel(const GpuSpec& gpu, const ModelShape& model, const Sublayers& sublayers, const ParameterTable& parameters)
+      : gpu(gpu), model(model), plan(model.attention_plan), sublayers(sublayers), C(model.config.channels),
+        H(model.config.hidden_size()), N(model.rows), x(sizeof(floatX)) {
     add("zero gradients", 0, {streamed(gpu, "zero gradients", double(parameters.layout.bytes), 0, 0)});
     forward();
     head();
@@ -278,8 +278,8 @@ class StepModel {
   const GpuSpec& gpu;
   const ModelShape& model;
   const AttentionPlan& plan;
-  const Steps& graph;
-  const int64_t C, N;
+  const Sublayers& sublayers;
+  const int64_t C, H, N;
   const double x;  // bytes of a weight or activation
   using Counts = InstructionCounts;
 
@@ -304,7 +304,7 @@ class StepModel {
     return parts;
   }
   ModelledPart gelu_part() const {
-    return elementwise("gelu_forward", double(N), 4.0 * C, 2 * x, Counts::gelu_forward);
+    return elementwise("gelu_forward", double(N), double(H), 2 * x, Counts::gelu_forward);
   }
 
   void layernorm_forward(const char* name, int l, double tensors) {
@@ -349,9 +349,9 @@ class StepModel {
          matmul_of("y.weight", 3 * C, C, N, true), matmul_of("x.weight", 2 * C, C, N, true),
          matmul_of("rx.weight", C, C, N, true)});
   }
-  void residual_forward(const Step& step) {
-    std::visit([&](const auto& residual) { residual_forward(residual, step.layer); }, step.residual);
-    for (const CycleEnd& end : step.cycle_end) cycle_end_forward(end, step.layer);
+  void residual_forward(const Sublayer& sublayer) {
+    std::visit([&](const auto& residual) { residual_forward(residual, sublayer.layer); }, sublayer.residual);
+    if (sublayer.cycle_end) cycle_end_forward(*sublayer.cycle_end, sublayer.layer);
   }
   // What it takes beside a sum and a LayerNorm that are one pass, and beside the coordinates: the stream is read again.
   void cycle_end_forward(const CycleEnd& end, int l) {
@@ -388,15 +388,10 @@ class StepModel {
   }
   void branch_forward(const AttentionBranch& b, int l, bool again) {
     project_qkv(l, again);
-    attend(b, l, Pass::forward);
-    linear_forward("matmul_forward, attproj", l, C, C);
-  }
-  void branch_forward(const MixedAttentionBranch& b, int l, bool again) {
-    project_qkv(l, again);
     if (has_map_gate(plan, l))
       add("token_gate_forward", l, {elementwise("token_gate_forward", double(N), double(C), x, Counts::copy)});
     attend(b, l, Pass::forward);
-    mix_maps("mix maps", l, 2 * x + 4);
+    if (b.mixed_maps) mix_maps("mix maps", l, 2 * x + 4);
     linear_forward("matmul_forward, attproj", l, C, C);
   }
   // Hashing is products in fp32 of q and rotations; sorting reads buckets and writes positions.
@@ -413,8 +408,8 @@ class StepModel {
   bool has_chunks() const { return model.hidden_rows() < N; }
   void branch_forward(const MlpBranch&, int l, bool again) {
     if (again && has_chunks()) return;  // that is part of the backward pass
-    add("matmul_gelu_forward, fc", l, {matmul_of("matmul", N, 4 * C, C), gelu_part()});
-    if (!again) linear_forward("matmul_forward, fcproj", l, 4 * C, C);
+    add("matmul_gelu_forward, fc", l, {matmul_of("matmul", N, H, C), gelu_part()});
+    if (!again) linear_forward("matmul_forward, fcproj", l, H, C);
   }
   void attend(const AttentionBranch&, int l, Pass pass) {
     add(pass == Pass::forward ? "attention_forward" : "attention_backward", l,
@@ -442,9 +437,9 @@ class StepModel {
     if (cycles() > 0)
       add("add_coordinates", 0,
           {elementwise("add_coordinates", double(N) * cycles(), double(C), 3 * x, Counts::embedding, cycles())});
-    for (const Step& step : graph.steps) {
-      std::visit([&](const auto& branch) { branch_forward(branch, step.layer, /*again=*/false); }, step.branch);
-      residual_forward(step);
+    for (const Sublayer& sublayer : sublayers.list) {
+      std::visit([&](const auto& branch) { branch_forward(branch, sublayer.layer, /*again=*/false); }, sublayer.branch);
+      residual_forward(sublayer);
     }
   }
 
@@ -467,22 +462,23 @@ class StepModel {
 
   void compute_again(const Recomputation& r) {
     using What = Recomputation::What;
-    const Step& step = graph.steps[size_t(r.step)];
+    const Sublayer& sublayer = sublayers.list[size_t(r.sublayer)];
     switch (r.what) {
-      case What::norm: layernorm_forward("layernorm_forward", step.layer, 2); break;
+      case What::norm: layernorm_forward("layernorm_forward", sublayer.layer, 2); break;
       case What::branch:
-        std::visit([&](const auto& branch) { branch_forward(branch, step.layer, /*again=*/true); }, step.branch);
+        std::visit([&](const auto& branch) { branch_forward(branch, sublayer.layer, /*again=*/true); },
+                   sublayer.branch);
         break;
-      case What::residual: residual_forward(step); break;
-      case What::gelu: add("gelu_forward", step.layer, {gelu_part()}); break;
+      case What::residual: residual_forward(sublayer); break;
+      case What::gelu: add("gelu_forward", sublayer.layer, {gelu_part()}); break;
       case What::output:
-        linear_forward("matmul_forward, output", step.layer, std::holds_alternative<MlpBranch>(step.branch) ? 4 * C : C,
-                       C);
-        if (const auto* gru = std::get_if<GruResidual>(&step.residual)) branch_relu(*gru, step.layer);
+        linear_forward("matmul_forward, output", sublayer.layer,
+                       std::holds_alternative<MlpBranch>(sublayer.branch) ? H : C, C);
+        if (const auto* gru = std::get_if<GruResidual>(&sublayer.residual)) branch_relu(*gru, sublayer.layer);
         break;
-      case What::gates: gates_forward(std::get<GruResidual>(step.residual), step.layer); break;
+      case What::gates: gates_forward(std::get<GruResidual>(sublayer.residual), sublayer.layer); break;
       case What::stream:
-      case What::taken_back: add("stream_add", step.layer, {stream_part("stream_add")}); break;
+      case What::taken_back: add("stream_add", sublayer.layer, {stream_part("stream_add")}); break;
     }
   }
 
@@ -509,43 +505,39 @@ class StepModel {
     add("matmul_backward, attproj", l, linear_backward(C, C));
     load_accumulator(l);
     if (plan.table.relative) add("relative_queries", l, {relative_queries()});
+    if (b.mixed_maps) {
+      attend(b, l, Pass::forward);
+      mix_maps("mix maps backward", l, 3 * x);
+    }
     attend(b, l, Pass::backward);
     if (plan.table.relative) relative_backward(l);
     project_qkv_backward(l);
+    if (has_map_gate(plan, l))
+      add("token_gate_backward", l, {elementwise("token_gate_backward", double(N), double(C), 3 * x, Counts::copy, 2)});
   }
   void branch_backward(const LshBranch& b, int l) {
     add("matmul_backward, attproj", l, linear_backward(C, C));
     attend(b, l, Pass::backward);
     add("matmul_backward, qv", l, linear_backward(C, 2 * C));
   }
-  void branch_backward(const MixedAttentionBranch& b, int l) {
-    add("matmul_backward, attproj", l, linear_backward(C, C));
-    load_accumulator(l);
-    attend(b, l, Pass::forward);
-    mix_maps("mix maps backward", l, 3 * x);
-    attend(b, l, Pass::backward);
-    project_qkv_backward(l);
-    if (has_map_gate(plan, l))
-      add("token_gate_backward", l, {elementwise("token_gate_backward", double(N), double(C), 3 * x, Counts::copy, 2)});
-  }
   void branch_backward(const MlpBranch&, int l) {
-    if (has_chunks()) add("matmul_gelu_forward, fc", l, {matmul_of("matmul", N, 4 * C, C), gelu_part()});
-    std::vector<ModelledPart> fcproj = linear_backward(4 * C, C);
-    fcproj.push_back(elementwise("gelu_backward", double(N), 4.0 * C, 3 * x, Counts::gelu_backward));
+    if (has_chunks()) add("matmul_gelu_forward, fc", l, {matmul_of("matmul", N, H, C), gelu_part()});
+    std::vector<ModelledPart> fcproj = linear_backward(H, C);
+    fcproj.push_back(elementwise("gelu_backward", double(N), double(H), 3 * x, Counts::gelu_backward));
     add("matmul_gelu_backward, fcproj", l, std::move(fcproj));
-    add("matmul_backward, fc", l, linear_backward(C, 4 * C));
+    add("matmul_backward, fc", l, linear_backward(C, H));
   }
 
   void backward() {
     add("zero dresidual", 0, {streamed(gpu, "zero dresidual", double(N * C) * x, 0, 0)});
     layernorm_backward(model.config.num_layers);
-    for (int i = graph.size() - 1; i >= 0; i--) {
-      const Step& step = graph.steps[size_t(i)];
-      for (const Recomputation& again : step.again) compute_again(again);
-      for (const CycleEnd& end : step.cycle_end) cycle_end_backward(end, step.layer);
-      std::visit([&](const auto& residual) { residual_backward(residual, step.layer); }, step.residual);
-      std::visit([&](const auto& branch) { branch_backward(branch, step.layer); }, step.branch);
-      layernorm_backward(step.layer);
+    for (int i = sublayers.size() - 1; i >= 0; i--) {
+      const Sublayer& sublayer = sublayers.list[size_t(i)];
+      for (const Recomputation& again : sublayer.again) compute_again(again);
+      if (sublayer.cycle_end) cycle_end_backward(*sublayer.cycle_end, sublayer.layer);
+      std::visit([&](const auto& residual) { residual_backward(residual, sublayer.layer); }, sublayer.residual);
+      std::visit([&](const auto& branch) { branch_backward(branch, sublayer.layer); }, sublayer.branch);
+      layernorm_backward(sublayer.layer);
     }
     if (cycles() > 0)
       add("coordinates_backward", 0,
@@ -572,7 +564,7 @@ class StepModel {
 // Model: the trainer's GPT2, planned for training.
 template <class Model>
 std::vector<ModelledOperation> modelled_step(const GpuSpec& gpu, const Model& model) {
-  return StepModel(gpu, model, model.graph, model.parameters).operations;
+  return StepModel(gpu, model, model.sublayers, model.parameters).operations;
 }
 
 // A step's.

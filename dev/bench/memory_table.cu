@@ -23,12 +23,12 @@ void print_table(const char* preset, const char* name) {
       config.max_seq_len = T;  // wpe has a row, and AdamW's state for it, a position
       const PlanOptions sequence = {1, T, Recompute(recompute)};
       GPT2 model;
-      gpt2_plan(model, config, sequence);
+      gpt2_declare(model, config, sequence);
       printf("| %s | %s | %s |", thousands(T).c_str(),
              recompute == 0   ? "nothing (`-r 0`)"
              : recompute == 3 ? "all but K/V (`-r 3`)"
                               : "and MLPs in chunks (`-r 4`)",
-             bytes_text(double(model.activation_layout.bytes - model.memory[MemoryGroup::logits])).c_str());
+             bytes_text(double(model.activations.layout.bytes - model.memory[MemoryGroup::logits])).c_str());
       for (int gb : gpu_gb) {
         const size_t memory = size_t(gb) * 1000000000;
         PlanOptions plan = sequence;

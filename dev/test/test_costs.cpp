@@ -1,6 +1,6 @@
 // What a wiring costs and changes: FLOPs and parameters against counts by hand, plans of very many layers and heads,
 // and what is said and done when a model continues with another wiring.
-// COVERS llmc/model/attention_pairs.h llmc/model/attention_branch.h llmc/model/parameters.h llmc/model/change_wiring.h
+// COVERS llmc/model/attention_pairs.h llmc/model/parts/attention_branch.h llmc/model/parameters.h llmc/model/change_wiring.h
 #include <gtest/gtest.h>
 #include <cmath>
 #include <ctime>
@@ -44,8 +44,8 @@ static double counted_attention_flops(const ModelConfig& c, int l, int T, int64_
   return 2 * c.head_size() * products / T / double(segments);
 }
 
-// BUG llmc/model/attention_branch.h: `(plan.table.relative ? 11 : 7)` -> `(plan.table.relative ? 10 : 7)`
-// BUG llmc/model/attention_branch.h: `6 * pairs.multiplied + pairs.scored` -> `7 * pairs.multiplied`
+// BUG llmc/model/parts/attention_branch.h: `(plan.table.relative ? 11 : 7)` -> `(plan.table.relative ? 10 : 7)`
+// BUG llmc/model/parts/attention_branch.h: `6 * pairs.multiplied + pairs.scored` -> `7 * pairs.multiplied`
 TEST(Flops, OfAttentionAreThoseOfEachPair) {
   for (const char* wiring : {"plain",
                              "sla(2,3)",
@@ -78,7 +78,7 @@ TEST(Flops, OfAttentionAreThoseOfEachPair) {
 }
 
 // The memory of the first segments of a stream is empty, or not full. Of its positions k and v are computed as well.
-// BUG llmc/model/attention_branch.h: `(qkv + of_memory) * C` -> `qkv * C`
+// BUG llmc/model/parts/attention_branch.h: `(qkv + of_memory) * C` -> `qkv * C`
 // BUG llmc/model/attention_pairs.h: `m / T + 1` -> `m / T`
 TEST(Flops, WithMemoryGrowAsItFills) {
   const int T = 16;

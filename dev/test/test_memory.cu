@@ -2,7 +2,8 @@
 // By plan for GPT-2's sizes; by what the emulated GPU has handed out for small models. And what is modelled of a step's
 // time from that plan.
 //
-// COVERS train_gpt2_sla.cu llmc/cuda/device.h llmc/model/activations.h llmc/run/memory_plan.h llmc/utils/memory_plan.h
+// COVERS train_gpt2_sla.cu llmc/cuda/device.h llmc/model/activations.h llmc/run/print_memory_plan.h
+// llmc/utils/memory_plan.h
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 
@@ -27,7 +28,7 @@ static ModelConfig small_config(int positions) {
 
 // All of the arena but the logits, in bytes.
 static double activation_bytes(const GPT2& model) {
-  return double(model.activation_layout.bytes - model.memory[MemoryGroup::logits]);
+  return double(model.activations.layout.bytes - model.memory[MemoryGroup::logits]);
 }
 
 static std::string describe(const GPT2& model) {
@@ -65,7 +66,7 @@ TEST(MemoryPlan, SaysWhatAModelTakes) {
   for (const Shape& shape : shapes(1024)) {
     for (int recompute = 0; recompute <= 4; recompute++) {
       GPT2 model;
-      gpt2_plan(model, shape.config, {shape.B, shape.T, Recompute(recompute)});
+      gpt2_declare(model, shape.config, {shape.B, shape.T, Recompute(recompute)});
       const double before = allocated(), planned = double(model.memory.total() - device_workspace_bytes());
       gpt2_allocate(model);
       EXPECT_NEAR((allocated() - before) / planned, 1, 0.03) << describe(model);
@@ -77,7 +78,7 @@ TEST(MemoryPlan, SaysWhatAModelTakesAtMostDuringAStep) {
   for (const Shape& shape : shapes(96)) {
     for (int recompute = 0; recompute <= 4; recompute++) {
       GPT2 model;
-      gpt2_plan(model, shape.config, {shape.B, shape.T, Recompute(recompute)});
+      gpt2_declare(model, shape.config, {shape.B, shape.T, Recompute(recompute)});
       const double before = allocated(), planned = double(model.memory.total() - device_workspace_bytes());
       gpt2_allocate(model);
       init_weights(model, 1);
@@ -100,7 +101,7 @@ TEST(MemoryPlan, OfARankHasItsShareOfMastersAndMoments) {
     PlanOptions plan = {1, 64};
     plan.muon = muon;
     GPT2 whole;
-    gpt2_plan(whole, config, plan);
+    gpt2_declare(whole, config, plan);
     const double parameters = double(whole.parameters.num_parameters), states = has_master_weights ? 3 : 2;
     double before = allocated();
     gpt2_allocate(whole);
@@ -109,7 +110,7 @@ TEST(MemoryPlan, OfARankHasItsShareOfMastersAndMoments) {
       SCOPED_TRACE(format("%d ranks%s", ranks, muon ? ", Muon" : ""));
       plan.shard = {ranks - 1, ranks, muon};
       GPT2 shard;
-      gpt2_plan(shard, config, plan);
+      gpt2_declare(shard, config, plan);
       before = allocated();
       gpt2_allocate(shard);
       // Padding that lets buckets be cut into shards, or what does not come out even where matrices are whole.
@@ -127,7 +128,7 @@ TEST(MemoryPlan, OfTheCheckpointCopyHasMomentsAndRank0sWeights) {
     t.run.options.out = "out";
     t.run.ranks.rank = rank;
     t.run.B = 1, t.run.T = 64;
-    gpt2_plan(t.model, small_config(64), {1, 64, Recompute::nothing, false, shard});
+    gpt2_declare(t.model, small_config(64), {1, 64, Recompute::nothing, false, shard});
     allocate(t);
     EXPECT_EQ(t.checkpoint_copy.size * sizeof(float), checkpoint_copy_bytes(t.model, rank));
     return double(checkpoint_copy_bytes(t.model, rank)) / double(t.model.parameters.layout.bytes);
@@ -142,7 +143,7 @@ TEST(MemoryPlan, IsOfMemoryThatComesBack) {
   const double before = allocated();
   {
     GPT2 model;
-    gpt2_plan(model, small_config(64), {2, 64});
+    gpt2_declare(model, small_config(64), {2, 64});
     gpt2_allocate(model);
     EXPECT_GT(allocated(), before);
   }
@@ -158,7 +159,7 @@ TEST(LongContexts, TakeActivationsInProportionToLengthByPlan) {
       double a_token = 0;
       for (int T : lengths) {
         GPT2 model;
-        gpt2_plan(model, preset(name, T), {1, T, Recompute(recompute)});
+        gpt2_declare(model, preset(name, T), {1, T, Recompute(recompute)});
         SCOPED_TRACE(describe(model));
         if (a_token == 0) a_token = activation_bytes(model) / T;
         EXPECT_NEAR(activation_bytes(model) / T / a_token, 1, 0.01);
@@ -174,11 +175,12 @@ TEST(LongContexts, TakeActivationsInProportionToLengthOnTheDevice) {
     double a_token = 0;
     for (int T : lengths) {
       GPT2 model;
-      gpt2_plan(model, small_config(lengths.back()), {1, T, Recompute(recompute)});
+      gpt2_declare(model, small_config(lengths.back()), {1, T, Recompute(recompute)});
       SCOPED_TRACE(describe(model));
       const double before = allocated();
       gpt2_allocate(model);
-      const double parameters = double(model.memory.total() - model.activation_layout.bytes - device_workspace_bytes());
+      const double parameters =
+          double(model.memory.total() - model.activations.layout.bytes - device_workspace_bytes());
       const double taken = allocated() - before - parameters - double(model.memory[MemoryGroup::logits]);
       if (a_token == 0) a_token = taken / T;
       EXPECT_NEAR(taken / T / a_token, 1, 0.01);
@@ -192,13 +194,13 @@ TEST(LongContexts, HaveNoTensorThatGrowsFasterThanLength) {
     for (int recompute = 0; recompute <= 4; recompute++) {
       for (size_t i = 0; i + 1 < lengths.size(); i++) {
         GPT2 model, longer;
-        gpt2_plan(model, preset(name, lengths[i]), {1, lengths[i], Recompute(recompute)});
-        gpt2_plan(longer, preset(name, lengths[i + 1]), {1, lengths[i + 1], Recompute(recompute)});
+        gpt2_declare(model, preset(name, lengths[i]), {1, lengths[i], Recompute(recompute)});
+        gpt2_declare(longer, preset(name, lengths[i + 1]), {1, lengths[i + 1], Recompute(recompute)});
         const double growth = double(lengths[i + 1]) / lengths[i];
-        ASSERT_EQ(model.activation_layout.tensors.size(), longer.activation_layout.tensors.size());
-        for (size_t t = 0; t < model.activation_layout.tensors.size(); t++) {
-          const TensorSpec& tensor = model.activation_layout.tensors[t];
-          EXPECT_LE(double(longer.activation_layout.tensors[t].bytes()), growth * double(tensor.bytes()))
+        ASSERT_EQ(model.activations.layout.tensors.size(), longer.activations.layout.tensors.size());
+        for (size_t t = 0; t < model.activations.layout.tensors.size(); t++) {
+          const TensorSpec& tensor = model.activations.layout.tensors[t];
+          EXPECT_LE(double(longer.activations.layout.tensors[t].bytes()), growth * double(tensor.bytes()))
               << tensor.name << ", " << describe(longer);
         }
       }
@@ -212,7 +214,7 @@ TEST(LongContexts, TakeNothingQuadraticDuringAStep) {
   std::vector<double> a_token;
   for (int T : {64, 256}) {
     GPT2 model;
-    gpt2_plan(model, small_config(256), {1, T});
+    gpt2_declare(model, small_config(256), {1, T});
     gpt2_allocate(model);
     const double before = allocated();
     emu::forget_most_bytes_allocated();
@@ -229,7 +231,7 @@ TEST(LongContexts, Of64kTokensOf124MFitInto32Gb) {
   ASSERT_EQ(config.wiring.text, "sla(9,9)");
   for (int recompute = 0; recompute <= 4; recompute++) {
     GPT2 model;
-    gpt2_plan(model, config, {1, 65536, Recompute(recompute)});
+    gpt2_declare(model, config, {1, 65536, Recompute(recompute)});
     EXPECT_LE(double(model.memory.total()), 32e9) << describe(model);
   }
 }
@@ -240,7 +242,7 @@ TEST(LongContexts, TakeLessAtEachLevelOfRecomputation) {
       size_t level_below = SIZE_MAX;
       for (int recompute = 0; recompute <= 4; recompute++) {
         GPT2 model;
-        gpt2_plan(model, preset(name, T), {1, T, Recompute(recompute)});
+        gpt2_declare(model, preset(name, T), {1, T, Recompute(recompute)});
         EXPECT_LT(model.memory.total(), level_below) << describe(model);
         level_below = model.memory.total();
       }
@@ -258,7 +260,7 @@ TEST(LogitChunks, AreFewAndEqualInWholeTiles) {
     PlanOptions plan = {B, T};
     plan.logit_bytes = logit_chunk_bytes(size_t(gb) * 1000000000);
     GPT2 model;
-    gpt2_plan(model, config, plan);
+    gpt2_declare(model, config, plan);
     EXPECT_LE(model.memory[MemoryGroup::logits],
               size_t(model.logit_rows) * 100608 + guard_bytes + ArenaLayout::alignment);
     return model.logit_rows;
@@ -317,7 +319,7 @@ struct ModelledModel {
     config = preset("d12", std::max(1024, T));
     config.wiring = parse_wiring(wiring);
     GPT2 model;
-    gpt2_plan(model, config, {B, T, recompute});
+    gpt2_declare(model, config, {B, T, recompute});
     plan = model.attention_plan;
     step = modelled_step(gpu, model);
   }

@@ -527,8 +527,8 @@ TEST(Flops, CountTheEqualShareOfHashBuckets) {
 // The head, and in each of three layers: c_attn (96, 32) and c_proj (32, 32) of attention, 8 C C of the MLP, and from
 // layer 1 on a gate (32, 1); or after each cycle but the last the gate that halts a token; or two gates of the residual
 // stream, each of (96, 32), (64, 32) and (32, 32).
-// BUG llmc/model/gru_residual.h: `return 6.0 * c.channels * c.channels;` -> `return 3.0 * c.channels * c.channels;`
-// BUG llmc/model/mixed_attention_branch.h: `has_map_gate(plan, b.layer) ? c.channels : 0` -> `0`
+// BUG llmc/model/parts/gru_residual.h: `return 6.0 * c.channels * c.channels;` -> `return 3.0 * c.channels * c.channels;`
+// BUG llmc/model/parts/attention_branch.h: `(has_map_gate(plan, b.layer) ? C : 0)` -> `0`
 TEST(Flops, CountTheWeightsThatATokenIsMultipliedWith) {
   const double C = 32, plain = 257 * C + 3 * (3 * C * C + C * C + 8 * C * C);
   ModelConfig config = make_config(3, 4, 32, 0, 0);

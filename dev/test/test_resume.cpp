@@ -33,7 +33,7 @@ TEST_F(CommandLine, AResumedRunHasTheBitsOfAnUninterruptedOne) {
 
 // Rows are streams of 14 segments, which end amid step 8 of 10; each has a memory that is longer than a segment. To
 // validate, with a memory of its own, changes nothing. With other streams the memory belongs to nobody.
-// BUG train_gpt2_sla.cu: `model.remembered = store_memory(model.graph, of_training)` -> `model.remembered = 0`
+// BUG train_gpt2_sla.cu: `model.remembered = store_memory(model.sublayers, of_training)` -> `model.remembered = 0`
 // BUG train_gpt2_sla.cu: `if (!t.run.options.reset_memory)` -> `if (false)`
 TEST_F(CommandLine, AResumedRunOfStreamsHasTheBitsOfAnUninterruptedOne) {
   write_file(in("tokens.bin"), shard_bytes(30 * 32 + 1));

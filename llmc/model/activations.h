@@ -1,5 +1,5 @@
-// The activations that all steps share: tokens, the embedded tokens, what is in memory only while a step runs, and what
-// the backward pass needs beside. What a step leaves of its own is declared in its file.
+// The activations that all sublayers share: tokens, the embedded tokens, what is in memory only while a sublayer runs,
+// and what the backward pass needs beside. What a sublayer leaves of its own is declared in its file.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -23,7 +23,7 @@ struct Activations {
   float* losses;                  // (N)
   uint8_t* correct;               // (N): the target's logit is the first of the largest; not written in training steps
   StepStats* stats;               // (1)
-  floatX* branch_out;             // (N, C): the output of a step's branch, before it joins the residual stream
+  floatX* branch_out;             // (N, C): the output of a sublayer's branch, before it joins the residual stream
   floatX* logits;                 // (logit_rows, logit_stride): a chunk of rows at a time
   float* rotary_table = nullptr;  // (rotary_positions(...), hs): rotary_table of rotary.h
   // Tensors of relative positions (llmc/ops/relative.h).
@@ -41,7 +41,7 @@ struct Activations {
   floatX* dresidual = nullptr;         // (N, C): of the residual stream
   floatX* dstream = nullptr;           // (N, C): of the second stream of `reversible`
   floatX* dnorm = nullptr;             // (N, C): of a LayerNorm's output, and before that of the heads' outputs
-  floatX* dhidden = nullptr;           // (hidden_rows, 4C): of the MLP's hidden units
+  floatX* dhidden = nullptr;           // (hidden_rows, H): of the MLP's hidden units
   floatX* dqkv = nullptr;              // (N, the largest QKV); with `memory` (N, C): of q alone, and beside it
   floatX* dkv = nullptr;               //   (B (M + T), the largest QKV - C)
   float* delta = nullptr;              // (N, h): rowsum(dout * out) of attention
@@ -134,8 +134,7 @@ inline int64_t relative_distances(const ModelShape& shape) {
   return std::min(shape.generation->max_length, shape.config.max_seq_len + memory);
 }
 
-template <class Declare>
-void declare_muon_activations(Activations& acts, ActivationList<Declare>& list) {
+inline void declare_muon_activations(Activations& acts, ActivationList& list) {
   const TrainingShape& training = *list.shape.training;
   if (training.matrices.empty()) return;
   constexpr MemoryGroup muon = MemoryGroup::muon;
@@ -151,8 +150,7 @@ void declare_muon_activations(Activations& acts, ActivationList<Declare>& list) 
   list.add(muon, "muon_step", acts.muon_step, {1});
 }
 
-template <class Declare>
-void declare_backward_activations(Activations& acts, ActivationList<Declare>& list) {
+inline void declare_backward_activations(Activations& acts, ActivationList& list) {
   const ModelConfig& c = list.shape.config;
   const AttentionPlan& plan = list.shape.attention_plan;
   const TrainingShape& training = *list.shape.training;
@@ -163,10 +161,10 @@ void declare_backward_activations(Activations& acts, ActivationList<Declare>& li
   list.add(backward, "dresidual", acts.dresidual, {N, C});
   if (plan.table.reversible) list.add(backward, "dstream", acts.dstream, {N, C});
   list.add(backward, "dnorm", acts.dnorm, {N, C});
-  // The gradient of one map's output is there, too (mixed_attention_branch.h).
-  const int64_t hidden_rows = list.shape.hidden_rows();
+  // The gradient of one map's output (N, C) is there, too (parts/mixed_maps.h).
+  const int64_t hidden_rows = list.shape.hidden_rows(), H = c.hidden_size();
   list.add(backward, "dhidden", acts.dhidden,
-           {plan.table.mix == WiringTable::Mix::none ? hidden_rows : std::max(hidden_rows, (N + 3) / 4), 4 * C});
+           {plan.table.mix == WiringTable::Mix::none ? hidden_rows : std::max(hidden_rows, (N * C + H - 1) / H), H});
   if (plan.table.memory > 0) {
     list.add(backward, "dq", acts.dqkv, {N, C});
     list.add(backward, "dkv", acts.dkv, {key_rows(list.shape), largest_qkv - C});
@@ -205,8 +203,7 @@ void declare_backward_activations(Activations& acts, ActivationList<Declare>& li
   declare_muon_activations(acts, list);
 }
 
-template <class Declare>
-void for_each_activation(Activations& acts, ActivationList<Declare>& list) {
+inline void declare(Activations& acts, ActivationList& list) {
   const ModelConfig& c = list.shape.config;
   const AttentionPlan& plan = list.shape.attention_plan;
   const int64_t N = list.shape.rows, C = c.channels;

@@ -1,6 +1,6 @@
 // What follows from a wiring: which q, k and v heads each layer projects, which of them other layers use, which
 // attentions a layer computes, and where the gradients of shared heads wait in the backward pass. Whole numbers only;
-// planner.h and steps.h derive pointers from them.
+// binding.h and steps.h derive pointers from them.
 //
 // A *head* (layer, head) of q, k or v is what a layer projected for it. One that no attention uses is dead: it is not
 // projected, so its rows exist in no weight, gradient, optimizer state, GEMM or cache. Its gradient would be zero, so

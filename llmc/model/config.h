@@ -22,6 +22,7 @@ struct ModelConfig {
 
   int head_size() const { return channels / num_heads; }
   WiringTable wiring_table() const { return ::wiring_table(wiring, num_layers, num_heads); }
+  int hidden_size() const { return 4 * channels; }  // H, of an MLP
   // The most positions of a text that the model can be given: without end where it has a memory.
   int longest_text() const { return wiring_table().memory > 0 ? INT_MAX : max_seq_len; }
 };

@@ -40,7 +40,7 @@ static void check_known_function(const json& config, const std::string& path, co
   const std::string act = optional("activation_function", std::string("gelu_new"));
   if (act != "gelu_new" && act != "gelu_pytorch_tanh")
     user_error("%s: activation_function is \"%s\"; only gelu_new is known", path.c_str(), act.c_str());
-  if (optional("n_inner", 4 * c.channels) != 4 * c.channels)
+  if (optional("n_inner", c.hidden_size()) != c.hidden_size())
     user_error("%s: n_inner is not 4 * n_embd; only that is known", path.c_str());
   if (!optional("scale_attn_weights", true))
     user_error("%s: scale_attn_weights is false; scores are scaled by 1/sqrt(head size) here", path.c_str());

@@ -5,15 +5,17 @@
 #include "attention_pairs.h"
 #include "attention_plan.h"
 #include "config.h"
-#include "steps.h"
+#include "sublayers.h"
 
 // Elements of the weights that a token is multiplied with: those of the steps, and the tied head.
 inline double matmul_parameters(const ModelConfig& c, const AttentionPlan& plan, const Segments& segments = {}) {
   double n = double(c.vocab_size) * c.channels;
-  for (const Step& step : make_steps(c, plan).steps) {
-    n += std::visit([&](const auto& branch) { return matmul_elements(branch, c, plan, segments); }, step.branch) +
-         std::visit([&](const auto& residual) { return matmul_elements(residual, c); }, step.residual);
-    for (const CycleEnd& end : step.cycle_end) n += matmul_elements(end);
+  for (const Sublayer& s : make_sublayers(c, plan).list) {
+    if (const AttentionBranch* b = attention_of(s)) n += matmul_elements(*b, c, plan, segments);
+    if (const auto* lsh = std::get_if<LshBranch>(&s.branch)) n += matmul_elements(*lsh, c);
+    if (is_mlp(s)) n += matmul_elements(std::get<MlpBranch>(s.branch), c);
+    if (const auto* gru = std::get_if<GruResidual>(&s.residual)) n += matmul_elements(*gru, c);
+    if (s.cycle_end) n += matmul_elements(*s.cycle_end);
   }
   return n;
 }
@@ -22,8 +24,8 @@ inline double matmul_parameters(const ModelConfig& c, const AttentionPlan& plan,
 inline double flops_per_token(const ModelConfig& c, const AttentionPlan& plan, int64_t T,
                               const Segments& segments = {}) {
   double attention = 0;  // of a sequence
-  for (const Step& step : make_steps(c, plan).steps)
-    attention +=
-        std::visit([&](const auto& branch) { return attention_flops(branch, c, plan, T, segments); }, step.branch);
+  for (const Sublayer& s : make_sublayers(c, plan).list)
+    if (const auto* lsh = std::get_if<LshBranch>(&s.branch)) attention += attention_flops(*lsh, c, plan, T);
+    else if (const AttentionBranch* b = attention_of(s)) attention += attention_flops(*b, c, plan, T, segments);
   return 6 * matmul_parameters(c, plan, segments) + attention / double(T);
 }

@@ -98,7 +98,7 @@ static Metadata metadata_of(const ModelConfig& c, const std::string& tokenizer_j
   m.add("gpt2.context_length", value_uint32, uint32_t(c.max_seq_len));
   m.add("gpt2.embedding_length", value_uint32, uint32_t(c.channels));
   m.add("gpt2.block_count", value_uint32, uint32_t(c.num_layers));
-  m.add("gpt2.feed_forward_length", value_uint32, uint32_t(4 * c.channels));
+  m.add("gpt2.feed_forward_length", value_uint32, uint32_t(c.hidden_size()));
   m.add("gpt2.attention.head_count", value_uint32, uint32_t(c.num_heads));
   m.add("gpt2.attention.layer_norm_epsilon", value_float32, float(c.layer_norm_eps));
   add_vocabulary(m, c.vocab_size, tokenizer_json);

@@ -27,8 +27,8 @@ struct AttentionParams {
 
 template <class T>
 struct MlpParams {
-  T *fcw = nullptr, *fcb = nullptr;      // (4C, C), (4C)
-  T *projw = nullptr, *projb = nullptr;  // (C, 4C), (C)
+  T *fcw = nullptr, *fcb = nullptr;      // (H, C), (H)
+  T *projw = nullptr, *projb = nullptr;  // (C, H), (C)
 };
 
 // Of `gru`; else null.
@@ -219,7 +219,7 @@ struct ParameterBuilder {
 // after bucket is complete in the backward pass, from the last to the first.
 template <class T>
 void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const AttentionPlan& plan, Params<T>& p) {
-  const int64_t C = c.channels;
+  const int64_t C = c.channels, H = c.hidden_size();
   // GPT-2's initialisation: normal(0, 0.02), the projections into the residual stream scaled by 1/sqrt(2L).
   const double weight_std = 0.02, residual_std = 0.02 / std::sqrt(2.0 * c.num_layers);
 
@@ -258,8 +258,8 @@ void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const Atte
     b.linear(attention.projw, attention.projb, h + "attn.c_proj", C, C, residual_std);
     if (plan.table.gru) b.gru(layer.gru1, h + "gru_1", C, weight_std);
     b.norm(layer.ln2, h + "ln_2", C);
-    b.linear(layer.mlp.fcw, layer.mlp.fcb, h + "mlp.c_fc", C, 4 * C, weight_std);
-    b.linear(layer.mlp.projw, layer.mlp.projb, h + "mlp.c_proj", 4 * C, C, residual_std);
+    b.linear(layer.mlp.fcw, layer.mlp.fcb, h + "mlp.c_fc", C, H, weight_std);
+    b.linear(layer.mlp.projw, layer.mlp.projb, h + "mlp.c_proj", H, C, residual_std);
     if (plan.table.gru) b.gru(layer.gru2, h + "gru_2", C, weight_std);
     b.end_bucket(), b.layer = -1;
   }

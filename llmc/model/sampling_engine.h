@@ -19,7 +19,7 @@ inline void load_model(GPT2& model, const std::string& folder, const ModelConfig
                        const GenerationOptions& plan) {
   const size_t available = device_memory_available() + device_workspace_bytes();
   check_parameters_fit(config, sizeof(floatX), "weights", available, device_name());
-  gpt2_plan_generation(model, config, plan);
+  gpt2_declare_generation(model, config, plan);
   const size_t needed = model.memory.total();
   if (needed > available)
     user_error("the model and its K/V cache take %s, but %s are free on the %s; take fewer --slots or shorter texts",

@@ -10,25 +10,25 @@
 #include "llmc/io/checkpoint.h"
 #include "llmc/operations.h"
 #include "llmc/utils/error.h"
-#include "steps.h"
+#include "sublayers.h"
 
 // Calls f(layer, memory) of each layer that has one.
 template <class F>
-void for_each_memory(const Steps& graph, F f) {
-  for (const Step& step : graph.steps)
-    if (const AttentionBranch* attention = attention_of(step))
-      for (const SegmentMemory& memory : attention->memory) f(step.layer, memory);
+void for_each_memory(const Sublayers& sublayers, F f) {
+  for (const Sublayer& sublayer : sublayers.list)
+    if (const AttentionBranch* attention = attention_of(sublayer))
+      if (attention->memory) f(sublayer.layer, *attention->memory);
 }
 
 // The batch's rows are the next segments of their streams: the memory becomes that of its last positions.
-inline void remember(const Steps& graph, const Batch& batch) {
-  for_each_memory(graph, [&](int, const SegmentMemory& memory) { remember(memory, batch); });
+inline void remember(const Sublayers& sublayers, const Batch& batch) {
+  for_each_memory(sublayers, [&](int, const SegmentMemory& memory) { remember(memory, batch); });
 }
 
 // The memory of B streams, of which it holds m positions: a tensor (B, m, C) for each layer; none where m is 0.
-inline std::vector<CheckpointTensor> fetch_memory(const Steps& graph, int64_t B, int64_t m) {
+inline std::vector<CheckpointTensor> fetch_memory(const Sublayers& sublayers, int64_t B, int64_t m) {
   std::vector<CheckpointTensor> tensors;
-  for_each_memory(graph, [&](int layer, const SegmentMemory& memory) {
+  for_each_memory(sublayers, [&](int layer, const SegmentMemory& memory) {
     if (m == 0) return;
     std::vector<floatX> values(size_t(B * m * memory.C));
     copy_to_host(values.data(), memory.rows, values.size() * sizeof(floatX));
@@ -38,10 +38,10 @@ inline std::vector<CheckpointTensor> fetch_memory(const Steps& graph, int64_t B,
 }
 
 // The reverse of fetch_memory. Returns m.
-inline int64_t store_memory(const Steps& graph, const std::vector<CheckpointTensor>& tensors) {
+inline int64_t store_memory(const Sublayers& sublayers, const std::vector<CheckpointTensor>& tensors) {
   if (tensors.empty()) return 0;
   size_t next = 0;
-  for_each_memory(graph, [&](int, const SegmentMemory& memory) {
+  for_each_memory(sublayers, [&](int, const SegmentMemory& memory) {
     const std::vector<float>& values = tensors[next++].values;
     copy_to_device(memory.rows, std::vector<floatX>(values.begin(), values.end()));
   });

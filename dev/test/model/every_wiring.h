@@ -207,15 +207,15 @@ TEST(LONG_ON_EMU(EveryWiring), IsCausal) {
 inline double other_buckets_in_cache(const GPT2& generator, int slot, const std::vector<reference::HeadBuckets>& pass) {
   const int64_t length = generator.cache.lengths[slot], h = generator.config.num_heads;
   double hashes = 0, others = 0;
-  for (const Step& step : generator.graph.steps) {
-    const auto* branch = std::get_if<LshBranch>(&step.branch);
+  for (const Sublayer& sublayer : generator.sublayers.list) {
+    const auto* branch = std::get_if<LshBranch>(&sublayer.branch);
     if (branch == nullptr) continue;
-    const LshCache& cache = branch->cache[0];
+    const LshCache& cache = *branch->cache;
     const int64_t rounds = branch->shape.rounds;
     std::vector<int> buckets(size_t(length * h * rounds));  // (length, h, rounds)
     copy_to_host(buckets.data(), cache.buckets + slot * cache.capacity * h * rounds, buckets.size() * sizeof(int));
     for (int64_t i = 0; i < int64_t(buckets.size()); i++) {
-      const std::vector<int>& head = pass[size_t(step.layer)][size_t(i / rounds % h)];
+      const std::vector<int>& head = pass[size_t(sublayer.layer)][size_t(i / rounds % h)];
       hashes++,
           others += buckets[size_t(i)] != head[size_t(i % rounds * int64_t(head.size()) / rounds + i / rounds / h)];
     }

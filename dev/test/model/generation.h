@@ -37,7 +37,7 @@ TEST(Generation, ContinuesFromCachedKvAsIfFromTheStart) {
 
 // Weights change between two samples of a run. What generation keeps of them for a text, r of relative positions, must
 // not outlive it.
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/relative_attention.h: `return part.first == 0; };` ->
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/relative_attention.h: `return part.first == 0; };` ->
 // `static int texts = 0; return part.first == 0 && texts++ == 0; };`
 TEST(Generation, BeginsATextWithTodaysWeights) {
   ModelConfig config = small_config();
@@ -58,7 +58,7 @@ TEST(Generation, BeginsATextWithTodaysWeights) {
 // Texts of different lengths, whose caches begin at different positions, beside each other in another order than in the
 // cache. For the GPU they are as many launches as a single text.
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/kv_cache.h: `position - cache.first[part.slot][g]` -> `position`
-// BUG (build/fp32/test_gpt2_sla_emu) llmc/model/attention_branch.h: `parts[end].count == queries) end++` ->
+// BUG (build/fp32/test_gpt2_sla_emu) llmc/model/parts/attention_branch.h: `parts[end].count == queries) end++` ->
 // `parts[end].count < queries) end++`
 TEST(LONG_ON_EMU(Generation), OfSeveralTextsIsThatOfEach) {
   for (const char* wiring : {"sla(1,1)", "rope window(9,SL)", "relative", "universal(1)", "universal(2) act(0.3)",
@@ -101,9 +101,9 @@ TEST(LONG_ON_EMU(Generation), OfSeveralTextsIsThatOfEach) {
 }
 
 // Parts of several tokens, neighbours with as many and with others: what the evaluator computes in a pass.
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/lsh_branch.h: `parts[end].count == parts[first].count; end++)` ->
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/lsh_branch.h: `parts[end].count == parts[first].count; end++)` ->
 // `true; end++)`
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/lsh_branch.h: `row += args.shape.B * parts[first].count;` ->
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/lsh_branch.h: `row += args.shape.B * parts[first].count;` ->
 // `row += parts[first].count;`
 TEST(LONG_ON_EMU(Generation), OfPartsOfDifferentLengthsIsThatOfEach) {
   for (const char* wiring : {"sla(1,1)", "rope window(9,SL)", "relative", "universal(2) act(0.3)", "gru", "lsh(4,2)"}) {

@@ -140,7 +140,7 @@ inline void expect_equal_to_reference(const GraphCase& c, int recompute, bool ke
 
 // With weights as those of a new model, in which the streams grow with depth as they do in training: the larger what
 // branches add in comparison with the stream, the less of it is left when it is taken back.
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/reversible_residual.h: `/*factor=*/-1` -> `/*factor=*/-1.001f`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/reversible_residual.h: `/*factor=*/-1` -> `/*factor=*/-1.001f`
 TEST(LONG_ON_EMU(Reversible), HasTheGradientsOfWhatKeepsEverything48LayersDeep) {
   const GraphCase c = {"", 48, 4, 96, 61, 40, "reversible sla(30,3)", true, 2, 33, 1};
   auto model = make_model(config_of(c), c.B, c.T);
@@ -171,8 +171,8 @@ TEST_P(GraphVariants, HaveThemWhenDeadRowsAreKept) { expect_equal_to_reference(G
 TEST_P(GraphVariants, HaveThemWhenGeluIsComputedAgain) { expect_equal_to_reference(GetParam(), 1); }
 TEST_P(GraphVariants, HaveThemWhenLayerNormIsComputedAgain) { expect_equal_to_reference(GetParam(), 2); }
 // Of 66 rows, say, 64 and then two.
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/mlp_branch.h: `if (b.in_chunks) hidden_forward(b, rows);` -> ``
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/mlp_branch.h: `matmul_backward(b.din + first,` ->
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/mlp_branch.h: `if (b.in_chunks) hidden_forward(b, rows);` -> ``
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/mlp_branch.h: `matmul_backward(b.din + first,` ->
 //   `matmul_backward(b.din,`
 TEST_P(GraphVariants, HaveThemWhenHiddenUnitsComeInChunks) { expect_equal_to_reference(GetParam(), 4); }
 

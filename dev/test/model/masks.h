@@ -116,7 +116,7 @@ TEST(Accuracy, IsThatOfTheLargestLogits) {
   PlanOptions plan = {B, T};
   GPT2 model;
   plan.logit_bytes = 10 * 64 * int64_t(sizeof(floatX));  // ten rows at a time on the CPU
-  gpt2_plan(model, four_layers("sla(2,3)"), plan);
+  gpt2_declare(model, four_layers("sla(2,3)"), plan);
   gpt2_allocate(model);
   init_weights(model, 1);
   MaskedTokens tokens(B * T, V, 0.6, 4);

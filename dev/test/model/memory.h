@@ -25,8 +25,8 @@ TEST(Memory, EachLevelOfRecomputationKeepsLess) {
   std::vector<int64_t> bytes;
   for (int recompute = 0; recompute <= 4; recompute++) {
     GPT2 model;
-    gpt2_plan(model, d12, {1, int(T), Recompute(recompute)});
-    bytes.push_back(int64_t(model.activation_layout.bytes));
+    gpt2_declare(model, d12, {1, int(T), Recompute(recompute)});
+    bytes.push_back(int64_t(model.activations.layout.bytes));
   }
   const int64_t lse = 12 * T * int64_t(sizeof(float));
   EXPECT_NEAR(double(bytes[0] - bytes[1]), double((L - 1) * T * 4 * C * x), 1e5);  // fch_gelu
@@ -39,7 +39,7 @@ TEST(Memory, EachLevelOfRecomputationKeepsLess) {
 
 TEST(Memory, OverlappingSkipsNeedAsManyAccumulatorsAsLayersAreSkipped) {
   GPT2 model;
-  gpt2_plan(model, small_config(), {1, 32});
+  gpt2_declare(model, small_config(), {1, 32});
   EXPECT_EQ(model.attention_plan.num_accumulators, 2);
 }
 

@@ -25,7 +25,7 @@ inline std::unique_ptr<GPT2> make_model(const ModelConfig& config, int B, int T,
   auto model = std::make_unique<GPT2>();
   PlanOptions plan = {B, T, Recompute(recompute), keep_dead_kv};
   plan.logit_bytes = 1;  // chunks of logits as small as they may be, so that longer cases have several
-  gpt2_plan(*model, config, plan);
+  gpt2_declare(*model, config, plan);
   gpt2_allocate(*model);
   return model;
 }
@@ -33,9 +33,9 @@ inline std::unique_ptr<GPT2> make_model(const ModelConfig& config, int B, int T,
 // A plan for generation, with the weights of `model`.
 inline std::unique_ptr<GPT2> make_generator(const GPT2& model, int slots, int64_t max_length, int rows) {
   auto generator = std::make_unique<GPT2>();
-  GenerationOptions options = generation_plan(slots, max_length);
+  GenerationOptions options = generation_options(slots, max_length);
   options.rows = std::max(rows, slots);
-  gpt2_plan_generation(*generator, model.config, options);
+  gpt2_declare_generation(*generator, model.config, options);
   gpt2_allocate(*generator, &model);
   return generator;
 }
@@ -85,12 +85,12 @@ inline std::vector<reference::HeadBuckets> buckets_of_pass(GPT2& model, const st
   const Batch batch = batch_of_segments(B, T, 0);
   const int64_t N = batch.rows(), h = model.config.num_heads, rounds = model.attention_plan.table.lsh_rounds;
   copy_to_device(model.acts.tokens, tokens);
-  embed(model.graph, model.embeddings(), model.acts, batch);
+  embed(model.sublayers, model.embeddings(), model.acts, batch);
   norm_forward(model.norm(0), N);
-  for (int i = 0; i < model.graph.size(); i++) {
-    branch_forward(model.step(i), batch);
-    residual_forward(model.step(i), model.norm(i + 1), batch);
-    const auto* branch = std::get_if<LshBranch>(&model.step(i).branch);
+  for (int i = 0; i < model.sublayers.size(); i++) {
+    branch_forward(model.sublayer(i), batch);
+    residual_forward(model.sublayer(i), model.norm(i + 1), batch);
+    const auto* branch = std::get_if<LshBranch>(&model.sublayer(i).branch);
     if (branch == nullptr) continue;
     std::vector<int> buckets(size_t(N * h * rounds));  // (N, h, rounds)
     copy_to_host(buckets.data(), branch->of.buckets, buckets.size() * sizeof(int));

@@ -35,7 +35,7 @@ inline std::vector<float> hidden_states_of_streams(const ModelConfig& config, co
 
 // With a window that the memory covers a query sees the same keys wherever the stream is cut, and the layers below have
 // computed these alike.
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/segment_memory.h: `{memory.rows, m, m - old}` -> `{memory.rows, m, 0}`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/segment_memory.h: `{memory.rows, m, m - old}` -> `{memory.rows, m, 0}`
 TEST(LONG_ON_EMU(Segments), MayBeCutAnywhere) {
   for (const char* wiring : {"rope window(16) memory(16)", "rope memory(15) window(16) sla(1,2) gqa(2)",
                              "relative window(16) memory(16) sla(1,2)"}) {
@@ -83,7 +83,7 @@ TEST(Segments, LetGenerationGoOnInConstantMemory) {
   for (const char* wiring : {"rope memory(24) sla(1,2)", "relative memory(24)"}) {
     auto bytes = [&](int64_t length) {
       GPT2 model;
-      gpt2_plan_generation(model, with_segments(wiring, 24), generation_plan(1, length));
+      gpt2_declare_generation(model, with_segments(wiring, 24), generation_options(1, length));
       return model.memory.total();
     };
     EXPECT_EQ(bytes(100'000), bytes(INT_MAX)) << wiring;

@@ -25,7 +25,7 @@ inline std::unique_ptr<Trainer> make_trainer(const ModelConfig& config, int reco
   run.options.seq_len = run.T, run.options.total_batch = accumulation * run.B * run.T;
   run.schedule = {"constant", 1e-3, 1, 0, run.steps};
   run.train = std::make_unique<DataLoader>(path, config.vocab_size, run.T);
-  gpt2_plan(trainer->model, config, {run.B, run.T, Recompute(recompute)});
+  gpt2_declare(trainer->model, config, {run.B, run.T, Recompute(recompute)});
   allocate(*trainer);
   init_weights(trainer->model, 4);
   return trainer;

@@ -91,7 +91,7 @@ TEST(LONG_ON_EMU(Updates), OfMatricesFollowTheReferenceByMuon) {
     PlanOptions plan = {2, 17};
     plan.muon = true, plan.muon_elements = muon_elements;
     GPT2 model;
-    gpt2_plan(model, config, plan);
+    gpt2_declare(model, config, plan);
     gpt2_allocate(model);
     init_weights(model, 5);
     auto by_adamw = make_model(config, 2, 17);
@@ -158,7 +158,7 @@ inline std::unique_ptr<GPT2> make_muon_model(const ModelConfig& config, int64_t 
   auto model = std::make_unique<GPT2>();
   PlanOptions plan = {1, 8};
   plan.muon = true, plan.muon_elements = muon_elements;
-  gpt2_plan(*model, config, plan);
+  gpt2_declare(*model, config, plan);
   gpt2_allocate(*model);
   init_weights(*model, 5);
   return model;
@@ -225,8 +225,8 @@ TEST(DeadRows, AreWhatTwelveLayersWithNineOfTwelveSave) {
   ModelConfig d12;
   ASSERT_TRUE(config_from_preset("d12", d12));
   GPT2 lean, full;  // planned, not allocated
-  gpt2_plan(lean, d12, {1, 1024});
-  gpt2_plan(full, d12, {1, 1024, Recompute::nothing, /*keep_dead_kv=*/true});
+  gpt2_declare(lean, d12, {1, 1024});
+  gpt2_declare(full, d12, {1, 1024, Recompute::nothing, /*keep_dead_kv=*/true});
   const int64_t dead_rows = 3 * 2 * 9 * 64;  // layers 9 to 11, k and v, heads 3 to 11, head size
   EXPECT_EQ(full.parameters.num_parameters, 124439808);
   EXPECT_EQ(full.parameters.num_parameters - lean.parameters.num_parameters, dead_rows * (768 + 1));

@@ -1,15 +1,15 @@
 // How a branch's output joins the residual stream with `gru` (wiring.h): in a gate in place of the sum.
 #pragma once
-#include <vector>
-#include "activation_list.h"
-#include "activations.h"
-#include "batch.h"
+#include <optional>
+#include "llmc/model/activation_list.h"
+#include "llmc/model/activations.h"
+#include "llmc/model/batch.h"
 #include "cycle_start.h"
 #include "llmc/ops/gru.h"
 #include "llmc/operations.h"
 #include "llmc/ops/precision.h"
 #include "norm.h"
-#include "parameters.h"
+#include "llmc/model/parameters.h"
 
 struct GruResidual {
   const char* name;  // of the tensor of the stream after it
@@ -19,34 +19,31 @@ struct GruResidual {
   // (N, C): the branch's output. When y has been computed from it, r x takes its place, and in the backward pass the
   // gradient of the branch's output does.
   floatX* branch_out = nullptr;
-  floatX* y = nullptr;                      // (N, C): relu of the branch's output
-  GruGates<floatX> gates = {};              // of (N, 3C), and the residual stream before and after
-  floatX* sums = nullptr;                   // (N, 2C), and then (N, C): the matmuls of x and of r x
-  std::vector<CycleStart> next_cycle = {};  // of the cycle of layers that begins after it: one or none
+  floatX* y = nullptr;                        // (N, C): relu of the branch's output
+  GruGates<floatX> gates = {};                // of (N, 3C), and the residual stream before and after
+  floatX* sums = nullptr;                     // (N, 2C), and then (N, C): the matmuls of x and of r x
+  std::optional<CycleStart> next_cycle = {};  // of the cycle of layers that begins after it
 };
 
-template <class Declare>
-void for_each_activation(GruResidual& r, Recompute dropped_from, ActivationList<Declare>& list) {
+inline void declare(GruResidual& r, Recompute dropped_from, ActivationList& list) {
   const int64_t N = list.shape.rows, C = list.shape.config.channels;
-  list.of_step(dropped_from, r.name, r.gates.out, {N, C});
-  list.of_step(Recompute::block, "gru_y", r.y, {N, C});
-  list.of_step(Recompute::gelu, "gru_gates", r.gates.gates, {N, 3 * C});
+  list.of_sublayer(dropped_from, r.name, r.gates.out, {N, C});
+  list.of_sublayer(Recompute::block, "gru_y", r.y, {N, C});
+  list.of_sublayer(Recompute::gelu, "gru_gates", r.gates.gates, {N, 3 * C});
 }
 
-// Plans the pointers. `in`: the residual stream before. Returns the stream after.
-inline const floatX* plan_residual(GruResidual& r, const GruParams<floatX>& w, const GruParams<float>& g,
-                                   const floatX* in, const Activations& acts) {
-  r.w = w, r.g = g;
+// Sets the pointers, after those of the parameters. `in`: the residual stream before. Returns the stream after.
+inline const floatX* bind_residual(GruResidual& r, const floatX* in, const Activations& acts) {
   r.branch_out = acts.branch_out, r.sums = acts.gru_sums;
-  r.gates.in = in, r.gates.reset_in = acts.branch_out, r.gates.bias = w.bias;
+  r.gates.in = in, r.gates.reset_in = acts.branch_out, r.gates.bias = r.w.bias;
   r.gates.dresidual = acts.dresidual, r.gates.dreset_in = acts.dnorm;
   return r.gates.out;
 }
 
-// Plans the start of a cycle after the step: it is added to the stream after the gate.
-inline void plan_next_cycle(GruResidual& r, const CycleStart& start) {
-  r.next_cycle = {start};
-  r.next_cycle[0].in = r.next_cycle[0].out = r.gates.out;
+// Binds the start of a cycle after the sublayer: it is added to the stream after the gate.
+inline void bind_next_cycle(GruResidual& r, const CycleStart& start) {
+  r.next_cycle = start;
+  r.next_cycle->in = r.next_cycle->out = r.gates.out;
 }
 
 // y (N, C) = relu(branch_out).
@@ -74,7 +71,7 @@ inline void residual_forward(const GruResidual& r, const Batch& batch) {
 // follows.
 inline void residual_forward(const GruResidual& r, const Norm& next, const Batch& batch) {
   residual_forward(r, batch);
-  for (const CycleStart& start : r.next_cycle) cycle_start_forward(start, batch);
+  if (r.next_cycle) cycle_start_forward(*r.next_cycle, batch);
   norm_forward(next, batch.rows());
 }
 
@@ -82,7 +79,7 @@ inline void residual_forward(const GruResidual& r, const Norm& next, const Batch
 inline const floatX* residual_backward(const GruResidual& r, const Batch& batch) {
   const int64_t N = batch.rows(), C = r.C;
   const floatX *dr = r.gates.gates, *dz = dr + C, *dg = dz + C;  // of their arguments, in rows of 3C
-  for (const CycleStart& start : r.next_cycle) cycle_start_backward(start, batch);
+  if (r.next_cycle) cycle_start_backward(*r.next_cycle, batch);
   gru_output_backward(r.gates, N, C);
   gemm('N', 'N', N, C, C, dg, 3 * C, r.w.rx, C, false, r.gates.dreset_in, C);
   gru_gates_backward(r.gates, N, C);

@@ -1,20 +1,21 @@
-// Attention by locality-sensitive hashing as a branch (`lsh` in wiring.h, llmc/ops/lsh.h): q and v of all heads, the
+// Attention by locality-sensitive hashing as a branch (terms/lsh.h, llmc/ops/lsh.h): q and v of all heads, the
 // buckets of q, attention to keys of the same buckets, and the output projection. No other layer uses any of it.
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <vector>
-#include "activation_list.h"
-#include "activations.h"
-#include "attention_pairs.h"
-#include "batch.h"
+#include "llmc/model/activation_list.h"
+#include "llmc/model/activations.h"
+#include "llmc/model/attention_pairs.h"
+#include "llmc/model/batch.h"
 #include "llmc/ops/lsh.h"
 #include "llmc/operations.h"
 #include "llmc/ops/precision.h"
 #include "llmc/ops/rows.h"
 #include "norm.h"
-#include "parameters.h"
-#include "planner.h"
+#include "llmc/model/parameters.h"
+#include "llmc/model/binding.h"
 
 // In generation: what the cache keeps of a layer.
 struct LshCache {
@@ -41,60 +42,53 @@ struct LshBranch {
   float* scratch = nullptr;
   floatX* out = nullptr;                                   // (N, C)
   floatX *din = nullptr, *datt = nullptr, *dqv = nullptr;  // (N, C), (N, C), (N, 2C)
-  std::vector<LshCache> cache;                             // one in generation
+  std::optional<LshCache> cache;                           // in generation
 
   int64_t C() const { return shape.C(); }
 };
 
-template <class Declare>
-void for_each_activation(LshBranch& b, ActivationList<Declare>& list) {
+inline LshBranch make_lsh(int layer, bool is_generation) {
+  LshBranch b;
+  b.layer = layer;
+  if (is_generation) b.cache.emplace();
+  return b;
+}
+
+inline void declare(LshBranch& b, ActivationList& list) {
   const ModelShape& shape = list.shape;
   const WiringTable& table = shape.attention_plan.table;
   const int64_t N = shape.rows, C = shape.config.channels, h = shape.config.num_heads, rounds = table.lsh_rounds;
-  list.of_step(Recompute::block, "qv", b.qv, {N, 2 * C});
-  list.of_step(Recompute::block, "att", b.att, {N, C});
-  if (shape.generation) {
-    b.cache.resize(1);
+  list.of_sublayer(Recompute::block, "qv", b.qv, {N, 2 * C});
+  list.of_sublayer(Recompute::block, "att", b.att, {N, C});
+  if (b.cache) {
     const int64_t slots = shape.generation->slots, capacity = shape.generation->capacity(b.layer);
-    list.add(MemoryGroup::kv_cache, "qv", b.cache[0].qv, {slots, capacity, 2 * C});
-    list.add(MemoryGroup::kv_cache, "buckets", b.cache[0].buckets, {slots, capacity, h, rounds});
+    list.add(MemoryGroup::kv_cache, "qv", b.cache->qv, {slots, capacity, 2 * C});
+    list.add(MemoryGroup::kv_cache, "buckets", b.cache->buckets, {slots, capacity, h, rounds});
     return;
   }
   const int64_t B = shape.training->B, T = shape.training->T;
-  list.of_step(Recompute::block, "lse", b.lse, {N, h});
-  list.of_step(Recompute::block, "buckets", b.of.buckets, {N, h, rounds});
-  list.of_step(Recompute::block, "inverse_norms", b.of.inverse_norms, {N, h});
-  list.of_step(Recompute::block, "bucket_order", b.of.order, {B, h, rounds, T});
-  list.of_step(Recompute::block, "bucket_starts", b.of.starts, {B, h, rounds, table.lsh_buckets + 1});
+  list.of_sublayer(Recompute::block, "lse", b.lse, {N, h});
+  list.of_sublayer(Recompute::block, "buckets", b.of.buckets, {N, h, rounds});
+  list.of_sublayer(Recompute::block, "inverse_norms", b.of.inverse_norms, {N, h});
+  list.of_sublayer(Recompute::block, "bucket_order", b.of.order, {B, h, rounds, T});
+  list.of_sublayer(Recompute::block, "bucket_starts", b.of.starts, {B, h, rounds, table.lsh_buckets + 1});
 }
 
-inline void plan_cache(LshCache& cache, const LshBranch& b, const Planner& p) {
+inline void bind_cache(LshCache& cache, const LshBranch& b, const Binding& p) {
   const KVCachePlan& plan = *p.shape.generation;
   cache.cache = p.cache, cache.capacity = plan.capacity(b.layer), cache.group = plan.group_of_layer[b.layer];
   cache.rows = p.acts.cache_rows + cache.group, cache.rows_stride = int64_t(plan.groups.size());
   cache.sequences = p.acts.sequences + cache.group * plan.slots;
 }
 
-inline void plan_branch(LshBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const Norm& norm,
-                        const Planner& p) {
+inline void bind_branch(LshBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const Norm& norm,
+                        const Binding& p) {
   b.w = w.attention, b.g = g.attention, b.in = norm.out, b.out = p.acts.branch_out;
   b.shape = lsh_shape(p.shape.config, p.plan().table, 0, 0);
   b.scratch = p.acts.lsh_scratch;
   b.din = b.datt = p.acts.dnorm;  // datt is no longer needed when din is written
   b.dqv = p.acts.dqkv;
-  for (LshCache& cache : b.cache) plan_cache(cache, b, p);
-}
-
-// The parameters of the LayerNorm before it.
-template <class T>
-const NormParams<T>& norm_params(const LshBranch&, const LayerParams<T>& p) {
-  return p.ln1;
-}
-
-// The parameters of the gate in which attention's output joins the residual stream.
-template <class T>
-const GruParams<T>& gru_params(const LshBranch&, const LayerParams<T>& p) {
-  return p.gru1;
+  if (b.cache) bind_cache(*b.cache, b, p);
 }
 
 // ----------------------------------------------------------------------------
@@ -158,8 +152,8 @@ inline void project_out(const LshBranch& b, const Batch& batch) {
 // out (N, C) = the output of the branch for its input `in` (N, C).
 inline void branch_forward(const LshBranch& b, const Batch& batch) {
   matmul_forward(b.qv, b.in, b.w.qkvw, b.w.qkvb, batch.rows(), b.C(), 2 * b.C());
-  if (b.cache.empty()) attend(b, batch);
-  for (const LshCache& cache : b.cache) attend(b, cache, batch);
+  if (b.cache) attend(b, *b.cache, batch);
+  else attend(b, batch);
   project_out(b, batch);
 }
 // Computes everything again in the backward pass: the same q has the same buckets.
@@ -177,9 +171,7 @@ inline void branch_backward(const LshBranch& b, const floatX* dout, const Batch&
 // Cost
 
 // Elements of the weights that a token is multiplied with.
-inline double matmul_elements(const LshBranch&, const ModelConfig& c, const AttentionPlan&, const Segments&) {
-  return 3.0 * c.channels * c.channels;
-}
+inline double matmul_elements(const LshBranch&, const ModelConfig& c) { return 3.0 * c.channels * c.channels; }
 
 // The pairs of a query and a key of a layer that see each other in a sequence of T tokens, if buckets are as large as
 // each other: of each round one in `buckets` of all pairs, but no more than all.
@@ -190,8 +182,7 @@ inline double lsh_pairs(const AttentionPlan& plan, int l, int64_t T) {
 
 // The FLOPs of hashing, 2 for each channel of a head and each of its rotations, and of attention, forward and backward:
 // 7 matrix products, as in attention to all keys (attention_branch.h).
-inline double attention_flops(const LshBranch& b, const ModelConfig& c, const AttentionPlan& plan, int64_t T,
-                              const Segments&) {
+inline double attention_flops(const LshBranch& b, const ModelConfig& c, const AttentionPlan& plan, int64_t T) {
   const double rotations = double(plan.table.lsh_rounds) * plan.table.lsh_buckets / 2;
   return 2 * double(T) * c.channels * rotations + 2 * c.head_size() * 7 * lsh_pairs(plan, b.layer, T);
 }

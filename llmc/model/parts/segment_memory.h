@@ -7,9 +7,9 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include "activation_list.h"
-#include "activations.h"
-#include "batch.h"
+#include "llmc/model/activation_list.h"
+#include "llmc/model/activations.h"
+#include "llmc/model/batch.h"
 #include "llmc/operations.h"
 #include "llmc/ops/precision.h"
 #include "norm.h"
@@ -24,21 +24,20 @@ struct SegmentMemory {
 };
 
 // Declares what a layer's memory is, and what all layers share. `list.shape` is that of training.
-template <class Declare>
-void for_each_activation(SegmentMemory& memory, ActivationList<Declare>& list) {
+inline void declare(SegmentMemory& memory, ActivationList& list) {
   const int64_t B = list.shape.training->B, T = list.shape.training->T, C = list.shape.config.channels;
   const int64_t M = list.shape.attention_plan.table.memory, N = B * (M + T);
   memory.M = M, memory.C = C;
   list.add(MemoryGroup::segment_memory, "memory", memory.rows, {B, M, C});
-  list.of_all_steps("memory_norm", memory.norm.out, {B * M, C});
-  list.of_all_steps("memory_norm_mean", memory.norm.mean, {B * M});
-  list.of_all_steps("memory_norm_rstd", memory.norm.rstd, {B * M});
-  list.of_all_steps("extended_norm", memory.extended, {N, C});
-  list.of_all_steps("dextended_norm", memory.dextended, {N, C});
+  list.of_all_sublayers("memory_norm", memory.norm.out, {B * M, C});
+  list.of_all_sublayers("memory_norm_mean", memory.norm.mean, {B * M});
+  list.of_all_sublayers("memory_norm_rstd", memory.norm.rstd, {B * M});
+  list.of_all_sublayers("extended_norm", memory.extended, {N, C});
+  list.of_all_sublayers("dextended_norm", memory.dextended, {N, C});
 }
 
 // Sets the pointers. `norm`: the layer's LayerNorm.
-inline void plan_memory(SegmentMemory& memory, const Norm& norm) {
+inline void bind_memory(SegmentMemory& memory, const Norm& norm) {
   const Norm of_memory = memory.norm;
   memory.norm = norm;
   memory.norm.in = memory.rows, memory.norm.out = of_memory.out;

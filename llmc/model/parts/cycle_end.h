@@ -2,15 +2,16 @@
 // halts now, this cycle's term of the sum that the final LayerNorm gets, and the next cycle's start.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <vector>
-#include "activation_list.h"
-#include "activations.h"
-#include "batch.h"
+#include "llmc/model/activation_list.h"
+#include "llmc/model/activations.h"
+#include "llmc/model/batch.h"
 #include "cycle_start.h"
 #include "llmc/ops/halting.h"
 #include "llmc/operations.h"
 #include "llmc/ops/precision.h"
-#include "parameters.h"
+#include "llmc/model/parameters.h"
 
 struct CycleEnd {
   int cycle = 0, cycles = 0;
@@ -24,19 +25,25 @@ struct CycleEnd {
   HaltingForward forward;
   HaltingBackward backward;
   float ponder_cost = 0;
-  std::vector<CycleStart> next_cycle = {};  // none after the last cycle
+  std::optional<CycleStart> next_cycle = {};  // none after the last cycle
 
   bool is_last() const { return cycle + 1 == cycles; }
 };
 
-template <class Declare>
-void for_each_activation(CycleEnd& end, ActivationList<Declare>& list) {
-  list.of_step(Recompute::above_all_levels, "cycle_end", end.out, {list.shape.rows, end.C});
+// The end of cycle `cycle` of `cycles`.
+inline CycleEnd make_cycle_end(int cycle, int cycles, int64_t C) {
+  CycleEnd end;
+  end.cycle = cycle, end.cycles = cycles, end.C = C;
+  return end;
 }
 
-// Plans the pointers. `in`: the residual stream after the cycle. Returns what the next step gets. In generation `grads`
-// has null pointers.
-inline const floatX* plan_cycle_end(CycleEnd& end, const floatX* in, const ModelShape& shape,
+inline void declare(CycleEnd& end, ActivationList& list) {
+  list.of_sublayer(Recompute::above_all_levels, "cycle_end", end.out, {list.shape.rows, end.C});
+}
+
+// Sets the pointers. `in`: the residual stream after the cycle. Returns what the next sublayer gets. In generation
+// `grads` has null pointers.
+inline const floatX* bind_cycle_end(CycleEnd& end, const floatX* in, const ModelShape& shape,
                                     const Params<floatX>& params, const Params<float>& grads, const Activations& acts) {
   const WiringTable& table = shape.attention_plan.table;
   const HaltingWeights weights = {acts.halting, shape.rows, end.cycles, float(1 - table.halting)};
@@ -51,8 +58,8 @@ inline const floatX* plan_cycle_end(CycleEnd& end, const floatX* in, const Model
   b.targets = acts.targets;
   b.x = in, b.weights = weights, b.cycle = end.cycle, b.C = end.C;
   if (!end.is_last()) {
-    end.next_cycle = {plan_cycle_start(end.cycle + 1, end.C, params, grads, acts)};
-    end.next_cycle[0].in = in, end.next_cycle[0].out = end.out;
+    end.next_cycle = bind_cycle_start(end.cycle + 1, end.C, params, grads, acts);
+    end.next_cycle->in = in, end.next_cycle->out = end.out;
   }
   return end.out;
 }
@@ -63,13 +70,13 @@ inline void cycle_end_forward(const CycleEnd& end, const Batch& batch) {
   args.N = batch.rows();
   if (!end.is_last()) token_gate_forward(end.p, end.in, end.w, end.b, args.N, end.C);
   halting_forward(args);
-  for (const CycleStart& start : end.next_cycle) cycle_start_forward(start, batch);
+  if (end.next_cycle) cycle_start_forward(*end.next_cycle, batch);
 }
 
 // From the gradients of the weighted sum and of what the next cycle begins with: din (N, C) becomes that of `in`; those
 // of the parameters +=. After the last cycle there is nothing but the former.
 inline void cycle_end_backward(const CycleEnd& end, const Batch& batch) {
-  for (const CycleStart& start : end.next_cycle) cycle_start_backward(start, batch);
+  if (end.next_cycle) cycle_start_backward(*end.next_cycle, batch);
   HaltingBackward args = end.backward;
   args.N = batch.rows(), args.dponder = end.ponder_cost * batch.dloss;
   halting_backward(args);

@@ -2,11 +2,11 @@
 // learned positions, + wpe[position].
 #pragma once
 #include <cstdint>
-#include "batch.h"
+#include "llmc/model/batch.h"
 #include "llmc/operations.h"
 #include "llmc/ops/precision.h"
-#include "activations.h"
-#include "parameters.h"
+#include "llmc/model/activations.h"
+#include "llmc/model/parameters.h"
 
 struct CycleStart {
   int64_t C = 0;
@@ -18,7 +18,7 @@ struct CycleStart {
 };
 
 // The start of cycle `cycle`, without `in` and `out`. In generation `grads` has null pointers.
-inline CycleStart plan_cycle_start(int cycle, int64_t C, const Params<floatX>& params, const Params<float>& grads,
+inline CycleStart bind_cycle_start(int cycle, int64_t C, const Params<floatX>& params, const Params<float>& grads,
                                    const Activations& acts) {
   CycleStart start;
   start.C = C, start.dout = acts.dresidual;

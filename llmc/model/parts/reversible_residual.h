@@ -1,20 +1,17 @@
 // How a branch's output joins the residual stream with `reversible` (wiring.h). There are two streams, in fp32:
 // attention's output is added to the first, the MLP's to the second, and each branch reads the other stream, so that
 // the backward pass can take back what a branch added: it computes the branch again, from a stream that has not changed
-// since, and subtracts. No step keeps anything but K/V that other layers use.
+// since, and subtracts. No sublayer keeps anything but K/V that other layers use.
 //
 // A LayerNorm reads its stream rounded to floatX. There is one tensor for that, Activations::embedded, because each
-// LayerNorm reads the stream that the step before it has added to; before the output head it holds the streams' mean.
+// LayerNorm reads the stream that the sublayer before it has added to; before the output head it holds the streams'
+// mean.
 #pragma once
-#include "activation_list.h"
-#include "activations.h"
-#include "batch.h"
-#include "cycle_start.h"
+#include "llmc/model/activations.h"
+#include "llmc/model/batch.h"
 #include "llmc/operations.h"
 #include "llmc/ops/precision.h"
-#include "llmc/utils/error.h"
 #include "norm.h"
-#include "parameters.h"
 
 // The two streams and their gradients.
 struct Streams {
@@ -31,49 +28,41 @@ struct ReversibleResidual {
   Streams streams;
 
   float* x() const { return adds_to_first ? streams.x1 : streams.x2; }
-  float* read_x() const { return adds_to_first ? streams.x2 : streams.x1; }  // what the step's LayerNorm reads
+  float* read_x() const { return adds_to_first ? streams.x2 : streams.x1; }  // what the sublayer's LayerNorm reads
   floatX* dx() const { return adds_to_first ? streams.dx1 : streams.dx2; }
   floatX* read_dx() const { return adds_to_first ? streams.dx2 : streams.dx1; }
 };
-
-// The streams are not of a step.
-template <class Declare>
-void for_each_activation(ReversibleResidual&, Recompute, ActivationList<Declare>&) {}
 
 inline Streams streams_of(const Activations& acts) {
   return {acts.streams[0], acts.streams[1], acts.dresidual, acts.dstream, acts.embedded};
 }
 
-// Plans the pointers. Returns what the next LayerNorm reads. A sum has no parameters.
-inline const floatX* plan_residual(ReversibleResidual& r, const GruParams<floatX>&, const GruParams<float>&,
-                                   const floatX*, const Activations& acts) {
+// Sets the pointers. Returns what the next LayerNorm reads.
+inline const floatX* bind_residual(ReversibleResidual& r, const Activations& acts) {
   r.branch_out = acts.branch_out, r.streams = streams_of(acts);
   return r.streams.rounded;
 }
 
-// Layers that repeat are not reversible (wiring.h), so that no cycle begins after a step.
-inline void plan_next_cycle(ReversibleResidual&, const CycleStart&) { CHECK(!"cycles of reversible layers"); }
-
-// The step's stream += branch_out; rounded = what the next LayerNorm reads.
+// The sublayer's stream += branch_out; rounded = what the next LayerNorm reads.
 inline void residual_forward(const ReversibleResidual& r, const Batch& batch) {
   const int64_t n = batch.rows() * r.C;
   stream_add(r.x(), r.streams.rounded, r.branch_out, /*factor=*/1, n);
   if (r.is_last) streams_mean(r.streams.rounded, r.streams.x1, r.streams.x2, n);
 }
 
-// The step's stream, and the LayerNorm that follows.
+// The sublayer's stream, and the LayerNorm that follows.
 inline void residual_forward(const ReversibleResidual& r, const Norm& next, const Batch& batch) {
   residual_forward(r, batch);
   norm_forward(next, batch.rows());
 }
 
-// In the backward pass: the step's stream as it was before branch_out was added; `rounded` becomes the same, which is
-// what the LayerNorm before this one read.
+// In the backward pass: the sublayer's stream as it was before branch_out was added; `rounded` becomes the same, which
+// is what the LayerNorm before this one read.
 inline void take_back(const ReversibleResidual& r, const Batch& batch) {
   stream_add(r.x(), r.streams.rounded, r.branch_out, /*factor=*/-1, batch.rows() * r.C);
 }
 
-// In the backward pass: rounded = what the step's LayerNorm read.
+// In the backward pass: rounded = what the sublayer's LayerNorm read.
 inline void round_stream(const ReversibleResidual& r, const Batch& batch) {
   streams_mean(r.streams.rounded, r.read_x(), r.read_x(), batch.rows() * r.C);
 }
@@ -83,6 +72,3 @@ inline const floatX* residual_backward(const ReversibleResidual& r, const Batch&
   if (r.is_last) streams_mean_backward(r.streams.dx1, r.streams.dx2, batch.rows() * r.C);
   return r.dx();
 }
-
-// Elements of the weights that a token is multiplied with: none.
-inline double matmul_elements(const ReversibleResidual&, const ModelConfig&) { return 0; }

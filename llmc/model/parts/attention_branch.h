@@ -3,21 +3,22 @@
 // recomputation is planned here once, as pointers and sizes; the passes look nothing else up.
 #pragma once
 #include <algorithm>
-#include <type_traits>
+#include <optional>
 #include <utility>
 #include <vector>
-#include "activation_list.h"
-#include "activations.h"
-#include "attention_pairs.h"
-#include "attention_plan.h"
-#include "batch.h"
+#include "llmc/model/activation_list.h"
+#include "llmc/model/activations.h"
+#include "llmc/model/attention_pairs.h"
+#include "llmc/model/attention_plan.h"
+#include "llmc/model/batch.h"
 #include "llmc/ops/attention_args.h"
 #include "llmc/operations.h"
 #include "llmc/ops/precision.h"
 #include "llmc/ops/rows.h"
-#include "parameters.h"
+#include "llmc/model/parameters.h"
+#include "mixed_maps.h"
 #include "norm.h"
-#include "planner.h"
+#include "llmc/model/binding.h"
 #include "relative_attention.h"
 #include "segment_memory.h"
 
@@ -60,14 +61,15 @@ struct AttentionBranch {
   AttentionParams<floatX> w;
   AttentionParams<float> g;
   int64_t C = 0, QKV = 0;
-  const floatX* in = nullptr;               // (N, C)
-  std::vector<SegmentMemory> memory;        // one or none
-  std::vector<Projection> projections;      // the matmuls to q, and to k and v, of the projected heads
-  std::vector<Rotation> rotations;          // rotary positions of q and k; none with learned positions
-  std::vector<RelativeAttention> relative;  // of relative positions: one or none
-  std::vector<StoreKV> store_kv;            // one in generation, if the layer projects any k or v
-  const KVCache* cache = nullptr;           // in generation; else null
-  const KeyRows* sequences = nullptr;       // (slots): in generation, where the keys of each part's sequence lie
+  const floatX* in = nullptr;           // (N, C)
+  std::optional<SegmentMemory> memory;  // in training with `memory`, if the layer projects any k or v
+  std::vector<Projection> projections;  // the matmuls to q, and to k and v, of the projected heads
+  std::vector<Rotation> rotations;      // rotary positions of q and k; none with learned positions
+  std::optional<RelativeAttention> relative;
+  std::optional<MixedMaps> mixed_maps;  // of `blend` and `gate`
+  std::optional<StoreKV> store_kv;      // in generation, if the layer projects any k or v
+  const KVCache* cache = nullptr;       // in generation; else null
+  const KeyRows* sequences = nullptr;   // (slots): in generation, where the keys of each part's sequence lie
   // attentions_of_slot[slot of the cache] in generation, attentions_of_slot[0] for all sequences in training: one
   // attention, or one for each attention map whose output is summed.
   std::vector<std::vector<LayerAttention>> attentions_of_slot;
@@ -94,8 +96,7 @@ inline bool keeps_kv(const AttentionPlan& plan, int l) {
   return !plan.table.reversible || !plan.shared[Part::k][l].empty() || !plan.shared[Part::v][l].empty();
 }
 
-template <class Declare>
-void for_each_activation(AttentionBranch& b, ActivationList<Declare>& list) {
+inline void declare(AttentionBranch& b, ActivationList& list) {
   const ModelShape& shape = list.shape;
   const AttentionPlan& plan = shape.attention_plan;
   AttentionActs& acts = b.acts;
@@ -106,32 +107,25 @@ void for_each_activation(AttentionBranch& b, ActivationList<Declare>& list) {
   constexpr Recompute kept = Recompute::above_all_levels;
   if (shape.generation) {
     if (q_is_shared) list.add(MemoryGroup::activations, "qkv of shared q", acts.qkv, {N, QKV});
-    else list.of_step(Recompute::block, "qkv", acts.qkv, {N, full_qkv_size(shape.config, plan)});
+    else list.of_sublayer(Recompute::block, "qkv", acts.qkv, {N, full_qkv_size(shape.config, plan)});
     list.add(MemoryGroup::kv_cache, "kv", acts.kv_cache,
              {shape.generation->slots, shape.generation->capacity(b.layer), QKV - q});
   } else if (keeps_qkv(*shape.training, plan, b.layer)) {
-    list.of_step(kept, "qkv", acts.qkv, {N, QKV});
+    list.of_sublayer(kept, "qkv", acts.qkv, {N, QKV});
   } else {
-    if (q > 0) list.of_step(Recompute::block, "q", acts.q, {N, q});
-    if (keeps_kv(plan, b.layer)) list.of_step(kept, "kv", acts.kv, {key_rows(shape), QKV - q});
-    else list.of_all_steps("kv of one layer", acts.kv, {N, full_qkv_size(shape.config, plan) - C});
+    if (q > 0) list.of_sublayer(Recompute::block, "q", acts.q, {N, q});
+    if (keeps_kv(plan, b.layer)) list.of_sublayer(kept, "kv", acts.kv, {key_rows(shape), QKV - q});
+    else list.of_all_sublayers("kv of one layer", acts.kv, {N, full_qkv_size(shape.config, plan) - C});
   }
-  if (shape.training && plan.table.memory > 0 && QKV > q) {
-    b.memory.resize(1);
-    for_each_activation(b.memory[0], list);
-  }
-  if (plan.table.relative) {
-    b.relative.resize(1);
-    for_each_activation(b.relative[0], list);
-  }
+  if (b.memory) declare(*b.memory, list);
+  if (b.relative) declare(*b.relative, list);
   // With several attention maps the backward pass runs each attention again, and needs nothing of it to be kept.
-  const bool mixes_maps = plan.table.mix != WiringTable::Mix::none;
-  const Recompute attention_dropped_from = mixes_maps ? Recompute::nothing : Recompute::block;
-  list.of_step(Recompute::block, "att", acts.att, {N, C});
-  list.of_step(attention_dropped_from, "lse", acts.lse, {N, h});
+  const Recompute attention_dropped_from = b.mixed_maps ? Recompute::nothing : Recompute::block;
+  list.of_sublayer(Recompute::block, "att", acts.att, {N, C});
+  list.of_sublayer(attention_dropped_from, "lse", acts.lse, {N, h});
   if (plan.table.topk > 0) {
-    list.of_step(attention_dropped_from, "topk_score", acts.topk_score, {N, h});
-    list.of_step(attention_dropped_from, "topk_last", acts.topk_last, {N, h});
+    list.of_sublayer(attention_dropped_from, "topk_score", acts.topk_score, {N, h});
+    list.of_sublayer(attention_dropped_from, "topk_last", acts.topk_last, {N, h});
   }
 }
 
@@ -144,7 +138,7 @@ struct HeadPlace {
   floatX* x;
   int64_t stride;
 };
-inline HeadPlace head_place(const Planner& p, Part part, const ProjectedHead& h, int slot) {
+inline HeadPlace head_place(const Binding& p, Part part, const ProjectedHead& h, int slot) {
   const AttentionActs& acts = *p.attention_acts[h.layer];
   const int64_t QKV = p.QKV(h.layer), q = p.q_width(h.layer);
   const int64_t column = p.plan().projected_index(part, h) * p.head_size();
@@ -155,7 +149,7 @@ inline HeadPlace head_place(const Planner& p, Part part, const ProjectedHead& h,
 }
 
 // The place of a head's gradient among those of its layer.
-inline HeadPlace own_gradient_place(const Planner& p, Part part, const ProjectedHead& h) {
+inline HeadPlace own_gradient_place(const Binding& p, Part part, const ProjectedHead& h) {
   const int64_t QKV = p.QKV(h.layer), column = p.plan().projected_index(part, h) * p.head_size();
   if (p.acts.dkv == nullptr) return {p.acts.dqkv + column, QKV};
   const int64_t q = p.q_width(h.layer);
@@ -164,7 +158,7 @@ inline HeadPlace own_gradient_place(const Planner& p, Part part, const Projected
 
 // Where layer l's attention writes the gradient of a head: in the dqkv of layer l if it projected the head, else in the
 // accumulator of the layer that projected it.
-inline HeadPlace gradient_place(const Planner& p, int l, Part part, const ProjectedHead& h) {
+inline HeadPlace gradient_place(const Binding& p, int l, Part part, const ProjectedHead& h) {
   const AttentionPlan& plan = p.plan();
   if (p.shape.generation) return {nullptr, 0};
   if (h.layer == l) return own_gradient_place(p, part, h);
@@ -173,7 +167,7 @@ inline HeadPlace gradient_place(const Planner& p, int l, Part part, const Projec
 }
 
 // How layer l's attention finds each K/V head that it uses.
-inline KVHeads<floatX> plan_kv_heads(const Planner& p, int l, const PlannedAttention& attention, int slot) {
+inline KVHeads<floatX> bind_kv_heads(const Binding& p, int l, const PlannedAttention& attention, int slot) {
   const AttentionPlan& plan = p.plan();
   std::vector<KVHead<floatX>> kv_heads;
   std::vector<int> query_heads;
@@ -191,14 +185,14 @@ inline KVHeads<floatX> plan_kv_heads(const Planner& p, int l, const PlannedAtten
 }
 
 // `out` and `dout`: (N, C), what the attention writes and the gradient that it is given.
-inline LayerAttention plan_attention(const Planner& p, int l, const PlannedAttention& planned, int slot, floatX* out,
-                                     const floatX* dout) {
+inline LayerAttention bind_attention_args(const Binding& p, int l, const PlannedAttention& planned, int slot,
+                                          floatX* out, const floatX* dout) {
   const AttentionActs& acts = *p.attention_acts[l];
   const ProjectedHead first_q = {planned.map_layer, 0};
   const HeadPlace q = head_place(p, Part::q, first_q, slot), dq = gradient_place(p, l, Part::q, first_q);
   LayerAttention attention;
   attention.map_layer = planned.map_layer;
-  attention.kv_heads = plan_kv_heads(p, l, planned, slot);
+  attention.kv_heads = bind_kv_heads(p, l, planned, slot);
   AttentionArgs<floatX>& args = attention.args;
   args.HS = p.head_size();
   attention.kv_heads.set_args(args);
@@ -213,7 +207,7 @@ inline LayerAttention plan_attention(const Planner& p, int l, const PlannedAtten
 
 // The copies that fill layer l's dqkv before its own attention adds to it: the sum in the accumulator for shared heads,
 // zeros for unused ones. Heads that are neighbours in both are one copy.
-inline std::vector<RowCopy> plan_load_dqkv(const Planner& p, int l) {
+inline std::vector<RowCopy> bind_load_dqkv(const Binding& p, int l) {
   const AttentionPlan& plan = p.plan();
   const int64_t hs = p.head_size(), accumulator_stride = plan.accumulator_heads * hs;
   std::vector<RowCopy> copies;
@@ -235,12 +229,12 @@ inline std::vector<RowCopy> plan_load_dqkv(const Planner& p, int l) {
 }
 
 // Plans the rotation of the layer's projected heads of q and of k, which lie beside them.
-inline void plan_rotations(AttentionBranch& b, const Planner& p) {
+inline void bind_rotations(AttentionBranch& b, const Binding& p) {
   if (p.plan().table.rope == 0) return;
   const int hs = int(p.head_size());
   const int q = int(p.plan().projected[Part::q][b.layer].size()), k = int(p.plan().projected[Part::k][b.layer].size());
   const int64_t kv_width = b.QKV - q * hs;
-  const bool has_memory = !b.memory.empty();
+  const bool has_memory = b.memory.has_value();
   auto add = [&](std::vector<Rotation>& rotations, floatX* x, int64_t stride, int heads, bool is_kept,
                  bool has_memory_rows = false) {
     if (heads > 0) rotations.push_back({{x, stride, heads, hs, p.acts.rotary_table}, is_kept, has_memory_rows});
@@ -261,23 +255,27 @@ inline void plan_rotations(AttentionBranch& b, const Planner& p) {
 }
 
 // Plans how k and v come into the cache, and where attention finds them.
-inline void plan_cache(AttentionBranch& b, const Planner& p) {
+inline void bind_cache(AttentionBranch& b, const Binding& p) {
   const KVCachePlan& cache = *p.shape.generation;
   const int64_t q = p.q_width(b.layer), width = b.QKV - q;
   const int group = cache.group_of_layer[b.layer];
   b.sequences = p.acts.sequences + group * cache.slots;
   const RowCopy copy =
       {b.acts.kv_cache, width, b.acts.qkv + q, b.QKV, width, p.acts.cache_rows + group, int64_t(cache.groups.size())};
-  if (width > 0) b.store_kv = {{b.acts.kv_cache, cache.capacity(b.layer), width, copy}};
+  if (width > 0) b.store_kv = {b.acts.kv_cache, cache.capacity(b.layer), width, copy};
 }
 
-// Sets the branch's pointers and sizes. `out` and `dout`: what each of its attentions writes, and the gradient of that.
-inline void plan_attention_branch(AttentionBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g,
-                                  const Norm& norm, const Planner& p, floatX* out, const floatX* dout) {
+// Sets the branch's pointers and sizes.
+inline void bind_branch(AttentionBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const Norm& norm,
+                        const Binding& p) {
   const int64_t C = p.shape.config.channels, q = p.q_width(b.layer);
   b.w = w.attention, b.g = g.attention, b.in = norm.out;
   b.C = C, b.QKV = p.QKV(b.layer), b.cache = p.cache;
-  for (SegmentMemory& memory : b.memory) plan_memory(memory, norm);
+  if (b.memory) bind_memory(*b.memory, norm);
+  if (b.mixed_maps) bind_mixed_maps(*b.mixed_maps, b.layer, p);
+  // Where each attention writes, and the gradient of that.
+  floatX* out = b.mixed_maps ? b.mixed_maps->map_out : b.acts.att;
+  const floatX* dout = b.mixed_maps ? b.mixed_maps->dmap_out : p.acts.dnorm;
   auto project = [&](floatX* to, int64_t first_row, int64_t rows, bool is_kept, const SegmentMemory* memory = nullptr) {
     const floatX* bias = b.w.qkvb != nullptr ? b.w.qkvb + first_row : nullptr;
     const floatX* in = memory != nullptr ? memory->extended : b.in;
@@ -287,39 +285,21 @@ inline void plan_attention_branch(AttentionBranch& b, const LayerParams<floatX>&
     project(b.acts.qkv, 0, b.QKV, /*is_kept=*/true);
   } else {
     project(b.acts.q, 0, q, /*is_kept=*/false);
-    project(b.acts.kv, q, b.QKV - q, keeps_kv(p.plan(), b.layer), b.memory.empty() ? nullptr : &b.memory[0]);
+    project(b.acts.kv, q, b.QKV - q, keeps_kv(p.plan(), b.layer), b.memory ? &*b.memory : nullptr);
   }
-  plan_rotations(b, p);
-  if (p.shape.generation) plan_cache(b, p);
+  bind_rotations(b, p);
+  if (p.shape.generation) bind_cache(b, p);
   for (int slot = 0; slot < (p.shape.generation ? p.shape.generation->slots : 1); slot++) {
     b.attentions_of_slot.emplace_back();
     for (const PlannedAttention& planned : p.plan().attentions[b.layer])
-      b.attentions_of_slot[slot].push_back(plan_attention(p, b.layer, planned, slot, out, dout));
-    for (RelativeAttention& relative : b.relative)
-      plan_relative(relative, w.attention, g.attention, p.acts, b.attentions_of_slot[slot][0].args);
+      b.attentions_of_slot[slot].push_back(bind_attention_args(p, b.layer, planned, slot, out, dout));
+    if (b.relative) bind_relative(*b.relative, w.attention, g.attention, p.acts, b.attentions_of_slot[slot][0].args);
   }
   b.out = p.acts.branch_out;
   if (p.shape.generation) return;
-  b.load_dqkv = plan_load_dqkv(p, b.layer);
+  b.load_dqkv = bind_load_dqkv(p, b.layer);
   b.din = b.datt = p.acts.dnorm;  // datt is no longer needed when din is written
   b.dqkv = p.acts.dqkv, b.dkv = p.acts.dkv;
-}
-
-inline void plan_branch(AttentionBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const Norm& norm,
-                        const Planner& p) {
-  plan_attention_branch(b, w, g, norm, p, b.acts.att, p.acts.dnorm);
-}
-
-// The LayerNorm before it.
-template <class T>
-const NormParams<T>& norm_params(const AttentionBranch&, const LayerParams<T>& p) {
-  return p.ln1;
-}
-
-// The parameters of the gate in which attention's output joins the residual stream.
-template <class T>
-const GruParams<T>& gru_params(const AttentionBranch&, const LayerParams<T>& p) {
-  return p.gru1;
 }
 
 // ----------------------------------------------------------------------------
@@ -344,7 +324,7 @@ inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, 
 // The i-th attention of a training batch.
 inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, const Batch& batch) {
   AttentionArgs<floatX> args = attention_args(b, i, {0, batch.memory, batch.T}, batch.B, /*row=*/0);
-  for (const RelativeAttention& relative : b.relative) args.relative = positions_of(relative, args.relative, batch);
+  if (b.relative) args.relative = positions_of(*b.relative, args.relative, batch);
   return args;
 }
 
@@ -361,14 +341,13 @@ inline RowPositions positions_of(const Rotation& r, const Batch& batch) {
 // been kept.
 inline void project_qkv(const AttentionBranch& b, const Batch& batch, bool kv_is_kept) {
   auto is_done = [&](const auto& operation) { return operation.is_kept && kv_is_kept; };
-  if (!kv_is_kept)
-    for (const SegmentMemory& memory : b.memory) extend_by_memory(memory, b.in, batch);
+  if (b.memory && !kv_is_kept) extend_by_memory(*b.memory, b.in, batch);
   for (const Projection& p : b.projections)
     if (!is_done(p)) matmul_forward(p.out, p.in, p.weight, p.bias, rows_of(p, batch), b.C, p.OC);
   for (const Rotation& r : b.rotations)
     if (!is_done(r)) rotate(r.heads, positions_of(r, batch), rows_of(r, batch));
-  for (const RelativeAttention& relative : b.relative) relative_forward(relative, batch);
-  for (const StoreKV& kv : b.store_kv) copy_rows(kv.copy, batch.rows());
+  if (b.relative) relative_forward(*b.relative, batch);
+  if (b.store_kv) copy_rows(b.store_kv->copy, batch.rows());
 }
 
 // The i-th attention of parts [first, end), which have as many queries each, the first from `row` on.
@@ -406,20 +385,29 @@ inline void project_out(const AttentionBranch& b, const Batch& batch) {
   matmul_forward(b.out, b.acts.att, b.w.projw, b.w.projb, batch.rows(), b.C, b.C);
 }
 
-inline void branch_forward(const AttentionBranch& b, const Batch& batch, bool kv_is_kept) {
+// att (N, C) = the outputs of several attention maps, summed with their weights.
+inline void attend_by_maps(const AttentionBranch& b, const MixedMaps& mixed, const Batch& batch) {
+  const int64_t N = batch.rows();
+  if (mixed.gate) token_gate_forward(mixed.gate->gate, b.in, b.w.gatew, b.w.gateb, N, b.C);
+  const std::vector<LayerAttention>& attentions = b.attentions_of_slot[0];
+  for (size_t i = 0; i < attentions.size(); i++) {
+    attend(b, i, batch);
+    mix_map_forward(mixed.map_sum, b.acts.att, mixed.map_out, mixed.weights, attentions[i].map_layer, i == 0,
+                    i + 1 == attentions.size(), N, b.C);
+  }
+}
+
+// out (N, C) = the output of the attention branch for its input `in` (N, C). kv_is_kept: in the backward pass, which
+// computes a layer again, k and v are there.
+inline void branch_forward(const AttentionBranch& b, const Batch& batch, bool kv_is_kept = false) {
   project_qkv(b, batch, kv_is_kept);
-  attend(b, 0, batch);
+  if (b.mixed_maps) attend_by_maps(b, *b.mixed_maps, batch);
+  else attend(b, 0, batch);
   project_out(b, batch);
 }
 
-// out (N, C) = the output of the attention branch for its input `in` (N, C).
-template <class Attention>
-std::enable_if_t<std::is_base_of_v<AttentionBranch, Attention>> branch_forward(const Attention& b, const Batch& batch) {
-  branch_forward(b, batch, /*kv_is_kept=*/false);
-}
 // Computes the branch's activations again in the backward pass; those of K/V have been kept.
-template <class Attention>
-std::enable_if_t<std::is_base_of_v<AttentionBranch, Attention>> branch_again(const Attention& b, const Batch& batch) {
+inline void branch_again(const AttentionBranch& b, const Batch& batch) {
   branch_forward(b, batch, /*kv_is_kept=*/true);
 }
 
@@ -447,18 +435,45 @@ inline void project_qkv_backward(const AttentionBranch& b, const SegmentMemory& 
 // The backward pass of the projection to q, k and v. From dqkv (N, QKV): din (N, C) =, and g +=.
 inline void project_qkv_backward(const AttentionBranch& b, const Batch& batch) {
   for (const Rotation& r : b.drotations) rotate_back(r.heads, positions_of(r, batch), rows_of(r, batch));
-  if (!b.memory.empty()) return project_qkv_backward(b, b.memory[0], batch);
+  if (b.memory) return project_qkv_backward(b, *b.memory, batch);
   matmul_backward(b.din, b.g.qkvw, b.g.qkvb, b.dqkv, b.in, b.w.qkvw, batch.rows(), b.C, b.QKV);
+}
+
+// From datt, the gradient of att: those of q, k, v and of the gates, of this layer and of those below.
+inline void attend_by_maps_backward(const AttentionBranch& b, const MixedMaps& mixed, const Batch& batch) {
+  const int64_t N = batch.rows();
+  for (size_t i = 0; i < b.attentions_of_slot[0].size(); i++) {
+    const int map_layer = b.attentions_of_slot[0][i].map_layer;
+    AttentionArgs<floatX> args = attention_args(b, i, batch);
+    args.exact_out = mixed.exact_map_out;
+    attention_forward(args);  // the output of this map alone, and its lse
+    float* dmap_weight = mixed.dmap_weights + map_layer * mixed.weights.gates_stride;
+    auto mix_backward = [&](const auto* map_out) {
+      mix_map_backward(mixed.dmap_out, dmap_weight, b.datt, map_out, mixed.weights, map_layer, N, b.C);
+    };
+    mixed.exact_map_out != nullptr ? mix_backward(mixed.exact_map_out) : mix_backward(mixed.map_out);
+    attention_backward(args);
+  }
+  if (mixed.dmap_gates != nullptr) mix_gates_backward(mixed.dmap_gates, mixed.dmap_weights, mixed.weights, N);
+}
+
+// din (N, C) += what comes through the layer's gate, whose own gradients +=.
+inline void map_gate_backward(const AttentionBranch& b, const MixedMaps& mixed, const Batch& batch) {
+  if (mixed.gate)
+    token_gate_backward(b.din, b.g.gatew, b.g.gateb, mixed.gate->dgate, mixed.gate->gate, b.in, b.w.gatew, batch.rows(),
+                        b.C);
 }
 
 // From dout (N, C), the gradient of out: din (N, C) =, g +=, and the gradients of other layers' K/V, = or += as the
 // plan says.
 inline void branch_backward(const AttentionBranch& b, const floatX* dout, const Batch& batch) {
   project_out_backward(b, dout, batch);
-  for (const RelativeAttention& relative : b.relative) queries_forward(relative, batch);
-  attention_backward(attention_args(b, 0, batch));
-  for (const RelativeAttention& relative : b.relative) relative_backward(relative, batch);
+  if (b.relative) queries_forward(*b.relative, batch);
+  if (b.mixed_maps) attend_by_maps_backward(b, *b.mixed_maps, batch);
+  else attention_backward(attention_args(b, 0, batch));
+  if (b.relative) relative_backward(*b.relative, batch);
   project_qkv_backward(b, batch);
+  if (b.mixed_maps) map_gate_backward(b, *b.mixed_maps, batch);
 }
 
 // ----------------------------------------------------------------------------
@@ -470,7 +485,7 @@ inline double matmul_elements(const AttentionBranch& b, const ModelConfig& c, co
                               const Segments& segments) {
   const double C = c.channels, qkv = double(qkv_rows(c, plan, b.layer));
   const double of_memory = (qkv - C) * segments.mean_memory(plan.table.memory, c.max_seq_len) / c.max_seq_len;
-  return (qkv + of_memory) * C + C * C;
+  return (qkv + of_memory) * C + C * C + (has_map_gate(plan, b.layer) ? C : 0);
 }
 
 // The FLOPs of a layer's attention for a sequence of T tokens, forward and backward: 2 matrix products forward and 5

@@ -19,7 +19,7 @@ struct AttentionActs {
 };
 
 // The model's shape and shared activations, and what the attention of each layer leaves, by its number as layers run.
-struct Planner {
+struct Binding {
   const ModelShape& shape;
   const Activations& acts;
   const KVCache* cache;  // of generation

@@ -1,10 +1,11 @@
-// The LayerNorm before a step's branch, and the one before the output head.
+// The LayerNorm before a sublayer's branch, and the one before the output head.
 #pragma once
 #include <cstdint>
-#include "activation_list.h"
+#include "llmc/model/activation_list.h"
+#include "llmc/model/activations.h"
 #include "llmc/operations.h"
 #include "llmc/ops/precision.h"
-#include "parameters.h"
+#include "llmc/model/parameters.h"
 
 struct Norm {
   const char* name;  // of its tensors
@@ -21,12 +22,17 @@ struct Norm {
   float eps = 0;
 };
 
-template <class Declare>
-void for_each_activation(Norm& norm, Recompute dropped_from, ActivationList<Declare>& list) {
+inline void declare(Norm& norm, Recompute dropped_from, ActivationList& list) {
   const int64_t N = list.shape.rows;
-  list.of_step(dropped_from, std::string(norm.name), norm.out, {N, norm.C});
-  list.of_step(list.shape.dropped_from(), std::string(norm.name) + "_mean", norm.mean, {N});
-  list.of_step(list.shape.dropped_from(), std::string(norm.name) + "_rstd", norm.rstd, {N});
+  list.of_sublayer(dropped_from, std::string(norm.name), norm.out, {N, norm.C});
+  list.of_sublayer(list.shape.dropped_from(), std::string(norm.name) + "_mean", norm.mean, {N});
+  list.of_sublayer(list.shape.dropped_from(), std::string(norm.name) + "_rstd", norm.rstd, {N});
+}
+
+inline void bind_norm(Norm& norm, const NormParams<floatX>& w, const NormParams<float>& g, int bucket, const floatX* in,
+                      const Activations& acts) {
+  norm.w = w, norm.g = g, norm.bucket = bucket, norm.in = in;
+  norm.dresidual = acts.dresidual, norm.dout = acts.dnorm, norm.scratch = acts.layernorm_scratch;
 }
 
 inline LayerNormForward layernorm_args(const Norm& n, int64_t rows) {
@@ -35,6 +41,12 @@ inline LayerNormForward layernorm_args(const Norm& n, int64_t rows) {
 
 // out (N, C), mean (N), rstd (N) = the LayerNorm of `in` (N, C), where N is `rows`.
 inline void norm_forward(const Norm& n, int64_t rows) { layernorm_forward(layernorm_args(n, rows), n.in); }
+
+// stream (N, C) = in + branch_out, and the LayerNorm of it, in one pass.
+inline void residual_norm_forward(const Norm& n, floatX* stream, const floatX* in, const floatX* branch_out,
+                                  int64_t rows) {
+  residual_layernorm_forward(layernorm_args(n, rows), stream, in, branch_out);
+}
 
 // From dout (N, C), the gradient of out: dresidual (N, C) += the gradient of `in`; g +=.
 inline void norm_backward(const Norm& n, int64_t rows) {

@@ -1,16 +1,16 @@
-// What a layer's attention with relative positions computes beside others (`relative` in wiring.h,
+// What a layer's attention with relative positions computes beside others (terms/relative.h,
 // llmc/ops/relative.h): r of the distances, and the two queries. With a memory, distances reach over it.
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include "activation_list.h"
-#include "activations.h"
-#include "batch.h"
+#include "llmc/model/activation_list.h"
+#include "llmc/model/activations.h"
+#include "llmc/model/batch.h"
 #include "llmc/ops/attention_args.h"
 #include "llmc/operations.h"
 #include "llmc/ops/precision.h"
 #include "llmc/ops/relative.h"
-#include "parameters.h"
+#include "llmc/model/parameters.h"
 
 struct RelativeAttention {
   int64_t C = 0, distances = 0;
@@ -22,16 +22,15 @@ struct RelativeAttention {
 };
 
 // Declares r. Generation keeps that of each layer for as long as a text goes on.
-template <class Declare>
-void for_each_activation(RelativeAttention& relative, ActivationList<Declare>& list) {
+inline void declare(RelativeAttention& relative, ActivationList& list) {
   relative.C = list.shape.config.channels, relative.distances = relative_distances(list.shape);
   const std::vector<int64_t> shape = {relative.distances, relative.C};
   if (list.shape.generation) list.add(MemoryGroup::activations, "relative", relative.r, shape);
-  else list.of_step(Recompute::block, "relative", relative.r, shape);
+  else list.of_sublayer(Recompute::block, "relative", relative.r, shape);
 }
 
 // Sets the pointers, and those of the attention, whose q and dq are those of the layer until then.
-inline void plan_relative(RelativeAttention& relative, const AttentionParams<floatX>& w,
+inline void bind_relative(RelativeAttention& relative, const AttentionParams<floatX>& w,
                           const AttentionParams<float>& g, const Activations& acts, AttentionArgs<floatX>& args) {
   relative.sines = acts.sines, relative.w = w.relativew, relative.g = g, relative.dr = acts.relative_dr;
   relative.queries = {args.q, args.q_stride, w.relativeu, w.relativev, acts.queries_of_keys, acts.queries_of_distances};

@@ -1,0 +1,54 @@
+// How a branch's output joins the residual stream in GPT-2: it is added.
+#pragma once
+#include <optional>
+#include "llmc/model/activation_list.h"
+#include "llmc/operations.h"
+#include "llmc/ops/precision.h"
+#include "llmc/model/activations.h"
+#include "llmc/model/batch.h"
+#include "cycle_start.h"
+#include "norm.h"
+
+struct AddResidual {
+  const char* name;  // of its tensor
+  int64_t C = 0;
+  const floatX* in = nullptr;                 // (N, C): the residual stream before
+  floatX* out = nullptr;                      // (N, C): and after
+  floatX* branch_out = nullptr;               // (N, C)
+  floatX* dresidual = nullptr;                // (N, C)
+  std::optional<CycleStart> next_cycle = {};  // of the cycle of layers that begins after it
+};
+
+inline void declare(AddResidual& r, Recompute dropped_from, ActivationList& list) {
+  list.of_sublayer(dropped_from, r.name, r.out, {list.shape.rows, list.shape.config.channels});
+}
+
+// Sets the pointers. `in`: the residual stream before. Returns the stream after, r.out.
+inline const floatX* bind_residual(AddResidual& r, const floatX* in, const Activations& acts) {
+  r.in = in, r.branch_out = acts.branch_out, r.dresidual = acts.dresidual;
+  return r.out;
+}
+
+// Binds the start of a cycle after the sublayer: it is added to the branch's output, before that joins the stream.
+inline void bind_next_cycle(AddResidual& r, const CycleStart& start) {
+  r.next_cycle = start;
+  r.next_cycle->in = r.next_cycle->out = r.branch_out;
+}
+
+// out (N, C) = in + branch_out.
+inline void residual_forward(const AddResidual& r, const Batch& batch) {
+  residual_sum(r.out, r.in, r.branch_out, batch.rows() * r.C);
+}
+
+// out (N, C) = in + branch_out, and the LayerNorm that follows, in one pass over the residual stream.
+inline void residual_forward(const AddResidual& r, const Norm& next, const Batch& batch) {
+  if (r.next_cycle) cycle_start_forward(*r.next_cycle, batch);
+  residual_norm_forward(next, r.out, r.in, r.branch_out, batch.rows());
+}
+
+// Returns the gradient of branch_out (N, C), which is that of the stream, because the stream is a sum. The gradient of
+// `in` is the same tensor.
+inline const floatX* residual_backward(const AddResidual& r, const Batch& batch) {
+  if (r.next_cycle) cycle_start_backward(*r.next_cycle, batch);
+  return r.dresidual;
+}

@@ -1,0 +1,100 @@
+// The MLP: a linear layer to H hidden units (ModelConfig::hidden_size), GELU, a linear layer back.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include "llmc/model/activation_list.h"
+#include "llmc/operations.h"
+#include "llmc/ops/precision.h"
+#include "llmc/model/batch.h"
+#include "norm.h"
+#include "llmc/model/parameters.h"
+#include "llmc/model/binding.h"
+
+struct MlpBranch {
+  MlpParams<floatX> w;
+  MlpParams<float> g;
+  int64_t C = 0, H = 0;
+  int64_t chunk_rows = 0;                      // the rows of which there are hidden units at a time
+  bool in_chunks = false;                      // less than all: the backward pass computes them again, chunk by chunk
+  const floatX* in = nullptr;                  // (N, C)
+  floatX *fch = nullptr, *fch_gelu = nullptr;  // (chunk_rows, H): before and after GELU
+  floatX* out = nullptr;                       // (N, C)
+  floatX *din = nullptr, *dfch = nullptr;      // (N, C), (chunk_rows, H)
+};
+
+inline MlpBranch make_mlp(const ModelConfig& c) {
+  MlpBranch b;
+  b.C = c.channels, b.H = c.hidden_size();
+  return b;
+}
+
+inline void declare(MlpBranch& b, ActivationList& list) {
+  const int64_t rows = list.shape.hidden_rows();
+  list.of_sublayer(Recompute::block, "fch", b.fch, {rows, b.H});
+  list.of_sublayer(Recompute::gelu, "fch_gelu", b.fch_gelu, {rows, b.H});
+}
+
+inline void bind_branch(MlpBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const Norm& norm,
+                        const Binding& p) {
+  b.w = w.mlp, b.g = g.mlp, b.in = norm.out, b.out = p.acts.branch_out;
+  b.din = p.acts.dnorm, b.dfch = p.acts.dhidden;
+  b.chunk_rows = p.shape.hidden_rows(), b.in_chunks = b.chunk_rows < p.shape.rows;
+}
+
+// Some of the rows, from the first one on.
+struct RowRange {
+  int64_t first, count;
+};
+
+// Calls operation(rows) for one chunk of N rows after the other.
+template <class Operation>
+void for_each_chunk(const MlpBranch& b, int64_t N, Operation operation) {
+  for (int64_t first = 0; first < N; first += b.chunk_rows)
+    operation(RowRange{first, std::min(b.chunk_rows, N - first)});
+}
+
+// fch (rows, H) = in (rows, C) fcw^T + fcb; fch_gelu (rows, H) = gelu(fch).
+inline void hidden_forward(const MlpBranch& b, const RowRange& rows) {
+  matmul_gelu_forward(b.fch_gelu, b.fch, b.in + rows.first * b.C, b.w.fcw, b.w.fcb, rows.count, b.C, b.H);
+}
+
+// out (rows, C) = fch_gelu (rows, H) projw^T + projb.
+inline void hidden_project(const MlpBranch& b, const RowRange& rows) {
+  matmul_forward(b.out + rows.first * b.C, b.fch_gelu, b.w.projw, b.w.projb, rows.count, b.H, b.C);
+}
+
+// Computes the hidden units, fch and fch_gelu (N, H), again in the backward pass, which has those of chunks itself.
+inline void branch_again(const MlpBranch& b, const Batch& batch) {
+  if (!b.in_chunks) hidden_forward(b, {0, batch.rows()});
+}
+
+// fch_gelu (N, H) = gelu(fch), again in the backward pass.
+inline void gelu_again(const MlpBranch& b, const Batch& batch) { gelu_forward(b.fch_gelu, b.fch, batch.rows() * b.H); }
+
+// out (N, C) = gelu(in (N, C) fcw^T + fcb) projw^T + projb; also fch, fch_gelu (N, H) =, or those of the last chunk.
+inline void branch_forward(const MlpBranch& b, const Batch& batch) {
+  for_each_chunk(b, batch.rows(), [&](const RowRange& rows) {
+    hidden_forward(b, rows);
+    hidden_project(b, rows);
+  });
+}
+
+// out (N, C), again in the backward pass, of hidden units that are there unless they come in chunks.
+inline void project_out(const MlpBranch& b, const Batch& batch) {
+  if (b.in_chunks) branch_forward(b, batch);
+  else hidden_project(b, {0, batch.rows()});
+}
+
+// From dout (N, C), the gradient of out: din (N, C) =, dfch (N, H) =, or that of the last chunk, and g +=.
+inline void branch_backward(const MlpBranch& b, const floatX* dout, const Batch& batch) {
+  const int64_t C = b.C, H = b.H;
+  for_each_chunk(b, batch.rows(), [&](const RowRange& rows) {
+    const int64_t first = rows.first * C;
+    if (b.in_chunks) hidden_forward(b, rows);
+    matmul_gelu_backward(b.dfch, b.g.projw, b.g.projb, dout + first, b.fch_gelu, b.fch, b.w.projw, rows.count, H, C);
+    matmul_backward(b.din + first, b.g.fcw, b.g.fcb, b.dfch, b.in + first, b.w.fcw, rows.count, C, H);
+  });
+}
+
+// Elements of the weights that a token is multiplied with.
+inline double matmul_elements(const MlpBranch&, const ModelConfig& c) { return 2.0 * c.hidden_size() * c.channels; }

@@ -1,0 +1,329 @@
+// A model is a list of sublayers, two for each layer: a norm, a branch (attention or the MLP), and how the branch's
+// output joins the residual stream. The forward pass walks the list, the backward pass walks it the other way, and the
+// list of activations, the arithmetic and the GPU's model walk it too.
+//
+// Each kind of norm, branch and residual is a part, a file in parts/. What a part supplies, besides its struct:
+//
+//   declare(part, list)                     which activations it keeps: names, shapes, levels of recomputation. (A norm
+//                                           and a residual are told the level from which on their output is dropped.)
+//   bind_PART(part, ...)                    pointers to weights, activations and what others have declared, in memory
+//   norm_forward, norm_backward             out = of the stream; dresidual += from dout
+//   residual_norm_forward                   stream = stream + branch_out, and the norm of it, in one pass
+//   branch_forward, branch_again,           out = of the norm's output; the same in the backward pass, but for K/V;
+//   project_out, branch_backward              out alone; din = from dout, and gradients of parameters +=
+//   residual_forward, residual_backward     the stream after the branch and the norm that follows; the gradient of the
+//                                           branch's output, and dresidual becomes that of the stream before
+//   matmul_elements, attention_flops        its cost, if it has any
+//
+// A part has no function that does nothing: who walks the list asks for what a part has.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <variant>
+#include <vector>
+#include "parts/add_residual.h"
+#include "parts/attention_branch.h"
+#include "parts/cycle_end.h"
+#include "parts/gru_residual.h"
+#include "parts/lsh_branch.h"
+#include "parts/mlp_branch.h"
+#include "parts/norm.h"
+#include "parts/reversible_residual.h"
+
+using Branch = std::variant<AttentionBranch, LshBranch, MlpBranch>;
+using Residual = std::variant<AddResidual, GruResidual, ReversibleResidual>;
+
+// What the backward pass computes again before a sublayer, because a later one of the forward pass has overwritten it.
+struct Recomputation {
+  enum class What {
+    norm,        // the sublayer's norm
+    branch,      // what of its branch other operations use; K/V has been kept
+    residual,    // the residual stream after it, and the next norm
+    gelu,        // of an MLP: GELU of the hidden units, which have been kept
+    output,      // the branch's output, and with `gru` its relu, which the gate reads
+    gates,       // with `gru`: r, z and g
+    stream,      // with `reversible`: what the sublayer's norm read of a stream
+    taken_back,  // with `reversible`: the sublayer's stream as it was before the sublayer
+  };
+  What what;
+  int sublayer;
+};
+
+struct Sublayer {
+  int layer = 0;    // as layers run, from 0
+  int weights = 0;  // index of the layer whose parameters it uses: those that files call h.<weights>
+  int bucket = 0;   // the gradient bucket of these parameters
+  Norm norm;
+  Branch branch;
+  Residual residual;
+  std::optional<CycleEnd> cycle_end;
+  std::vector<Recomputation> again;  // before the sublayer's backward pass
+  std::vector<int> completes;        // gradient buckets that are complete after it
+};
+
+// A tensor that is zero when the backward pass begins.
+struct ZeroedTensor {
+  void* x;
+  size_t bytes;
+};
+
+// All between the embeddings and the output head.
+struct Sublayers {
+  std::vector<Sublayer> list;
+  Norm last_norm;                         // whose output is the final hidden states
+  std::vector<ZeroedTensor> zeroed;       // before the backward pass
+  std::optional<CycleStart> first_cycle;  // of layers that repeat
+  std::optional<Streams> streams;         // of reversible layers
+
+  int size() const { return int(list.size()); }
+  // The norm before sublayer i; i = size(): the one before the output head.
+  Norm& norm(int i) { return i < size() ? list[size_t(i)].norm : last_norm; }
+  const Norm& norm(int i) const { return i < size() ? list[size_t(i)].norm : last_norm; }
+};
+
+inline bool is_mlp(const Sublayer& s) { return std::holds_alternative<MlpBranch>(s.branch); }
+
+// ----------------------------------------------------------------------------
+// Which sublayers there are
+
+// The attention branch of a sublayer; null for an MLP and for one that hashes.
+inline const AttentionBranch* attention_of(const Sublayer& s) { return std::get_if<AttentionBranch>(&s.branch); }
+
+inline const AttentionBranch& attention_of_layer(const Sublayers& sublayers, int layer) {
+  for (const Sublayer& s : sublayers.list)
+    if (s.layer == layer && !is_mlp(s)) return std::get<AttentionBranch>(s.branch);
+  CHECK(!"there is such a layer");
+  return std::get<AttentionBranch>(sublayers.list[0].branch);
+}
+
+// Adds a sublayer of layer l, whose branch is set later.
+inline Sublayer& add_sublayer(Sublayers& sublayers, const ModelConfig& c, const AttentionPlan& plan, int l,
+                              const char* norm, const char* residual) {
+  Sublayer& s = sublayers.list.emplace_back();
+  s.layer = l, s.weights = l % plan.table.stored_layers;
+  s.norm.name = norm;
+  if (plan.table.gru) s.residual = GruResidual{residual, c.channels};
+  else if (plan.table.reversible) s.residual.emplace<ReversibleResidual>().C = c.channels;
+  else s.residual = AddResidual{residual, c.channels};
+  return s;
+}
+
+inline AttentionBranch make_attention(const AttentionPlan& plan, int l, bool is_generation) {
+  AttentionBranch b;
+  b.layer = l;
+  const bool projects_kv = !plan.projected[Part::k][l].empty() || !plan.projected[Part::v][l].empty();
+  if (plan.table.memory > 0 && projects_kv && !is_generation) b.memory.emplace();
+  if (plan.table.relative) b.relative.emplace();
+  if (plan.table.mix != WiringTable::Mix::none) b.mixed_maps.emplace();
+  return b;
+}
+
+inline int sublayers_of_cycle(const AttentionPlan& plan) { return 2 * plan.table.stored_layers; }
+
+// The sublayers of a model, for training or for generation, without pointers: enough for its arithmetic.
+inline Sublayers make_sublayers(const ModelConfig& c, const AttentionPlan& plan, bool is_generation = false) {
+  Sublayers sublayers;
+  for (int l = 0; l < c.num_layers; l++) {
+    Branch& branch = add_sublayer(sublayers, c, plan, l, "ln1", "residual2").branch;
+    if (plan.table.lsh_buckets > 0) branch = make_lsh(l, is_generation);
+    else branch = make_attention(plan, l, is_generation);
+    add_sublayer(sublayers, c, plan, l, "ln2", "residual3").branch = make_mlp(c);
+  }
+  const int of_cycle = sublayers_of_cycle(plan), size = sublayers.size();
+  for (int i = of_cycle; plan.table.halting > 0 && i <= size; i += of_cycle)
+    sublayers.list[size_t(i - 1)].cycle_end = make_cycle_end(i / of_cycle - 1, size / of_cycle, c.channels);
+  for (Sublayer& s : sublayers.list)
+    if (auto* r = std::get_if<ReversibleResidual>(&s.residual))
+      r->adds_to_first = !is_mlp(s), r->is_last = &s == &sublayers.list.back();
+  sublayers.last_norm.name = "lnf";
+  for (int i = 0; i <= size; i++) sublayers.norm(i).C = c.channels, sublayers.norm(i).eps = float(c.layer_norm_eps);
+  return sublayers;
+}
+
+// What the backward pass of reversible layers computes again before each sublayer: the stream that the next sublayer
+// has added to is taken back, and everything of the sublayer is computed again. What the last layer's sublayers leave
+// is still there, but for the streams' mean in place of what the last norm of a layer read, and the output of
+// attention.
+inline void declare_reversible_recomputation(Sublayers& sublayers) {
+  using What = Recomputation::What;
+  const int size = sublayers.size();
+  sublayers.list.back().again = {{What::stream, size - 1}};
+  for (int i = size - 2; i >= 0; i--) {
+    Sublayer& s = sublayers.list[size_t(i)];
+    s.again.push_back({What::taken_back, i + 1});
+    if (i < size - 2) s.again.insert(s.again.end(), {{What::norm, i}, {What::branch, i}});
+    if (i == size - 2 || is_mlp(s)) s.again.push_back({What::output, i});
+  }
+}
+
+// What each sublayer's backward pass finds overwritten. The last layer's tensors are still there, because no sublayer
+// of the forward pass comes after it.
+inline void declare_recomputation(Sublayers& sublayers, Recompute level) {
+  using What = Recomputation::What;
+  if (std::holds_alternative<ReversibleResidual>(sublayers.list[0].residual))
+    return declare_reversible_recomputation(sublayers);
+  for (int i = 0; i + 2 < sublayers.size(); i += 2) {  // the sublayers of a layer: attention, MLP
+    std::vector<Recomputation>& again = sublayers.list[size_t(i + 1)].again;
+    if (level >= Recompute::layernorm) again.push_back({What::norm, i});
+    if (level >= Recompute::block) {
+      again.push_back({What::branch, i});
+      again.push_back({What::residual, i});
+      again.push_back({What::branch, i + 1});
+      continue;
+    }
+    if (level >= Recompute::layernorm) again.push_back({What::norm, i + 1});
+    if (level >= Recompute::gelu) again.push_back({What::gelu, i + 1});
+  }
+  // Sublayers share the tensors of their gates, so that those of the last one alone have not been overwritten.
+  for (int i = 0; i + 1 < sublayers.size() && level >= Recompute::gelu; i++) {
+    Sublayer& s = sublayers.list[size_t(i)];
+    if (!std::holds_alternative<GruResidual>(s.residual)) continue;
+    if (level >= Recompute::block) s.again.push_back({What::output, i});
+    s.again.push_back({What::gates, i});
+  }
+}
+
+// Declares what each sublayer leaves. Reversible layers' streams are not of a sublayer.
+inline void declare(Sublayers& sublayers, ActivationList& list) {
+  for (Sublayer& s : sublayers.list) {
+    declare(s.norm, Recompute::layernorm, list);
+    std::visit([&](auto& branch) { declare(branch, list); }, s.branch);
+    // The stream after a layer's last sublayer is what the layer is computed again from.
+    const bool ends_layer = &s == &sublayers.list.back() || (&s)[1].layer != s.layer;
+    const Recompute dropped_from = ends_layer ? Recompute::above_all_levels : Recompute::block;
+    if (auto* sum = std::get_if<AddResidual>(&s.residual)) declare(*sum, dropped_from, list);
+    if (auto* gru = std::get_if<GruResidual>(&s.residual)) declare(*gru, dropped_from, list);
+    if (s.cycle_end) declare(*s.cycle_end, list);
+  }
+  declare(sublayers.last_norm, Recompute::above_all_levels, list);
+}
+
+// ----------------------------------------------------------------------------
+// Pointers
+
+// Sets what the cycles of layers that repeat begin with: it is added to the embeddings, and to the output of the branch
+// before a cycle. A cycle's end has the next one's start itself.
+inline void bind_cycle_starts(Sublayers& sublayers, const ModelShape& shape, const Params<floatX>& params,
+                              const Params<float>& grads, const Activations& acts) {
+  if (params.wse == nullptr) return;
+  auto start_of = [&](int cycle) { return bind_cycle_start(cycle, shape.config.channels, params, grads, acts); };
+  sublayers.first_cycle = start_of(0);
+  sublayers.first_cycle->in = sublayers.first_cycle->out = acts.embedded;
+  const int of_cycle = sublayers_of_cycle(shape.attention_plan);
+  for (int i = of_cycle; i < sublayers.size(); i += of_cycle) {
+    Sublayer& before = sublayers.list[size_t(i - 1)];
+    if (before.cycle_end) continue;
+    if (auto* gru = std::get_if<GruResidual>(&before.residual)) bind_next_cycle(*gru, start_of(i / of_cycle));
+    else bind_next_cycle(std::get<AddResidual>(before.residual), start_of(i / of_cycle));
+  }
+}
+
+// Sets the pointers of a sublayer's residual. `in`: the residual stream before. Returns the stream after.
+inline const floatX* bind_residual(Sublayer& s, const LayerParams<floatX>& w, const LayerParams<float>& g,
+                                   const floatX* in, const Activations& acts) {
+  if (auto* gru = std::get_if<GruResidual>(&s.residual)) {
+    gru->w = is_mlp(s) ? w.gru2 : w.gru1, gru->g = is_mlp(s) ? g.gru2 : g.gru1;
+    return bind_residual(*gru, in, acts);
+  }
+  if (auto* reversible = std::get_if<ReversibleResidual>(&s.residual)) return bind_residual(*reversible, acts);
+  return bind_residual(std::get<AddResidual>(s.residual), in, acts);
+}
+
+// Sets what the passes look up, when parameters and activations have their pointers. In generation `grads` has no
+// layers, and `cache` is not null.
+inline void bind_sublayers(Sublayers& sublayers, const ModelShape& shape, const Params<floatX>& params,
+                           const Params<float>& grads, const Activations& acts, const KVCache* cache) {
+  Binding binding = {shape, acts, cache, {}};
+  for (const Sublayer& s : sublayers.list)
+    if (const AttentionBranch* branch = attention_of(s)) binding.attention_acts.push_back(&branch->acts);
+  const LayerParams<float> none;
+  const floatX* stream = acts.embedded;
+  std::set<int> complete;
+  for (Sublayer& s : sublayers.list) {
+    const LayerParams<floatX>& w = params.layers[size_t(s.weights)];
+    const LayerParams<float>& g = grads.layers.empty() ? none : grads.layers[size_t(s.weights)];
+    s.bucket = w.bucket;
+    // The first sublayer of the forward pass that uses a bucket is the last of the backward pass.
+    if (complete.insert(s.bucket).second) s.completes.push_back(s.bucket);
+    bind_norm(s.norm, is_mlp(s) ? w.ln2 : w.ln1, is_mlp(s) ? g.ln2 : g.ln1, s.bucket, stream, acts);
+    std::visit([&](auto& branch) { bind_branch(branch, w, g, s.norm, binding); }, s.branch);
+    stream = bind_residual(s, w, g, stream, acts);
+    if (s.cycle_end) stream = bind_cycle_end(*s.cycle_end, stream, shape, params, grads, acts);
+    // Of two streams each norm's gradient is that of the stream that it reads.
+    if (const auto* r = std::get_if<ReversibleResidual>(&s.residual)) s.norm.dresidual = r->read_dx();
+  }
+  bind_norm(sublayers.last_norm, params.lnf, grads.lnf, params.lnf_bucket, stream, acts);
+  if (acts.dhalted != nullptr) sublayers.last_norm.dresidual = acts.dhalted;  // which every cycle's end reads
+  bind_cycle_starts(sublayers, shape, params, grads, acts);
+  if (acts.streams[0] != nullptr) sublayers.streams = streams_of(acts);
+  const size_t N = size_t(shape.rows);
+  sublayers.zeroed = {{sublayers.last_norm.dresidual, N * size_t(shape.config.channels) * sizeof(floatX)}};
+  if (acts.dmap_gates != nullptr)
+    sublayers.zeroed.push_back({acts.dmap_gates, N * size_t(shape.config.num_layers) * sizeof(float)});
+}
+
+// ----------------------------------------------------------------------------
+// The passes
+
+// acts.embedded = wte[tokens] + wpe[positions]; where wpe is null, without the latter, and where layers repeat, the
+// first cycle's start has it.
+inline void embed(const Sublayers& sublayers, const Params<floatX>& params, const Activations& acts,
+                  const Batch& batch) {
+  const int64_t C = sublayers.last_norm.C;
+  const floatX* wpe = sublayers.first_cycle ? nullptr : params.wpe;
+  embedding_forward(acts.embedded, acts.tokens, batch.positions(), params.wte, wpe, batch.rows(), C);
+  if (sublayers.first_cycle) cycle_start_forward(*sublayers.first_cycle, batch);
+  if (const auto& s = sublayers.streams) streams_begin(s->x1, s->x2, s->rounded, batch.rows() * C);
+}
+
+// The gradients of the embeddings +=, from acts.dresidual.
+inline void embed_backward(const Sublayers& sublayers, const Params<float>& grads, const Activations& acts,
+                           const Batch& batch) {
+  const int64_t C = sublayers.last_norm.C;
+  if (sublayers.first_cycle) cycle_start_backward(*sublayers.first_cycle, batch);
+  if (const auto& s = sublayers.streams) residual_sum(s->dx1, s->dx1, s->dx2, batch.rows() * C);
+  float* dwpe = sublayers.first_cycle ? nullptr : grads.wpe;
+  embedding_backward(grads.wte, dwpe, acts.dresidual, acts.tokens, batch.B, batch.T, C);
+}
+
+// acts.branch_out (N, C) = the branch's output for its norm's.
+inline void branch_forward(const Sublayer& s, const Batch& batch) {
+  std::visit([&](const auto& branch) { branch_forward(branch, batch); }, s.branch);
+}
+
+// Computes the residual stream after the sublayer, and the norm that follows.
+inline void residual_forward(const Sublayer& s, const Norm& next, const Batch& batch) {
+  if (!s.cycle_end)
+    return std::visit([&](const auto& residual) { residual_forward(residual, next, batch); }, s.residual);
+  std::visit([&](const auto& residual) { residual_forward(residual, batch); }, s.residual);
+  cycle_end_forward(*s.cycle_end, batch);
+  norm_forward(next, batch.rows());
+}
+
+// The backward pass of a sublayer without its norm. From the gradient of the residual stream after the sublayer: that
+// of the stream before it, without the part that comes through the norm, and dnorm, that of the norm's output.
+inline void sublayer_backward(const Sublayer& s, const Batch& batch) {
+  if (s.cycle_end) cycle_end_backward(*s.cycle_end, batch);
+  const floatX* dbranch =
+      std::visit([&](const auto& residual) { return residual_backward(residual, batch); }, s.residual);
+  std::visit([&](const auto& branch) { branch_backward(branch, dbranch, batch); }, s.branch);
+}
+
+inline void compute_again(const Sublayers& sublayers, const Recomputation& r, const Batch& batch) {
+  using What = Recomputation::What;
+  const Sublayer& s = sublayers.list[size_t(r.sublayer)];
+  switch (r.what) {
+    case What::norm: norm_forward(s.norm, batch.rows()); break;
+    case What::branch: std::visit([&](const auto& branch) { branch_again(branch, batch); }, s.branch); break;
+    case What::residual: residual_forward(s, sublayers.norm(r.sublayer + 1), batch); break;
+    case What::gelu: gelu_again(std::get<MlpBranch>(s.branch), batch); break;
+    case What::output:
+      std::visit([&](const auto& branch) { project_out(branch, batch); }, s.branch);
+      if (const auto* gru = std::get_if<GruResidual>(&s.residual)) branch_relu(*gru, batch);
+      break;
+    case What::gates: gates_forward(std::get<GruResidual>(s.residual), batch); break;
+    case What::stream: round_stream(std::get<ReversibleResidual>(s.residual), batch); break;
+    case What::taken_back: take_back(std::get<ReversibleResidual>(s.residual), batch); break;
+  }
+}
