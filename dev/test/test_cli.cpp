@@ -159,6 +159,14 @@ TEST_F(CommandLine, HelpListsEveryOptionAndSucceeds) {
   EXPECT_EQ(o.out.find("--skip-"), std::string::npos) << "what is no option any more";
 }
 
+// BUG llmc/run/options.cpp: `if (asks_for_terms(argc, argv)) return` -> `if (false) return`
+TEST_F(CommandLine, HelpOfWiringsListsEveryTerm) {
+  const Outcome o = run(trainer + "--help wiring");
+  EXPECT_EQ(o.exit_status, 0);
+  EXPECT_EQ(o.out, wiring_help());
+  EXPECT_EQ(o.err, "");
+}
+
 TEST_F(CommandLine, ShowsShapeWiringParametersAndMemoryBeforeItTrains) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   const Outcome o = run(trainer + "-i " + in("tokens.bin") + small_model + "-x 1");

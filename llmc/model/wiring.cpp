@@ -33,6 +33,10 @@ std::string names_of_terms(const char* last, Predicate holds) {
   return text;
 }
 
+std::string terms_that_set(unsigned features) {
+  return names_of_terms(" or ", [&](const TermInfo& info) { return (info.sets & features) != 0; });
+}
+
 constexpr const char* spaces = " \t";
 
 // The arguments between parentheses after a name, none where no parenthesis follows. a.end moves past them.
@@ -120,9 +124,7 @@ void check_combinations(const Wiring& w) {
       const std::string wrong = contradiction(t, *before);
       if (!wrong.empty()) term_error(w, t, wrong);
     }
-    auto is_needed = [&](const TermInfo& x) { return (x.sets & info.needs) != 0; };
-    if ((info.needs & ~set) != 0)
-      term_error(w, t, "needs " + names_of_terms(" or ", is_needed) + ": " + info.why_needs);
+    if ((info.needs & ~set) != 0) term_error(w, t, "needs " + terms_that_set(info.needs) + ": " + info.why_needs);
   }
 }
 
@@ -149,7 +151,10 @@ std::string wiring_help() {
                 {"layers", Feature::cycles | Feature::halting},
                 {"the residual stream", Feature::joins}};
   std::string text = "A wiring is a text of terms, applied from left to right to plain GPT-2.\n";
-  auto add = [&](const TermInfo& info) { text += "  " + info.syntax.text() + "\n      " + info.help + "\n"; };
+  auto add = [&](const TermInfo& info) {
+    const std::string needs = info.needs != 0 ? "; needs " + terms_that_set(info.needs) : "";
+    text += "  " + info.syntax.text() + "\n      " + info.help + needs + "\n";
+  };
   add(info_of(PlainTerm()));
   for (const auto& [name, features] : groups) {
     text += std::string("\n") + name + ":\n";

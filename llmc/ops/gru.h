@@ -1,5 +1,6 @@
-// The gate in which a branch's output joins the residual stream with `gru` (wiring.h): what its operations read and
-// write, the same for every device. Of each token the tensors have rows of C channels, one beside the other:
+// The gate in which a branch's output joins the residual stream with `gru` (llmc/model/terms/gru.h): what its
+// operations read and write, the same for every device. Of each token the tensors have rows of C channels, one beside
+// the other:
 //
 //   gates (N, 3C)   r | z | g, which the backward pass makes the gradients of what r, z and g are functions of
 //   sums (N, 2C)    what the residual stream x adds to the arguments of r and z; then, (N, C), what r x adds to g's

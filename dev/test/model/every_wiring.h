@@ -4,20 +4,8 @@
 #include "dev/test/model/losses.h"
 #include "dev/test/long.h"
 #include "dev/test/model/model.h"
+#include "dev/test/random_wirings.h"
 #include "dev/test/values.h"
-
-// Draws from (seed, what is drawn) alone.
-struct Draw {
-  uint64_t seed, next = 0;
-  int operator()(int least, int most) {
-    return least + int(random_words(seed, RandomStream::test, 5, next++).word[0] % uint32_t(most - least + 1));
-  }
-  bool one_in(int n) { return (*this)(1, n) == 1; }
-  template <class T>
-  T of(const std::vector<T>& list) {
-    return list[size_t((*this)(0, int(list.size()) - 1))];
-  }
-};
 
 // `lsh`, and terms that it goes with.
 inline std::vector<std::string> hashing_terms(Draw& draw, int T) {
@@ -109,6 +97,17 @@ struct RandomCase {
     this->c = {"", L, h, h * hs, 61, 300, "", has_biases, T > 70 ? 1 : draw(1, 2), T, table.memory > 0 ? 3 : 1};
   }
 };
+
+// A term that is new is drawn above, too.
+TEST(RandomWirings, HaveEveryTerm) {
+  std::set<std::string> missing;
+  for (const WiringTerm& term : known_terms()) missing.insert(info_of(term).syntax.name());
+  if (is_bf16) missing.erase("topk");  // rounding changes which keys have the highest scores
+  for (uint64_t seed = 1; seed <= 200; seed++)
+    for (const WiringTerm& term : parse_wiring(RandomCase(seed).wiring).terms)
+      missing.erase(info_of(term).syntax.name());
+  EXPECT_EQ(missing, std::set<std::string>());
+}
 
 TEST(LongRandomWirings, HaveTheReferencesLossesAndGradients) {
   constexpr int cases = head_size_multiple > 1 || is_bf16 ? 30 : 200;

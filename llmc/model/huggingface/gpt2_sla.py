@@ -35,7 +35,7 @@ def term_of(text, term):
 
 
 class Wiring:
-    """What a text of terms says, of L layers and h heads; llmc/model/wiring.h of gpt2-sla describes the terms. It is
+    """What a text of terms says, of L layers and h heads; llmc/model/terms of gpt2-sla describes them. It is
     read without checks of what the trainer refuses. `segment`: the context length, which `memory` needs: a text is one
     sequence here, in which queries see no key from before their segment's memory."""
 

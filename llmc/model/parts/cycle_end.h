@@ -1,4 +1,4 @@
-// What a cycle of layers that repeat ends with where tokens halt (`act` in wiring.h): the probability with which each
+// What a cycle of layers that repeat ends with where tokens halt (terms/act.h): the probability with which each
 // halts now, this cycle's term of the sum that the final LayerNorm gets, and the next cycle's start.
 #pragma once
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What the residual stream gets before each cycle of layers that repeat (`universal` in wiring.h): + wse[c] and, with
+// What the residual stream gets before each cycle of layers that repeat (terms/universal.h): + wse[c] and, with
 // learned positions, + wpe[position].
 #pragma once
 #include <cstdint>

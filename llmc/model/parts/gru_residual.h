@@ -1,4 +1,4 @@
-// How a branch's output joins the residual stream with `gru` (wiring.h): in a gate in place of the sum.
+// How a branch's output joins the residual stream with `gru` (terms/gru.h): in a gate in place of the sum.
 #pragma once
 #include <optional>
 #include "llmc/model/activation_list.h"

@@ -1,4 +1,4 @@
-// The memory of a layer's attention in training (`memory` in wiring.h): its input, the residual stream before its
+// The memory of a layer's attention in training (terms/memory.h): its input, the residual stream before its
 // LayerNorm, at the last positions of each stream, as earlier segments left it. It is a constant, but the LayerNorm,
 // k and v of it are computed with today's weights, which get gradients from them.
 //

@@ -6,7 +6,7 @@
 
 struct ActTerm : Term {
   static constexpr TermSyntax syntax = {"act(eps) or act(eps, cost)", "act(0.01)", 1, 2};
-  static constexpr const char* help = "tokens halt after a cycle of their own, at a cost for each";
+  static constexpr const char* help = "each token halts after a cycle of its own, at a cost a cycle";
   static constexpr TermFeatures features = {halting, patterns | top_keys | maps, cycles, "",
                                             "a token halts after a cycle of layers that repeat"};
   static constexpr double default_cost = 0.01;

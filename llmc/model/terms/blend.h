@@ -1,8 +1,8 @@
 // The map of layer l is P_l = a P_(l-1) + (1 - a) S_l, where S_l is the layer's own, and P_0 = S_0.
 #pragma once
-#include "other_maps.h"
+#include "maps_below.h"
 
-struct BlendTerm : MixedMaps {
+struct BlendTerm : MapsBelow {
   static constexpr TermSyntax syntax = {"blend(share of the layer below)", "blend(0.3)", 1, 1};
   static constexpr const char* help = "the layer's own attention map and, by that share, the one of the layer below";
   static constexpr TermFeatures features = features_of_maps;

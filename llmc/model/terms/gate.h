@@ -1,8 +1,8 @@
 // The share is sigmoid(x . w + b), of each query, where x is the layer's LayerNorm'd input.
 #pragma once
-#include "other_maps.h"
+#include "maps_below.h"
 
-struct GateTerm : MixedMaps {
+struct GateTerm : MapsBelow {
   static constexpr TermSyntax syntax = {"gate"};
   static constexpr const char* help = "as blend, with a share that is learned, of each query";
   static constexpr TermFeatures features = features_of_maps;

@@ -1,6 +1,6 @@
 #pragma once
 #include "layer_groups.h"
-#include "other_maps.h"
+#include "maps_below.h"
 
 struct ReuseTerm : LayerGroups {
   static constexpr TermSyntax syntax = {"reuse(layers in a group)", "reuse(2)", 1, 1};

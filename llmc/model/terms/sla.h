@@ -5,7 +5,7 @@
 
 struct SlaTerm : SourceBelow {
   static constexpr TermSyntax syntax = {"sla(distance, heads)", "sla(9, 9) or sla(9, 3:12)", 2, 2};
-  static constexpr const char* help = "the last so many heads, or heads a:b, attend to K/V of the layer so far below";
+  static constexpr const char* help = "so many last heads, or heads a:b, attend to the K/V of the layer that far below";
   static constexpr TermFeatures features = {sources};
   void apply(WiringTable& t) const {
     for_each_head(t, [](std::vector<int>& sources, int layer) { sources = {layer}; });

@@ -6,6 +6,6 @@ constexpr TermFeatures features_of_maps = {Feature::maps, Feature::maps | Featur
                                            "one term decides on attention maps, and those of other layers need their "
                                            "own layer's keys"};
 
-struct MixedMaps : Term {
+struct MapsBelow : Term {
   double more_attentions(int L) const { return 0.5 * (L - 1); }  // layer l has the maps of all layers below it
 };

@@ -1,0 +1,138 @@
+// The list of terms, and what follows from it: help, the table in llmc/README.md, what combines, tables.
+// COVERS llmc/model/terms/
+#include <gtest/gtest.h>
+#include <map>
+#include <set>
+#include "dev/test/reference/layers.h"
+#include "files.h"
+#include "helpers.h"
+#include "random_wirings.h"
+
+static bool is_plain(const WiringTerm& term) { return std::holds_alternative<PlainTerm>(term); }
+
+// BUG llmc/model/terms/gru.h: `the outputs of attention and MLP` -> `what attention and MLP make`
+TEST(WiringTerms, StandInTheReadmeWithTheirHelpLines) {
+  const std::string readme = read_file("llmc/README.md");
+  for (const WiringTerm& term : known_terms()) {
+    const TermInfo info = info_of(term);
+    std::string form;
+    for (char c : std::string(info.syntax.form)) form += (c == '|' ? "\\" : "") + std::string(1, c);
+    const std::string row = "\n| `" + form + "` | " + info.help + " |\n";
+    EXPECT_NE(readme.find(row), std::string::npos) << "llmc/README.md, Terms, has no line" << row;
+  }
+}
+
+// BUG llmc/model/wiring.cpp: `Feature::top_keys | Feature::hashing` -> `Feature::top_keys`
+TEST(WiringTerms, AreInTheHelpOfWiringsOnce) {
+  const std::string help = wiring_help();
+  for (const WiringTerm& term : known_terms()) {
+    const std::string lines = "\n  " + info_of(term).syntax.text() + "\n      " + info_of(term).help;
+    const size_t at = help.find(lines);
+    EXPECT_NE(at, std::string::npos) << lines;
+    EXPECT_EQ(help.find(lines, at + 1), std::string::npos) << lines;
+  }
+  EXPECT_NE(help.find("; needs rope or relative\n"), std::string::npos) << help;
+}
+
+// BUG llmc/model/terms/act.h: `"act(0.01)"` -> `"act(1)"`
+TEST(WiringTerms, HaveExamplesThatAreRight) {
+  for (const WiringTerm& term : known_terms()) {
+    const TermSyntax syntax = info_of(term).syntax;
+    for (const std::string& example : parts_of(*syntax.examples ? syntax.examples : syntax.form, " or ")) {
+      const std::string error = error_of([&] { parse_wiring(example); });
+      EXPECT_TRUE(error.empty() || error.find(": needs ") != std::string::npos) << error;
+    }
+  }
+}
+
+// BUG llmc/model/terms/reversible.h: `joins | top_keys` -> `top_keys`
+// BUG llmc/model/terms/relative.h: `positions | patterns | top_keys | maps` -> `positions | top_keys | maps`
+TEST(WiringTerms, CombineWithTheseAlone) {
+  const std::map<std::string, std::string> combine = {{"sla", "also share layers gqa window strided fixed topk rope "
+                                                              "relative memory universal act gru reversible"},
+                                                      {"also", "sla share layers gqa window strided fixed topk rope "
+                                                               "relative memory universal act gru reversible"},
+                                                      {"share", "sla also layers gqa window strided fixed topk rope "
+                                                                "relative memory universal act gru reversible"},
+                                                      {"layers", "sla also share gqa window strided fixed topk rope "
+                                                                 "relative memory universal act gru reversible"},
+                                                      {"gqa", "sla also share layers window strided fixed topk reuse "
+                                                              "blend gate rope relative memory universal act gru "
+                                                              "reversible"},
+                                                      {"window", "sla also share layers gqa strided fixed topk reuse "
+                                                                 "blend gate rope relative memory universal act gru "
+                                                                 "reversible"},
+                                                      {"strided", "sla also share layers gqa window fixed topk reuse "
+                                                                  "blend gate rope gru reversible"},
+                                                      {"fixed", "sla also share layers gqa window strided topk reuse "
+                                                                "blend gate rope gru reversible"},
+                                                      {"topk", "sla also share layers gqa window strided fixed reuse "
+                                                               "blend gate rope gru"},
+                                                      {"reuse", "gqa window strided fixed topk rope gru"},
+                                                      {"blend", "gqa window strided fixed topk rope gru"},
+                                                      {"gate", "gqa window strided fixed topk rope gru"},
+                                                      {"rope", "sla also share layers gqa window strided fixed topk "
+                                                               "reuse blend gate memory universal act gru "
+                                                               "reversible"},
+                                                      {"relative", "sla also share layers gqa window memory universal "
+                                                                   "act gru"},
+                                                      {"memory", "sla also share layers gqa window rope relative gru"},
+                                                      {"universal", "sla also share layers gqa window rope relative "
+                                                                    "act gru"},
+                                                      {"act", "sla also share layers gqa window rope relative "
+                                                              "universal gru"},
+                                                      {"gru", "sla also share layers gqa window strided fixed topk "
+                                                              "reuse blend gate rope relative memory universal act "
+                                                              "lsh"},
+                                                      {"lsh", "gru reversible"},
+                                                      {"reversible", "sla also share layers gqa window strided fixed "
+                                                                     "rope lsh"}};
+  auto example_of = [](const WiringTerm& term) {
+    const TermSyntax syntax = info_of(term).syntax;
+    return parts_of(*syntax.examples ? syntax.examples : syntax.form, " or ")[0];
+  };
+  for (const WiringTerm& one : known_terms()) {
+    std::string others;
+    for (const WiringTerm& other : known_terms()) {
+      if (one.index() == other.index() || is_plain(one) || is_plain(other)) continue;
+      bool fits = false;  // alone, or with what they need
+      for (const char* needed : {"", "rope ", "relative ", "universal(2) ", "rope universal(2) "})
+        fits = fits || error_of([&] { parse_wiring(needed + example_of(one) + " " + example_of(other)); }).empty();
+      if (fits) others += (others.empty() ? "" : " ") + info_of(other).syntax.name();
+    }
+    if (!is_plain(one)) { EXPECT_EQ(others, combine.at(info_of(one).syntax.name())) << info_of(one).syntax.form; }
+  }
+}
+
+// BUG llmc/model/terms/share.h: `= {first_of_group(l)}` -> `= {l}`
+// BUG llmc/model/terms/gqa.h: `t.num_kv_heads = heads` -> `t.num_kv_heads = 1`
+// BUG llmc/model/terms/universal.h: `t.stored_layers = layers` -> `t.stored_layers = 1`
+TEST(WiringTerms, MakeTheReferencesTableInAnyCombination) {
+  std::set<std::string> drawn;
+  for (uint64_t seed = 1; seed <= 300; seed++) {
+    Draw draw = {seed + 10000};
+    ModelConfig c = make_config(draw(1, 6), draw(1, 6), 0, 0, 0);
+    const std::string wiring = draw_wiring(seed, c.num_layers, c.num_heads);
+    SCOPED_TRACE(format("seed %d, %d layers, %d heads: ", int(seed), c.num_layers, c.num_heads) + wiring);
+    c.channels = 4 * c.num_heads, c.wiring = parse_wiring(wiring);
+    for (const WiringTerm& term : c.wiring.terms) drawn.insert(info_of(term).syntax.name());
+    EXPECT_EQ(canonical_text(parse_wiring(canonical_text(c.wiring))), canonical_text(c.wiring));
+    const WiringTable table = c.wiring_table();
+    EXPECT_EQ(table.num_kv_heads, reference::num_kv_heads(c));
+    EXPECT_EQ(table.stored_layers, reference::layers_in_cycle(c));
+    EXPECT_EQ(table.memory, reference::positions_of_memory(c));
+    for (int l = 0; l < c.num_layers; l++) {
+      EXPECT_EQ(table.map_layer[size_t(l)], reference::map_layer(c, l));
+      for (int i = 0; i < c.num_heads; i++) {
+        const std::set<int> sources = reference::source_layers(c, l, i);
+        EXPECT_EQ(table.sources(l, i), std::vector<int>(sources.begin(), sources.end())) << l << ", " << i;
+        for (int t = 0; t < 16; t++)
+          for (int j = 0; j <= t; j++)
+            ASSERT_EQ(table.mask(l, i).sees(t, j), reference::is_visible(c, l, i, t, j))
+                << "layer " << l << ", head " << i << ", query " << t << ", key " << j;
+      }
+    }
+  }
+  for (const WiringTerm& term : known_terms())
+    EXPECT_EQ(drawn.count(info_of(term).syntax.name()), 1u) << info_of(term).syntax.form;
+}
