@@ -136,7 +136,7 @@ Tensors<Real> make_parameters(const ModelConfig& config) {
   };
   auto add_norm = [&](const std::string& name, int64_t channels) {
     add(name + ".weight", {channels});
-    if (config.bias) add(name + ".bias", {channels});
+    if (config.bias && !find_term(config, Kind::rmsnorm)) add(name + ".bias", {channels});
   };
   auto add_linear = [&](const std::string& name, int64_t in, int64_t out) {
     add(name + ".weight", {in, out});
@@ -245,18 +245,20 @@ struct Norm {
   Array<Real> out;   // (B, T, C)  xhat * weight + bias
 };
 
-// LayerNorm over the channels, with the biased variance (divided by C).
+// LayerNorm over the channels, with the biased variance (divided by C); with `rmsnorm` the mean is 0 in both.
 template <class Real>
-Norm<Real> layernorm(const Tensors<Real>& params, const std::string& name, const Array<Real>& x, double eps) {
+Norm<Real> norm_of(const ModelConfig& config, const Tensors<Real>& params, const std::string& name,
+                   const Array<Real>& x) {
+  const bool takes_mean = !find_term(config, Kind::rmsnorm);
   const Tensor<Real>& weight = params.at(name + ".weight");
   const Tensor<Real>* bias = find(params, name + ".bias");
   const int64_t C = weight.shape[0], N = x.size() / C;
   Norm<Real> norm = {Array<Real>(N * C), Array<Real>(N), Array<Real>(N * C)};
   for (int64_t n = 0; n < N; n++) {
     Real mean = 0, variance = 0;
-    for (int64_t c = 0; c < C; c++) mean += x[n * C + c] / C;
+    for (int64_t c = 0; c < C && takes_mean; c++) mean += x[n * C + c] / C;
     for (int64_t c = 0; c < C; c++) variance += (x[n * C + c] - mean) * (x[n * C + c] - mean) / C;
-    norm.rstd[n] = 1 / std::sqrt(variance + Real(eps));
+    norm.rstd[n] = 1 / std::sqrt(variance + Real(config.layer_norm_eps));
     for (int64_t c = 0; c < C; c++) {
       norm.xhat[n * C + c] = (x[n * C + c] - mean) * norm.rstd[n];
       norm.out[n * C + c] = norm.xhat[n * C + c] * weight.data[c] + (bias ? bias->data[c] : 0);
@@ -265,10 +267,12 @@ Norm<Real> layernorm(const Tensors<Real>& params, const std::string& name, const
   return norm;
 }
 
-// With d_xhat = d_out * weight: d_x = rstd * (d_xhat - mean_c(d_xhat) - xhat * mean_c(d_xhat * xhat)).
+// With d_xhat = d_out * weight: d_x = rstd * (d_xhat - mean_c(d_xhat) - xhat * mean_c(d_xhat * xhat)), and with
+// `rmsnorm` without mean_c(d_xhat).
 template <class Real>
-Array<Real> layernorm_backward(const Tensors<Real>& params, const std::string& name, const Norm<Real>& norm,
-                               const Array<Real>& d_out, Tensors<Real>& grads) {
+Array<Real> norm_backward(const ModelConfig& config, const Tensors<Real>& params, const std::string& name,
+                          const Norm<Real>& norm, const Array<Real>& d_out, Tensors<Real>& grads) {
+  const bool takes_mean = !find_term(config, Kind::rmsnorm);
   const Tensor<Real>& weight = params.at(name + ".weight");
   Tensor<Real>& d_weight = grads.at(name + ".weight");
   Tensor<Real>* d_bias = find(grads, name + ".bias");
@@ -278,7 +282,7 @@ Array<Real> layernorm_backward(const Tensors<Real>& params, const std::string& n
     Real mean_d_xhat = 0, mean_d_xhat_xhat = 0;
     for (int64_t c = 0; c < C; c++) {
       const Real d_xhat = d_out[n * C + c] * weight.data[c];
-      mean_d_xhat += d_xhat / C;
+      mean_d_xhat += takes_mean ? d_xhat / C : 0;
       mean_d_xhat_xhat += d_xhat * norm.xhat[n * C + c] / C;
     }
     for (int64_t c = 0; c < C; c++) {
@@ -991,7 +995,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
     const Array<Real> extended = append_rows(remembered[l], x2, B);
     const int64_t kept = std::min<int64_t>(memory_positions(config.wiring), m + T);
     remembered[l] = last_rows(extended, B, kept, C);
-    layer.ln_1 = layernorm(params, h + ".ln_1", extended, config.layer_norm_eps);
+    layer.ln_1 = norm_of(config, params, h + ".ln_1", extended);
     layer.qkv = linear(params, h + ".attn.c_attn", layer.ln_1.out);
     if (l > 0 && find_term(config, Kind::blend)) layer.mix.assign(N, Real(find_term(config, Kind::blend)->a));
     if (l > 0 && find_term(config, Kind::gate))
@@ -1004,7 +1008,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
     attention(config, acts.layers, l, B, m, T);
     join(params, h + ".gru_1", linear(params, h + ".attn.c_proj", layer.heads_out), x1, layer.gru_1);
     // x2 += c_proj(gelu(c_fc(ln_2(x1))))
-    layer.ln_2 = layernorm(params, h + ".ln_2", x1, config.layer_norm_eps);
+    layer.ln_2 = norm_of(config, params, h + ".ln_2", x1);
     layer.fc = linear(params, h + ".mlp.c_fc", layer.ln_2.out);
     layer.fc_gelu = gelu(layer.fc);
     join(params, h + ".gru_2", linear(params, h + ".mlp.c_proj", layer.fc_gelu), x2, layer.gru_2);
@@ -1014,7 +1018,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
   Result<Real> result = {0, 0, Array<Real>(N)};
   const Array<Real> in_mean = weights_in_mean<Real>(targets);
   x = act ? halt(params, act->a, in_mean, acts.halting, result.ponder) : mean_of(streams);
-  acts.ln_f = layernorm(params, "ln_f", x, config.layer_norm_eps);
+  acts.ln_f = norm_of(config, params, "ln_f", x);
   for (int64_t n = 0; n < N; n++) {
     Real* logits = &acts.logits[n * V];
     Real* probs = &acts.probs[n * V];
@@ -1130,7 +1134,7 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
       }
     }
   }
-  Array<Real> d_x = layernorm_backward(params, "ln_f", cache.ln_f, d_hidden, grads);
+  Array<Real> d_x = norm_backward(config, params, "ln_f", cache.ln_f, d_hidden, grads);
   const WiringTerm* act = find_term(config, Kind::act);
   std::vector<Array<Real>> d_states;  // of the residual stream after each cycle, through ln_f's input alone
   if (act) {
@@ -1156,7 +1160,7 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
     const Array<Real> d_gelu = linear_backward(params, h + ".mlp.c_proj", layer.fc_gelu, d_mlp, grads);
     const Array<Real> d_fc = gelu_backward(layer.fc, d_gelu);
     const Array<Real> d_ln_2 = linear_backward(params, h + ".mlp.c_fc", layer.ln_2.out, d_fc, grads);
-    add_into(d_x1, layernorm_backward(params, h + ".ln_2", layer.ln_2, d_ln_2, grads));
+    add_into(d_x1, norm_backward(config, params, h + ".ln_2", layer.ln_2, d_ln_2, grads));
 
     const Array<Real> d_attention = join_backward(params, h + ".gru_1", layer.gru_1, d_x1, grads);
     const Array<Real> d_heads_out = linear_backward(params, h + ".attn.c_proj", layer.heads_out, d_attention, grads);
@@ -1172,7 +1176,7 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
       const Array<Real> d_gate = sigmoid_backward(layer.mix, own.d_mix);
       add_into(d_ln_1, linear_backward(params, h + ".attn.map_gate", layer.ln_1.out, d_gate, grads));
     }
-    add_into(d_x2, last_rows(layernorm_backward(params, h + ".ln_1", layer.ln_1, d_ln_1, grads), B, T, C));
+    add_into(d_x2, last_rows(norm_backward(config, params, h + ".ln_1", layer.ln_1, d_ln_1, grads), B, T, C));
     if (l % k == 0)
       for (const Array<Real>& d_stream : d_streams) add_coordinates_backward(d_stream, l / k, T, C, grads);
   }
