@@ -470,7 +470,7 @@ class StepModel {
                    sublayer.branch);
         break;
       case What::residual: residual_forward(sublayer); break;
-      case What::gelu: add("gelu_forward", sublayer.layer, {gelu_part()}); break;
+      case What::activation: add("gelu_forward", sublayer.layer, {gelu_part()}); break;
       case What::output:
         linear_forward("matmul_forward, output", sublayer.layer,
                        std::holds_alternative<MlpBranch>(sublayer.branch) ? H : C, C);

@@ -42,7 +42,7 @@ struct Recomputation {
     norm,        // the sublayer's norm
     branch,      // what of its branch other operations use; K/V has been kept
     residual,    // the residual stream after it, and the next norm
-    gelu,        // of an MLP: GELU of the hidden units, which have been kept
+    activation,  // of an MLP: GELU of the hidden units, which have been kept
     output,      // the branch's output, and with `gru` its relu, which the gate reads
     gates,       // with `gru`: r, z and g
     stream,      // with `reversible`: what the sublayer's norm read of a stream
@@ -171,18 +171,18 @@ inline void declare_recomputation(Sublayers& sublayers, Recompute level) {
     return declare_reversible_recomputation(sublayers);
   for (int i = 0; i + 2 < sublayers.size(); i += 2) {  // the sublayers of a layer: attention, MLP
     std::vector<Recomputation>& again = sublayers.list[size_t(i + 1)].again;
-    if (level >= Recompute::layernorm) again.push_back({What::norm, i});
+    if (level >= Recompute::norm) again.push_back({What::norm, i});
     if (level >= Recompute::block) {
       again.push_back({What::branch, i});
       again.push_back({What::residual, i});
       again.push_back({What::branch, i + 1});
       continue;
     }
-    if (level >= Recompute::layernorm) again.push_back({What::norm, i + 1});
-    if (level >= Recompute::gelu) again.push_back({What::gelu, i + 1});
+    if (level >= Recompute::norm) again.push_back({What::norm, i + 1});
+    if (level >= Recompute::activation) again.push_back({What::activation, i + 1});
   }
   // Sublayers share the tensors of their gates, so that those of the last one alone have not been overwritten.
-  for (int i = 0; i + 1 < sublayers.size() && level >= Recompute::gelu; i++) {
+  for (int i = 0; i + 1 < sublayers.size() && level >= Recompute::activation; i++) {
     Sublayer& s = sublayers.list[size_t(i)];
     if (!std::holds_alternative<GruResidual>(s.residual)) continue;
     if (level >= Recompute::block) s.again.push_back({What::output, i});
@@ -193,7 +193,7 @@ inline void declare_recomputation(Sublayers& sublayers, Recompute level) {
 // Declares what each sublayer leaves. Reversible layers' streams are not of a sublayer.
 inline void declare(Sublayers& sublayers, ActivationList& list) {
   for (Sublayer& s : sublayers.list) {
-    declare(s.norm, Recompute::layernorm, list);
+    declare(s.norm, Recompute::norm, list);
     std::visit([&](auto& branch) { declare(branch, list); }, s.branch);
     // The stream after a layer's last sublayer is what the layer is computed again from.
     const bool ends_layer = &s == &sublayers.list.back() || (&s)[1].layer != s.layer;
@@ -324,7 +324,7 @@ inline void compute_again(const Sublayers& sublayers, const Recomputation& r, co
     case What::norm: norm_forward(s.norm, batch.rows()); break;
     case What::branch: std::visit([&](const auto& branch) { branch_again(branch, batch); }, s.branch); break;
     case What::residual: residual_forward(s, sublayers.norm(r.sublayer + 1), batch); break;
-    case What::gelu: gelu_again(std::get<MlpBranch>(s.branch), batch); break;
+    case What::activation: activation_again(std::get<MlpBranch>(s.branch), batch); break;
     case What::output:
       std::visit([&](const auto& branch) { project_out(branch, batch); }, s.branch);
       if (const auto* gru = std::get_if<GruResidual>(&s.residual)) branch_relu(*gru, batch);
