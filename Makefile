@@ -350,8 +350,9 @@ $(OBJ)/charts/%: $(OBJ)/charts/flags
 	cat $($*) /dev/null > $@
 $(OBJ)/charts/chart.js: private chart.js := $(CHART_JS)
 $(OBJ)/charts/chart_licence.txt: private chart_licence.txt := $(CHART_LICENCE)
-$(OBJ)/llmc/run/report.o: llmc/run/report.css llmc/run/report.js $(OBJ)/charts/chart.js $(OBJ)/charts/chart_licence.txt
-$(OBJ)/llmc/run/report.o: private CXXFLAGS += -Wa,-I$(OBJ)/charts
+$(OBJ)/llmc/run/report_parts.o: $(addprefix llmc/run/report.,css js) \
+  $(addprefix $(OBJ)/charts/chart,.js _licence.txt)
+$(OBJ)/llmc/run/report_parts.o: private CXXFLAGS += -Wa,-I$(OBJ)/charts
 $(OBJ)/%.o: %.cpp $(OBJ)/flags
 	@mkdir -p $(@D)
 	$(COMPILE) -c $< -o $@
