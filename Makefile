@@ -283,7 +283,7 @@ gpu-model:
 gpu-checked: $(addprefix $(BUILD)/bf16/,bench_gpu train_gpt2_sla test_tile) \
   $(foreach p,bf16 fp32,$(addprefix $(BUILD)/$(p)/,$(DEVICE_TESTS)))
 gpu-check:
-	@scripts/gpu_check.sh
+	@dev/gpu_check.sh
 
 # For another machine: without MPI, NCCL and the instructions of this one's CPU. PORTABLE=1 links the compiler's
 # libraries statically.
@@ -295,7 +295,7 @@ gpu-bundle:
 	@scripts/setup.sh gpu
 	@$(MAKE) --no-print-directory -j$(shell nproc) gpu-checked $(PROGRAMS:%=$(BUNDLE)/bf16/%) BUILD=$(BUNDLE) \
 	  MARCH=$(BUNDLE_MARCH) HAVE_MPI= HAVE_NCCL= PORTABLE=1 DEBUG=
-	@scripts/gpu_bundle.sh $(BUNDLE) $(GPU_ARCH:sm_%=%)
+	@dev/gpu_bundle.sh $(BUNDLE) $(GPU_ARCH:sm_%=%)
 
 SECONDS ?= 60
 fuzz:
@@ -383,7 +383,7 @@ $(BUILD)/encode_records: $(OBJ)/dev/encode_records.o $(HOST_LIB) $(BUILD)/flags
 $(BUILD)/mutants: $(OBJ)/dev/test/mutants.o $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o,$^) -lpthread -o $@
 
-$(BUILD)/test_corpus: GTEST += -larchive
+$(BUILD)/test_corpus $(BUILD)/test_emu_triton: GTEST += -larchive
 $(BUILD)/test_corpus: $(OBJ)/data/shards.o
 $(BUILD)/test_%: $(OBJ)/dev/test/test_%.o $(HOST_LIB) $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(MPI_LIBS) $(GTEST) -o $@
