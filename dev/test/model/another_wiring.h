@@ -5,7 +5,7 @@
 #include "dev/test/files.h"
 #include "dev/test/model/model.h"
 #include "dev/test/values.h"
-#include "llmc/model/reference.h"
+#include "dev/test/reference/reference.h"
 
 // A model with random weights, those of dead rows among them, and what it becomes with another wiring.
 struct Rewired {
