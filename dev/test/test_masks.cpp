@@ -211,7 +211,7 @@ TEST(Masks, OfAResidueAreSequencesOfTheirOwn) {
   for (const auto& [m, mask, seen] : masks()) {
     SCOPED_TRACE(testing::Message() << m);
     const AttentionMask of_numbers = mask_of_each_residue(mask);
-    const int s = mask.step();
+    const int s = mask.stride();
     with_step += s > 1;
     for (int t = 0; t < T && s > 1; t++)
       for (int j = 0; j <= t; j++)

@@ -84,6 +84,8 @@ const WiringCase wirings[] = {
     {"universal_share_sla", 4, 4, "universal(2) share(2) sla(1,1:2)", ".... x.xx"},
     {"universal_rope_gqa_window", 4, 4, "universal(2) rope gqa(2) window(3,SSL)"},
     {"universal_relative_also", 4, 4, "universal(2) relative also(1,2)"},
+    {"rmsnorm", 3, 4, "rmsnorm"},
+    {"rmsnorm_without_biases", 2, 4, "rmsnorm gru", "", "", false},
     {"gru", 3, 4, "gru"},
     {"gru_without_biases", 2, 4, "gru", "", "", false},
     {"gru_universal_sla", 4, 4, "gru universal(2) sla(2,2)"},

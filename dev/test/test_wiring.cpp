@@ -49,44 +49,49 @@ TEST(WiringTerms, HaveExamplesThatAreRight) {
 // BUG llmc/model/terms/relative.h: `positions | patterns | top_keys | maps` -> `positions | top_keys | maps`
 TEST(WiringTerms, CombineWithTheseAlone) {
   const std::map<std::string, std::string> combine = {{"sla", "also share layers gqa window strided fixed topk rope "
-                                                              "relative memory universal act gru reversible"},
+                                                              "relative memory universal act rmsnorm gru reversible"},
                                                       {"also", "sla share layers gqa window strided fixed topk rope "
-                                                               "relative memory universal act gru reversible"},
+                                                               "relative memory universal act rmsnorm gru reversible"},
                                                       {"share", "sla also layers gqa window strided fixed topk rope "
-                                                                "relative memory universal act gru reversible"},
+                                                                "relative memory universal act rmsnorm gru reversible"},
                                                       {"layers", "sla also share gqa window strided fixed topk rope "
-                                                                 "relative memory universal act gru reversible"},
-                                                      {"gqa", "sla also share layers window strided fixed topk reuse "
-                                                              "blend gate rope relative memory universal act gru "
-                                                              "reversible"},
-                                                      {"window", "sla also share layers gqa strided fixed topk reuse "
-                                                                 "blend gate rope relative memory universal act gru "
+                                                                 "relative memory universal act rmsnorm gru "
                                                                  "reversible"},
+                                                      {"gqa", "sla also share layers window strided fixed topk reuse "
+                                                              "blend gate rope relative memory universal act rmsnorm "
+                                                              "gru reversible"},
+                                                      {"window", "sla also share layers gqa strided fixed topk reuse "
+                                                                 "blend gate rope relative memory universal act "
+                                                                 "rmsnorm gru reversible"},
                                                       {"strided", "sla also share layers gqa window fixed topk reuse "
-                                                                  "blend gate rope gru reversible"},
+                                                                  "blend gate rope rmsnorm gru reversible"},
                                                       {"fixed", "sla also share layers gqa window strided topk reuse "
-                                                                "blend gate rope gru reversible"},
+                                                                "blend gate rope rmsnorm gru reversible"},
                                                       {"topk", "sla also share layers gqa window strided fixed reuse "
-                                                               "blend gate rope gru"},
-                                                      {"reuse", "gqa window strided fixed topk rope gru"},
-                                                      {"blend", "gqa window strided fixed topk rope gru"},
-                                                      {"gate", "gqa window strided fixed topk rope gru"},
+                                                               "blend gate rope rmsnorm gru"},
+                                                      {"reuse", "gqa window strided fixed topk rope rmsnorm gru"},
+                                                      {"blend", "gqa window strided fixed topk rope rmsnorm gru"},
+                                                      {"gate", "gqa window strided fixed topk rope rmsnorm gru"},
                                                       {"rope", "sla also share layers gqa window strided fixed topk "
-                                                               "reuse blend gate memory universal act gru "
+                                                               "reuse blend gate memory universal act rmsnorm gru "
                                                                "reversible"},
                                                       {"relative", "sla also share layers gqa window memory universal "
-                                                                   "act gru"},
-                                                      {"memory", "sla also share layers gqa window rope relative gru"},
+                                                                   "act rmsnorm gru"},
+                                                      {"memory", "sla also share layers gqa window rope relative "
+                                                                 "rmsnorm gru"},
                                                       {"universal", "sla also share layers gqa window rope relative "
-                                                                    "act gru"},
+                                                                    "act rmsnorm gru"},
                                                       {"act", "sla also share layers gqa window rope relative "
-                                                              "universal gru"},
+                                                              "universal rmsnorm gru"},
+                                                      {"rmsnorm", "sla also share layers gqa window strided fixed topk "
+                                                                  "reuse blend gate rope relative memory universal act "
+                                                                  "gru lsh reversible"},
                                                       {"gru", "sla also share layers gqa window strided fixed topk "
                                                               "reuse blend gate rope relative memory universal act "
-                                                              "lsh"},
-                                                      {"lsh", "gru reversible"},
+                                                              "rmsnorm lsh"},
+                                                      {"lsh", "rmsnorm gru reversible"},
                                                       {"reversible", "sla also share layers gqa window strided fixed "
-                                                                     "rope lsh"}};
+                                                                     "rope rmsnorm lsh"}};
   auto example_of = [](const WiringTerm& term) {
     const TermSyntax syntax = info_of(term).syntax;
     return parts_of(*syntax.examples ? syntax.examples : syntax.form, " or ")[0];

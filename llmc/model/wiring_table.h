@@ -26,6 +26,7 @@ struct WiringTable {
   bool has_cycles = false;  // of so many layers, and something is added before each: `universal`
   double halting = 0;       // the eps of `act`; 0: tokens do not halt
   double ponder_cost = 0;
+  bool rmsnorm = false;                 // norms take no mean and have no bias
   bool gru = false;                     // branches join the residual stream in gates
   bool reversible = false;              // two residual streams, which the backward pass recovers
   int lsh_buckets = 0, lsh_rounds = 0;  // 0: attention does not hash

@@ -190,6 +190,16 @@ TEST(AnotherWiring, OfRepeatedLayersTakesTheLayersThatRan) {
   more.check();
 }
 
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parameters.h: `if (!rmsnorm) bias(` -> `bias(`
+TEST(AnotherWiring, HasNoBiasesOfNormsThatTakeNoMean) {
+  Rewired dropped(four_layers("plain"), "rmsnorm");
+  EXPECT_EQ(dropped.expected.count("h.0.ln_1.bias"), 0u);
+  dropped.check();
+  Rewired fresh(four_layers("rmsnorm"), "plain");
+  EXPECT_EQ(fresh.expected.at("ln_f.bias").data, std::vector<double>(32, 0));
+  fresh.check();
+}
+
 TEST(AnotherWiring, HasNewGatesOfTheResidualStream) {
   Rewired gated(four_layers("plain"), "gru");
   for (const char* name : {"h.0.gru_1.y.weight", "h.3.gru_2.x.weight", "h.2.gru_1.rx.weight", "h.3.gru_2.bias"})

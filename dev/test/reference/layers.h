@@ -139,7 +139,7 @@ Tensors<Real> make_parameters(const ModelConfig& config) {
   };
   auto add_norm = [&](const std::string& name, int64_t channels) {
     add(name + ".weight", {channels});
-    if (config.bias) add(name + ".bias", {channels});
+    if (config.bias && !find_term<RmsnormTerm>(config)) add(name + ".bias", {channels});
   };
   auto add_linear = [&](const std::string& name, int64_t in, int64_t out) {
     add(name + ".weight", {in, out});
@@ -248,18 +248,20 @@ struct Norm {
   Array<Real> out;   // (B, T, C)  xhat * weight + bias
 };
 
-// LayerNorm over the channels, with the biased variance (divided by C).
+// LayerNorm over the channels, with the biased variance (divided by C); with `rmsnorm` the mean is 0 in both.
 template <class Real>
-Norm<Real> layernorm(const Tensors<Real>& params, const std::string& name, const Array<Real>& x, double eps) {
+Norm<Real> norm_of(const ModelConfig& config, const Tensors<Real>& params, const std::string& name,
+                   const Array<Real>& x) {
+  const bool takes_mean = !find_term<RmsnormTerm>(config);
   const Tensor<Real>& weight = params.at(name + ".weight");
   const Tensor<Real>* bias = find(params, name + ".bias");
   const int64_t C = weight.shape[0], N = x.size() / C;
   Norm<Real> norm = {Array<Real>(N * C), Array<Real>(N), Array<Real>(N * C)};
   for (int64_t n = 0; n < N; n++) {
     Real mean = 0, variance = 0;
-    for (int64_t c = 0; c < C; c++) mean += x[n * C + c] / C;
+    for (int64_t c = 0; c < C && takes_mean; c++) mean += x[n * C + c] / C;
     for (int64_t c = 0; c < C; c++) variance += (x[n * C + c] - mean) * (x[n * C + c] - mean) / C;
-    norm.rstd[n] = 1 / std::sqrt(variance + Real(eps));
+    norm.rstd[n] = 1 / std::sqrt(variance + Real(config.layer_norm_eps));
     for (int64_t c = 0; c < C; c++) {
       norm.xhat[n * C + c] = (x[n * C + c] - mean) * norm.rstd[n];
       norm.out[n * C + c] = norm.xhat[n * C + c] * weight.data[c] + (bias ? bias->data[c] : 0);
@@ -268,10 +270,12 @@ Norm<Real> layernorm(const Tensors<Real>& params, const std::string& name, const
   return norm;
 }
 
-// With d_xhat = d_out * weight: d_x = rstd * (d_xhat - mean_c(d_xhat) - xhat * mean_c(d_xhat * xhat)).
+// With d_xhat = d_out * weight: d_x = rstd * (d_xhat - mean_c(d_xhat) - xhat * mean_c(d_xhat * xhat)), and with
+// `rmsnorm` without mean_c(d_xhat).
 template <class Real>
-Array<Real> layernorm_backward(const Tensors<Real>& params, const std::string& name, const Norm<Real>& norm,
-                               const Array<Real>& d_out, Tensors<Real>& grads) {
+Array<Real> norm_backward(const ModelConfig& config, const Tensors<Real>& params, const std::string& name,
+                          const Norm<Real>& norm, const Array<Real>& d_out, Tensors<Real>& grads) {
+  const bool takes_mean = !find_term<RmsnormTerm>(config);
   const Tensor<Real>& weight = params.at(name + ".weight");
   Tensor<Real>& d_weight = grads.at(name + ".weight");
   Tensor<Real>* d_bias = find(grads, name + ".bias");
@@ -281,7 +285,7 @@ Array<Real> layernorm_backward(const Tensors<Real>& params, const std::string& n
     Real mean_d_xhat = 0, mean_d_xhat_xhat = 0;
     for (int64_t c = 0; c < C; c++) {
       const Real d_xhat = d_out[n * C + c] * weight.data[c];
-      mean_d_xhat += d_xhat / C;
+      mean_d_xhat += takes_mean ? d_xhat / C : 0;
       mean_d_xhat_xhat += d_xhat * norm.xhat[n * C + c] / C;
     }
     for (int64_t c = 0; c < C; c++) {

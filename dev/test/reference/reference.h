@@ -218,7 +218,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
     const Array<Real> extended = append_rows(remembered[l], x2, B);
     const int64_t kept = std::min<int64_t>(positions_of_memory(config), m + T);
     remembered[l] = last_rows(extended, B, kept, C);
-    layer.ln_1 = layernorm(params, h + ".ln_1", extended, config.layer_norm_eps);
+    layer.ln_1 = norm_of(config, params, h + ".ln_1", extended);
     layer.qkv = linear(params, h + ".attn.c_attn", layer.ln_1.out);
     if (l > 0 && find_term<BlendTerm>(config)) layer.mix.assign(N, Real(find_term<BlendTerm>(config)->share));
     if (l > 0 && find_term<GateTerm>(config)) layer.mix = sigmoid(linear(params, h + ".attn.map_gate", layer.ln_1.out));
@@ -230,7 +230,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
     attention(config, acts.layers, l, B, m, T);
     join(params, h + ".gru_1", linear(params, h + ".attn.c_proj", layer.heads_out), x1, layer.gru_1);
     // x2 += c_proj(gelu(c_fc(ln_2(x1))))
-    layer.ln_2 = layernorm(params, h + ".ln_2", x1, config.layer_norm_eps);
+    layer.ln_2 = norm_of(config, params, h + ".ln_2", x1);
     layer.fc = linear(params, h + ".mlp.c_fc", layer.ln_2.out);
     layer.fc_gelu = gelu(layer.fc);
     join(params, h + ".gru_2", linear(params, h + ".mlp.c_proj", layer.fc_gelu), x2, layer.gru_2);
@@ -240,7 +240,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
   Result<Real> result = {0, 0, Array<Real>(N)};
   const Array<Real> in_mean = weights_in_mean<Real>(targets);
   x = act ? halt(params, act->eps, in_mean, acts.halting, result.ponder) : mean_of(streams);
-  acts.ln_f = layernorm(params, "ln_f", x, config.layer_norm_eps);
+  acts.ln_f = norm_of(config, params, "ln_f", x);
   for (int64_t n = 0; n < N; n++) {
     Real* logits = &acts.logits[n * V];
     Real* probs = &acts.probs[n * V];
@@ -356,7 +356,7 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
       }
     }
   }
-  Array<Real> d_x = layernorm_backward(params, "ln_f", cache.ln_f, d_hidden, grads);
+  Array<Real> d_x = norm_backward(config, params, "ln_f", cache.ln_f, d_hidden, grads);
   const ActTerm* act = find_term<ActTerm>(config);
   std::vector<Array<Real>> d_states;  // of the residual stream after each cycle, through ln_f's input alone
   if (act) {
@@ -382,7 +382,7 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
     const Array<Real> d_gelu = linear_backward(params, h + ".mlp.c_proj", layer.fc_gelu, d_mlp, grads);
     const Array<Real> d_fc = gelu_backward(layer.fc, d_gelu);
     const Array<Real> d_ln_2 = linear_backward(params, h + ".mlp.c_fc", layer.ln_2.out, d_fc, grads);
-    add_into(d_x1, layernorm_backward(params, h + ".ln_2", layer.ln_2, d_ln_2, grads));
+    add_into(d_x1, norm_backward(config, params, h + ".ln_2", layer.ln_2, d_ln_2, grads));
 
     const Array<Real> d_attention = join_backward(params, h + ".gru_1", layer.gru_1, d_x1, grads);
     const Array<Real> d_heads_out = linear_backward(params, h + ".attn.c_proj", layer.heads_out, d_attention, grads);
@@ -398,7 +398,7 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
       const Array<Real> d_gate = sigmoid_backward(layer.mix, own.d_mix);
       add_into(d_ln_1, linear_backward(params, h + ".attn.map_gate", layer.ln_1.out, d_gate, grads));
     }
-    add_into(d_x2, last_rows(layernorm_backward(params, h + ".ln_1", layer.ln_1, d_ln_1, grads), B, T, C));
+    add_into(d_x2, last_rows(norm_backward(config, params, h + ".ln_1", layer.ln_1, d_ln_1, grads), B, T, C));
     if (l % k == 0)
       for (const Array<Real>& d_stream : d_streams) add_coordinates_backward(d_stream, l / k, T, C, grads);
   }

@@ -16,6 +16,7 @@
 #include "relative.h"
 #include "reuse.h"
 #include "reversible.h"
+#include "rmsnorm.h"
 #include "rope.h"
 #include "share.h"
 #include "sla.h"
@@ -26,4 +27,4 @@
 
 using WiringTerm = std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, WindowTerm, StridedTerm,
                                 FixedTerm, TopkTerm, ReuseTerm, BlendTerm, GateTerm, RopeTerm, RelativeTerm, MemoryTerm,
-                                UniversalTerm, ActTerm, GruTerm, LshTerm, ReversibleTerm>;
+                                UniversalTerm, ActTerm, RmsnormTerm, GruTerm, LshTerm, ReversibleTerm>;

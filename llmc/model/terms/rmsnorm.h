@@ -1,0 +1,10 @@
+// Zhang & Sennrich 2019: x / sqrt(mean(x^2) + eps) * weight, with LayerNorm's eps.
+#pragma once
+#include "term.h"
+
+struct RmsnormTerm : Term {
+  static constexpr TermSyntax syntax = {"rmsnorm"};
+  static constexpr const char* help = "norms without mean and bias, in place of LayerNorm";
+  static constexpr TermFeatures features = {norms};
+  void apply(WiringTable& t) const { t.rmsnorm = true; }
+};
