@@ -271,7 +271,7 @@ void gpt2_forward_segments(GPT2& model, const int* tokens, int64_t B, int64_t T)
   const Batch batch = batch_of_segments(B, T, model.remembered);
   gpt2_forward(model, tokens, batch);
   remember(model.sublayers, batch);
-  model.remembered = memory_after(model.attention_plan.table.memory, batch);
+  model.remembered = remembered_after(model.attention_plan.table.memory, batch);
 }
 
 // acts.logits = the logits of `count` rows of the hidden states, from `first_row` on.
@@ -382,12 +382,12 @@ void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, 
   upload({{a.tokens, a.staged_tokens, inputs, count}, {a.targets, a.staged_targets, targets, count}});
   const float dloss = float(1.0 / (double(B) * T * double(num_micro_batches)));
   const bool sum_over_ranks = last && model.collectives.size() > 1, weights_are_coming = model.buckets_awaited == 0;
-  auto forward_backward = [&](int b, int t, int64_t memory, float d) {
-    gpt2_forward_backward(model, batch_of_segments(b, t, memory, d), sum_over_ranks);
+  auto forward_backward = [&](int b, int t, int64_t remembered, float d) {
+    gpt2_forward_backward(model, batch_of_segments(b, t, remembered, d), sum_over_ranks);
   };
   if (sum_over_ranks || weights_are_coming || model.timeline.on) forward_backward(B, T, model.remembered, dloss);
   else model.forward_backward.run(forward_backward, B, T, model.remembered, dloss);
-  model.remembered = memory_after(model.attention_plan.table.memory, batch_of_segments(B, T, model.remembered));
+  model.remembered = remembered_after(model.attention_plan.table.memory, batch_of_segments(B, T, model.remembered));
 }
 
 // x (count) = its sum over ranks: of acts.stats, whose doubles lie side by side.
