@@ -5,7 +5,7 @@
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 #include <iostream>
-#include "llmc/model/sampling_engine.h"
+#include "llmc/sampling_engine.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/text/choice_file.h"
 #include "llmc/text/dataloader.h"

@@ -3,8 +3,10 @@
 // draws a token of every text.
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
-#include "llmc/model/sampling_engine.h"
+#include "llmc/sampling_engine.h"
 #include "llmc/run/sampling.h"
+#include "llmc/run/stop_signal.h"
+#include "llmc/utils/message.h"
 #include "llmc/utils/text.h"
 
 // The longest that a sequence can become.

@@ -13,6 +13,8 @@
 #include <utility>
 #include "profile.h"
 #include "../../train_gpt2_sla.cu"
+#include "llmc/model/flops.h"
+#include "llmc/run/print.h"
 #include "llmc/run/statistics.h"
 #include "random_tokens.h"
 

@@ -15,6 +15,8 @@
 #include <nlohmann/json.hpp>
 #include "dev/bench/gpu_model.h"
 #include "dev/bench/gpu_time.h"
+#include "llmc/model/flops.h"
+#include "llmc/run/print.h"
 #include "random_tokens.h"
 
 using nlohmann::json;

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 #include "dev/bench/gpu_model.h"
 #include "dev/test/helpers.h"
+#include "llmc/training.h"
 
 static const std::vector<int> lengths = {4096, 8192, 16384, 32768, 65536};
 

@@ -7,6 +7,7 @@
 #include "dev/test/model/model.h"
 #include "dev/test/values.h"
 #include "llmc/model/reference.h"
+#include "llmc/model/flops.h"
 
 // Ten updates of both, on random tokens. AdamW's epsilon is large here: with a small one the update of an element whose
 // gradient is next to nothing (the keys' biases) is the sign of its rounding errors.

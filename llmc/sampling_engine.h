@@ -1,6 +1,5 @@
 // Draws the tokens of several texts at a time with a model that is planned for generation. Prompts are computed one by
-// one, in chunks; then each pass through the model draws a token of every text. Included after train_gpt2_sla.cu, whose
-// model it runs.
+// one, in chunks; then each pass through the model draws a token of every text.
 #pragma once
 #include <algorithm>
 #include <cstdio>
@@ -8,11 +7,20 @@
 #include <string>
 #include <utility>
 #include <vector>
+#include "llmc/model/config.h"
+#include "llmc/model/flops.h"
+#include "llmc/model/gpt2.h"
+#include "llmc/operations.h"
+#include "llmc/run/print.h"
 #include "llmc/run/sampling.h"
 #include "llmc/run/stop_signal.h"
+#include "llmc/text/sampler.h"
 #include "llmc/text/text_stream.h"
 #include "llmc/text/tokenizer.h"
+#include "llmc/utils/clock.h"
+#include "llmc/utils/error.h"
 #include "llmc/utils/program.h"
+#include "llmc/utils/random.h"
 
 // The model of a folder, planned for generation. Throws UserError if that does not fit into memory.
 inline void load_model(GPT2& model, const std::string& folder, const ModelConfig& config,
