@@ -36,9 +36,9 @@ void declare_model(GPT2& model, const ModelConfig& config, bool keep_dead_kv, co
   model.parameters = make_parameter_table(config, model.attention_plan, shard);
   model.buckets_awaited = model.parameters.buckets.size();
   model.logit_stride = padded_vocab_size(config);  // columns are whole tiles, with zeros where the vocabulary ends
-  model.memory = {};
-  model.memory[MemoryGroup::weights] = model.weight_bytes() + model.constant_bytes();
-  model.memory[MemoryGroup::workspaces] = device_workspace_bytes();
+  model.memory_plan = {};
+  model.memory_plan[MemoryGroup::weights] = model.weight_bytes() + model.constant_bytes();
+  model.memory_plan[MemoryGroup::workspaces] = device_workspace_bytes();
 }
 
 int64_t planned_logit_rows(const GPT2& model, int64_t rows, int64_t logit_bytes) {
@@ -47,12 +47,12 @@ int64_t planned_logit_rows(const GPT2& model, int64_t rows, int64_t logit_bytes)
 
 void declare_activations(GPT2& model) {
   model.activations = ActivationArena();
-  ActivationList list = {model, model.activations, model.memory};
+  ActivationList list = {model, model.activations, model.memory_plan};
   declare(model.acts, list);
   declare(model.sublayers, list);
 }
 
-// Fixes the model's shape and lays out its memory for training, without allocating any of it. Throws UserError for a
+// Fixes the model's shape and declares its tensors for training, without allocating any of them. Throws UserError for a
 // shape that the device's kernels don't take.
 void gpt2_declare(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
   CHECK(1 <= o.B && 1 <= o.T && o.T <= config.max_seq_len && o.recompute < Recompute::above_all_levels);
@@ -67,14 +67,14 @@ void gpt2_declare(GPT2& model, const ModelConfig& config, const PlanOptions& o) 
   model.logit_rows = planned_logit_rows(model, model.rows, o.logit_bytes);
   model.sublayers = make_sublayers(config, model.attention_plan);
   declare_recomputation(model.sublayers, model.training->recompute);
-  model.memory[MemoryGroup::master_weights] = has_master_weights ? model.state_bytes() : 0;
-  model.memory[MemoryGroup::gradients] = model.parameters.layout.bytes;
-  model.memory[MemoryGroup::moments] = 2 * model.state_bytes();
-  model.memory[MemoryGroup::sampling] = o.sampling_bytes;
+  model.memory_plan[MemoryGroup::master_weights] = has_master_weights ? model.state_bytes() : 0;
+  model.memory_plan[MemoryGroup::gradients] = model.parameters.layout.bytes;
+  model.memory_plan[MemoryGroup::moments] = 2 * model.state_bytes();
+  model.memory_plan[MemoryGroup::sampling] = o.sampling_bytes;
   declare_activations(model);
 }
 
-// Plans the model for generation: no gradients and no optimizer, a K/V cache, and activations that all layers share.
+// The same for generation: no gradients and no optimizer, a K/V cache, and activations that all layers share.
 void gpt2_declare_generation(GPT2& model, const ModelConfig& config, const GenerationOptions& o) {
   CHECK(1 <= o.slots && o.slots <= o.rows && 1 <= o.max_length && o.max_length <= config.longest_text());
   declare_model(model, config, o.keep_dead_kv, o.shard);
@@ -88,12 +88,12 @@ void gpt2_declare_generation(GPT2& model, const ModelConfig& config, const Gener
   declare_activations(model);
 }
 
-// The memory that micro-batches of B sequences would take; nothing is allocated.
-MemoryPlan gpt2_memory(const ModelConfig& config, int B, PlanOptions o) {
+// The plan of the memory that micro-batches of B sequences would take; nothing is allocated.
+MemoryPlan gpt2_memory_plan(const ModelConfig& config, int B, PlanOptions o) {
   GPT2 model;
   o.B = B;
   gpt2_declare(model, config, o);
-  return model.memory;
+  return model.memory_plan;
 }
 
 // Sets every byte of the activations, but for constants, whose staging buffers are then written to.
@@ -103,8 +103,8 @@ void gpt2_fill_activations(GPT2& model, int value) {
   uploads_wait_for_compute();
 }
 
-// Which pieces of the parameters the optimizers update.
-void plan_update(GPT2& model) {
+// Puts the pieces of the parameters that the optimizers update where the device reads them.
+void allocate_chunks(GPT2& model) {
   std::vector<MuonMatrix>& matrices = model.training->matrices;
   std::vector<ParameterChunk> chunks = parameter_chunks(model.parameters, /*muon=*/!matrices.empty());
   model.num_adamw_chunks = int64_t(chunks.size());
@@ -113,9 +113,9 @@ void plan_update(GPT2& model) {
   model.matrices = DeviceArray<MuonMatrix>(matrices);
 }
 
-// Allocates what has been planned, and sets all pointers. Weights, gradients and moments are zero; but the weights are
-// those of `weights_of`, if that is given. A build that checks (make DEBUG=1, dev/emu) fills the activations with NaN,
-// so that one that is read before it is written shows.
+// Allocates what has been declared, and binds all pointers to it. Weights, gradients and moments are zero; but the
+// weights are those of `weights_of`, if that is given. A build that checks (make DEBUG=1, dev/emu) fills the
+// activations with NaN, so that one that is read before it is written shows.
 void gpt2_allocate(GPT2& model, const GPT2* weights_of) {
   auto pointers = [&](auto* arena) {
     return parameter_pointers(model.config, model.attention_plan, model.parameters, arena, model.constant_memory);
@@ -126,7 +126,7 @@ void gpt2_allocate(GPT2& model, const GPT2* weights_of) {
   if (model.training) {
     model.allocate_training_state();
     model.grads = pointers(model.grad_memory);
-    plan_update(model);
+    allocate_chunks(model);
   }
   model.activation_memory = static_cast<char*>(device_malloc(model.activations.layout.bytes));
   uploads_wait_for_compute();
@@ -269,11 +269,12 @@ void gpt2_forward_backward(GPT2& model, const Batch& batch, bool sum_over_ranks 
 }
 
 // One micro-batch of an update that averages `num_micro_batches` of them, over all ranks: acts.stats->loss and grads +=
-// as above, as if all tokens were scored: StepStats::grad_weight has the rest, so that the captured dloss stays. Waits
-// for nothing: inputs and targets (B, T) lie in host memory, and if it is a PinnedBuffer's they stay as they are until
-// gpt2_read_stats has returned. After a rank's last one gradients are summed over the ranks, and before its first one
-// weights come from them; these two run eagerly, because they take two streams; the others are captured and replayed as
-// a CUDA graph.
+// as in gpt2_forward_backward. dloss is that of a micro-batch whose tokens are all scored, so that it is the same in
+// each; gpt2_update multiplies by StepStats::grad_weight where only some are. Waits for nothing: inputs and targets
+// (B, T) lie in host memory, and if that is a PinnedBuffer's, the caller leaves them as they are until gpt2_read_stats
+// has returned. A rank's last micro-batch also sums the gradients over the ranks, and its first one also receives
+// weights from them. These two run eagerly, because they take two streams. The others are captured and replayed as a
+// CUDA graph.
 void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, int T, int64_t num_micro_batches,
                      bool last) {
   Activations& a = model.acts;
@@ -290,7 +291,7 @@ void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, 
   model.remembered = remembered_after(model.attention_plan.table.memory, batch_of_segments(B, T, model.remembered));
 }
 
-// x (count) = its sum over ranks: of acts.stats, whose doubles lie side by side.
+// x (count) = its sum over ranks. x is in acts.stats, whose doubles lie side by side.
 void gpt2_sum_over_ranks(GPT2& model, double* x, int64_t count) {
   model.collectives.comm_waits_for_compute();
   model.collectives.all_reduce(x, count);
@@ -427,7 +428,7 @@ std::vector<float> gpt2_fetch_logits(GPT2& model, int64_t first_row, int64_t cou
 }
 
 // Puts a prompt into an empty slot, model.rows tokens at a time. Returns the logits (V) of its last token. With `act`
-// N + R of its tokens are appended to `ponder`, unless that is null.
+// how many cycles its tokens ran is appended to `ponder`, unless that is null.
 std::vector<float> gpt2_read_prompt(GPT2& model, int slot, const std::vector<int>& prompt, std::vector<float>* ponder) {
   model.cache.clear(slot);
   int64_t count = 0;
@@ -440,8 +441,8 @@ std::vector<float> gpt2_read_prompt(GPT2& model, int slot, const std::vector<int
 }
 
 // Continues `tokens` until there are `length` of them, in the cache's first slot. Every token goes through the model
-// once. The n-th token is drawn with the n-th random number of (seed, step). Returns N + R of the tokens that went
-// through the model, which are all but the last; nothing without `act`.
+// once. The n-th token is drawn with the n-th random number of (seed, step). Returns how many cycles the tokens that
+// went through the model ran, which are all but the last; nothing without `act`.
 std::vector<float> gpt2_generate(GPT2& model, std::vector<int>& tokens, int length, const SamplingOptions& options,
                                  uint64_t seed, int64_t step) {
   CHECK(!tokens.empty());

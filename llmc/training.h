@@ -60,7 +60,7 @@ inline LogFields describe(const Trainer& t) {
   fields.push_back({"precision", std::string(precision_name)});
   fields.push_back({"device", std::string(device_name())});
   fields.push_back({"kv_bytes_per_token", kv_bytes_per_token(t.model.config, t.model.attention_plan, sizeof(floatX))});
-  fields.push_back({"memory", memory_fields(t.model.memory)});
+  fields.push_back({"memory", memory_fields(t.model.memory_plan)});
   return fields;
 }
 
@@ -71,19 +71,20 @@ inline size_t checkpoint_copy_bytes(const GPT2& model, int rank) {
   return (rank == 0 ? model.parameters.layout.bytes : 0) + 2 * model.state_bytes();
 }
 
-// `host_bytes`: what will be allocated in host memory for checkpoints. Throws UserError if the plan does not fit into
-// what is free.
+// Prints the memory plan. `host_bytes`: what will be allocated in host memory for checkpoints. Throws UserError if the
+// plan does not fit into what is free.
 inline void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes = 0) {
   // The workspaces have been allocated already.
   const size_t available = device_memory_available() + device_workspace_bytes();
   const size_t reserve = device_reserve_bytes(), beside = reserve + (device_memory_is_host_memory ? host_bytes : 0);
-  auto plan_of = [&](int B) { return gpt2_memory(model.config, B, o); };
+  auto plan_of = [&](int B) { return gpt2_memory_plan(model.config, B, o); };
   const TrainingShape& shape = *model.training;
   printf("memory plan for B %d, T %d, recompute level %d:\n", shape.B, shape.T, int(shape.recompute));
-  const MemoryPlan& memory = model.memory;
+  const MemoryPlan& memory_plan = model.memory_plan;
   const double bytes_per_sequence =
-      double(model.activations.layout.bytes - memory[MemoryGroup::logits] - memory[MemoryGroup::muon]) / shape.B;
-  print_memory_plan(memory,
+      double(model.activations.layout.bytes - memory_plan[MemoryGroup::logits] - memory_plan[MemoryGroup::muon]) /
+      shape.B;
+  print_memory_plan(memory_plan,
                     {available, host_bytes, device_memory_is_host_memory, reserve, device_name(),
                      largest_micro_batch(available - std::min(available, beside), plan_of), bytes_per_sequence},
                     shape.recompute < Recompute::chunks);
@@ -129,7 +130,7 @@ inline PlanOptions declare_models(Trainer& t, const ModelConfig& config) {
   if (o.sample_every > 0 && run.ranks.rank == 0) {  // all ranks have the same weights
     gpt2_declare_generation(t.sampler.emplace(), config, generation_options(1, o.sample_length, plan));
     plan.sampling_bytes =
-        t.sampler->memory.total() - t.sampler->memory[MemoryGroup::weights] - device_workspace_bytes();
+        t.sampler->memory_plan.total() - t.sampler->memory_plan[MemoryGroup::weights] - device_workspace_bytes();
   }
   gpt2_declare(t.model, config, plan);
   return plan;
@@ -206,7 +207,7 @@ inline StepTokens next_tokens(Trainer& t) {
   return t.step_loader->next();
 }
 
-// The FLOPs of a token of the next micro-step. With `memory` they depend on what there is of earlier segments.
+// The FLOPs of a token of the next micro-step. With the term `memory` they depend on what there is of earlier segments.
 inline double flops_of_next_segment(Trainer& t) {
   const int64_t segment = (t.model.remembered + t.run.T - 1) / t.run.T;
   if (std::exchange(t.counted_segment, segment) != segment)
@@ -253,7 +254,7 @@ inline StepResult train_step(Trainer& t) {
   result.scored_tokens = int64_t(stats.scored), result.grad_norm = stats.grad_norm();
   result.stop_requested = stats.stop_requests > 0;
   result.skipped = !std::isfinite(stats.loss) || !std::isfinite(result.grad_norm);
-  if (result.skipped) model.remembered = 0;  // what is not finite would stay in the memory
+  if (result.skipped) model.remembered = 0;  // what is not finite would stay in the segment memory
   count_step(run, result);
   result.seconds = seconds_now() - start;
   return result;
@@ -274,8 +275,8 @@ inline void log_timeline(Trainer& t) {
 // ----------------------------------------------------------------------------
 // Beside the steps
 
-// The mean loss over the scored tokens of ValidationBatches. It begins with an empty memory, and puts that of training
-// aside. Returns false, on every rank, if one of them could not load its tokens: then it has no loss, and
+// The mean loss over the scored tokens of ValidationBatches. It begins with an empty segment memory, and puts that of
+// training aside. Returns false, on every rank, if one of them could not load its tokens: then it has no loss, and
 // run.data_error of that rank says why.
 inline bool validate_model(Trainer& t) {
   Run& run = t.run;
@@ -323,8 +324,9 @@ inline void save_checkpoint(Trainer& t) {
   const double start = seconds_now();
   report_saved(t.run, /*wait=*/true);
   GPT2& model = t.model;
-  std::vector<CheckpointTensor> memory = gather_memory(model.collectives, t.run.channel, t.run.ranks,
-                                                       fetch_memory(model.sublayers, t.run.B, model.remembered));
+  std::vector<CheckpointTensor> segment_memory =
+      gather_memory(model.collectives, t.run.channel, t.run.ranks,
+                    fetch_memory(model.sublayers, t.run.B, model.remembered));
   if (t.checkpoint_copy.size == 0) return;
   const size_t state_size = model.state_bytes() / sizeof(float);
   float *m = t.checkpoint_copy.data, *v = m + state_size, *weights = v + state_size;
@@ -336,7 +338,7 @@ inline void save_checkpoint(Trainer& t) {
   if (t.run.tokenizer) end_of_text = t.run.tokenizer->end_of_text();
   std::vector<TextFile> files = model_text_files(model.config, end_of_text);
   start_checkpoint(t.run, model.parameters,
-                   {{}, std::move(files), fetch_from_host(model, weights), m, v, std::move(memory)});
+                   {{}, std::move(files), fetch_from_host(model, weights), m, v, std::move(segment_memory)});
 }
 
 // ----------------------------------------------------------------------------

@@ -65,13 +65,12 @@ struct GPT2 : ModelShape, ModelMemory {
   Activations acts;
   Sublayers sublayers;  // operations read weights through sublayer(i), norm(i), embeddings()
   KVCache cache;        // used in generation alone
-  MemoryPlan memory;
-  int64_t remembered = 0;  // positions of each stream that the layers' memory holds, in training
-  // gpt2_forward_backward with B, T, remembered, dloss
-  CudaGraph<int, int, int64_t, float> forward_backward;
-  CudaGraph<> matrix_update;           // gpt2_move_matrices
-  PinnedBuffer<StepStats> host_stats;  // (1): where gpt2_read_stats reads them to
-  Collectives collectives;             // of the ranks that train together
+  MemoryPlan memory_plan;
+  int64_t remembered = 0;  // positions of each stream that the layers remember, in training
+  CudaGraph<int, int, int64_t, float> forward_backward;  // gpt2_forward_backward with B, T, remembered, dloss
+  CudaGraph<> matrix_update;                             // gpt2_move_matrices
+  PinnedBuffer<StepStats> host_stats;                    // (1): where gpt2_read_stats copies acts.stats to
+  Collectives collectives;                               // of the ranks that train together
   // How many buckets of the weights that ranks gather after an update have been awaited: none right after the update;
   // all of them where no rank gathers.
   size_t buckets_awaited = 0;
@@ -100,7 +99,7 @@ struct GPT2 : ModelShape, ModelMemory {
 
 void gpt2_declare(GPT2& model, const ModelConfig& config, const PlanOptions& o);
 void gpt2_declare_generation(GPT2& model, const ModelConfig& config, const GenerationOptions& o);
-MemoryPlan gpt2_memory(const ModelConfig& config, int B, PlanOptions o);
+MemoryPlan gpt2_memory_plan(const ModelConfig& config, int B, PlanOptions o);
 void gpt2_allocate(GPT2& model, const GPT2* weights_of = nullptr);
 
 // ----------------------------------------------------------------------------
