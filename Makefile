@@ -283,7 +283,7 @@ gpu-model:
 gpu-checked: $(addprefix $(BUILD)/bf16/,bench_gpu train_gpt2_sla test_tile) \
   $(foreach p,bf16 fp32,$(addprefix $(BUILD)/$(p)/,$(DEVICE_TESTS)))
 gpu-check:
-	@scripts/gpu_check.sh
+	@dev/gpu_check.sh
 
 # For another machine: without MPI, NCCL and the instructions of this one's CPU. PORTABLE=1 links the compiler's
 # libraries statically.
@@ -295,7 +295,7 @@ gpu-bundle:
 	@scripts/setup.sh gpu
 	@$(MAKE) --no-print-directory -j$(shell nproc) gpu-checked $(PROGRAMS:%=$(BUNDLE)/bf16/%) BUILD=$(BUNDLE) \
 	  MARCH=$(BUNDLE_MARCH) HAVE_MPI= HAVE_NCCL= PORTABLE=1 DEBUG=
-	@scripts/gpu_bundle.sh $(BUNDLE) $(GPU_ARCH:sm_%=%)
+	@dev/gpu_bundle.sh $(BUNDLE) $(GPU_ARCH:sm_%=%)
 
 SECONDS ?= 60
 fuzz:
@@ -350,8 +350,9 @@ $(OBJ)/charts/%: $(OBJ)/charts/flags
 	cat $($*) /dev/null > $@
 $(OBJ)/charts/chart.js: private chart.js := $(CHART_JS)
 $(OBJ)/charts/chart_licence.txt: private chart_licence.txt := $(CHART_LICENCE)
-$(OBJ)/llmc/run/report.o: llmc/run/report.css llmc/run/report.js $(OBJ)/charts/chart.js $(OBJ)/charts/chart_licence.txt
-$(OBJ)/llmc/run/report.o: private CXXFLAGS += -Wa,-I$(OBJ)/charts
+$(OBJ)/llmc/run/report_parts.o: $(addprefix llmc/run/report.,css js) \
+  $(addprefix $(OBJ)/charts/chart,.js _licence.txt)
+$(OBJ)/llmc/run/report_parts.o: private CXXFLAGS += -Wa,-I$(OBJ)/charts
 $(OBJ)/%.o: %.cpp $(OBJ)/flags
 	@mkdir -p $(@D)
 	$(COMPILE) -c $< -o $@
@@ -382,7 +383,7 @@ $(BUILD)/encode_records: $(OBJ)/dev/encode_records.o $(HOST_LIB) $(BUILD)/flags
 $(BUILD)/mutants: $(OBJ)/dev/test/mutants.o $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o,$^) -lpthread -o $@
 
-$(BUILD)/test_corpus: GTEST += -larchive
+$(BUILD)/test_corpus $(BUILD)/test_emu_triton: GTEST += -larchive
 $(BUILD)/test_corpus: $(OBJ)/data/shards.o
 $(BUILD)/test_%: $(OBJ)/dev/test/test_%.o $(HOST_LIB) $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(MPI_LIBS) $(GTEST) -o $@

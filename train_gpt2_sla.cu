@@ -174,21 +174,6 @@ void gpt2_forward_segments(GPT2& model, const int* tokens, int64_t B, int64_t T)
   model.remembered = remembered_after(model.attention_plan.table.memory, batch);
 }
 
-// acts.logits = the logits of `count` rows of the hidden states, from `first_row` on.
-void gpt2_logits(GPT2& model, int64_t first_row, int64_t count) {
-  const int64_t C = model.config.channels, Vp = model.logit_stride;
-  matmul_forward(model.acts.logits, model.hidden_states() + first_row * C, model.params.wte, nullptr, count, C, Vp);
-}
-
-// The backward pass of gpt2_logits. From acts.logits, which holds the gradients of these logits: acts.dnorm = the
-// gradients of the hidden states' rows, grads.wte +=.
-void gpt2_logits_backward(GPT2& model, int64_t first_row, int64_t count) {
-  const int64_t C = model.config.channels, Vp = model.logit_stride;
-  const Activations& acts = model.acts;
-  gemm('N', 'N', count, C, Vp, acts.logits, Vp, model.params.wte, C, false, acts.dnorm + first_row * C, C);
-  gemm('T', 'N', Vp, C, count, acts.logits, Vp, model.hidden_states() + first_row * C, C, true, model.grads.wte, C);
-}
-
 // acts.losses (B, T) = cross-entropy of acts.targets, in nats, and 0 of those that are not_scored; acts.stats->loss +=
 // their sum / divisor. With `backward` also the head's gradients of batch.dloss * sum(losses): acts.dnorm = that of the
 // hidden states, grads.wte +=. Without it acts.correct (B, T) =, and is counted.
@@ -198,10 +183,10 @@ void gpt2_loss(GPT2& model, const Batch& batch, double divisor, bool backward) {
   uint8_t* correct = backward ? nullptr : acts.correct;
   for (int64_t row = 0; row < N; row += model.logit_rows) {
     const int64_t count = std::min(model.logit_rows, N - row);
-    gpt2_logits(model, row, count);
+    head_forward(model.head(), row, count);
     classifier({acts.losses + row, acts.logits, acts.targets + row, count, V, model.logit_stride, batch.dloss, backward,
                 backward ? nullptr : correct + row});
-    if (backward) gpt2_logits_backward(model, row, count);
+    if (backward) head_backward(model.head(), row, count);
   }
   add_losses(acts.stats, {acts.losses, acts.ponder, correct, acts.targets, N, divisor});
 }
@@ -417,7 +402,7 @@ void gpt2_extend(GPT2& model, const std::vector<int>& tokens, const std::vector<
 
 // The logits of `count` rows of the hidden states, (count, V), on the host.
 std::vector<float> gpt2_fetch_logits(GPT2& model, int64_t first_row, int64_t count) {
-  gpt2_logits(model, first_row, count);
+  head_forward(model.head(), first_row, count);
   const int64_t V = model.config.vocab_size, Vp = model.logit_stride;
   std::vector<floatX> padded(size_t(count * Vp));
   copy_to_host(padded.data(), model.acts.logits, padded.size() * sizeof(floatX));

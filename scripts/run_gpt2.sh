@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# The common part of scripts/run_gpt2_*.sh: one of the paper's runs on all GPUs of this machine. 524,288 tokens per
-# update, 18,000 updates and learning rate 1.5e-4 are the paper's; warm-up, clipping and decay, which it does not give,
-# are nanoGPT's. If the run fails, it is resumed (-y), until it is finished or has failed three times in a row without a
-# new checkpoint.
+# One of the paper's runs on all GPUs of this machine. 524,288 tokens per update, 18,000 updates and learning rate 1.5e-4
+# are the paper's; warm-up, clipping and decay, which it does not give, are nanoGPT's. If the run fails, it is resumed
+# (-y), until it is finished or has failed three times in a row without a new checkpoint.
 #
-#   scripts/run_gpt2.sh <name> <preset> <wiring> [T] [options of the trainer ...]
+#   scripts/run_gpt2.sh 124M|350M|774M sla|plain [T] [options of the trainer ...]
 #
+# sla: skip-layer attention as the paper has it, from 3/4 of the layers on in 3/4 of the heads; plain: its baseline.
 # T: 4096 (the default), 8192 or 16384. Environment:
 #   DATA=folder     with train_*.bin and val_*.bin in GPT-2's tokens (data/openwebtext-gpt2, which data/openwebtext.sh
 #                   makes)
-#   OUT=folder      of the run (runs/<name>-<T>)
+#   OUT=folder      of the run (runs/gpt2-124M-sla-4096, or gpt2-124M-4096 of the baseline)
 #   BATCH=n         sequences in a micro-batch; T * BATCH * ranks must divide 524,288. Default: the largest power of two
 #                   that does, and whose memory plan fits; for a run that is resumed no more than it began with
 #   LAUNCH=command  starts the trainer's processes (on several GPUs: mpirun -np <how many> --bind-to none);
@@ -20,8 +20,19 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 source scripts/stoppable.sh
 die() { echo "error: $*" >&2; exit 1; }
-name=$1 preset=$2 wiring=$3
-shift 3
+size=${1:-} attention=${2:-}
+case $size in
+  124M) preset=d12 wiring='sla(9,9)' ;;
+  350M) preset=d24 wiring='sla(18,12)' ;;
+  774M) preset=d36 wiring='sla(27,15)' ;;
+  *) die "'$size': the paper's models are 124M, 350M and 774M" ;;
+esac
+case $attention in
+  sla) name=gpt2-$size-sla ;;
+  plain) name=gpt2-$size wiring=plain ;;
+  *) die "'$attention': attention is sla or plain" ;;
+esac
+shift 2
 T=4096
 case ${1:-} in [0-9]*) T=$1; shift ;; esac
 case $T in 4096 | 8192 | 16384) ;; *) die "T = $T: the paper's are 4096, 8192 and 16384" ;; esac

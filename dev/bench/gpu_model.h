@@ -4,7 +4,8 @@
 // own plan, so that it works for every wiring, size, B and T.
 //
 // What is assumed of a GPU is in `GpuSpec`, with its sources in dev/bench/gpu-model.md, the page that gpu_model.cu
-// prints. bench_gpu prints what it has measured beside this.
+// prints. bench_gpu prints what it has measured beside this. When attention's kernels change, their rates relative to
+// FlashAttention-2's in h100_sxm(), h100_sxm_wgmma() and a100_sxm() must change too.
 //
 // Not modelled: what L2 saves (an activation of 16 x 1,024 tokens and 768 channels is 25 MB, an H100's L2 50 MB),
 // clocks that fall under load, the host, communication between ranks, and what kernels for masks lose to those without.
@@ -470,7 +471,7 @@ class StepModel {
                    sublayer.branch);
         break;
       case What::residual: residual_forward(sublayer); break;
-      case What::gelu: add("gelu_forward", sublayer.layer, {gelu_part()}); break;
+      case What::activation: add("gelu_forward", sublayer.layer, {gelu_part()}); break;
       case What::output:
         linear_forward("matmul_forward, output", sublayer.layer,
                        std::holds_alternative<MlpBranch>(sublayer.branch) ? H : C, C);

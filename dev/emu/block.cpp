@@ -3,6 +3,11 @@
 // A thread runs until it has to wait for others: at a barrier of the block, or in a collective of its warp. Then a
 // thread drawn from those that can continue does so. A fiber whose thread has ended starts the next thread itself: a
 // kernel without barriers runs on one fiber and costs a function call per thread.
+//
+// There is no lockstep and no weak memory: what a fence would order is always ordered. Threads take turns at barriers
+// and collectives only, so two accesses to global memory without such a point between them meet in one of the two
+// orders of whole runs, never in the middle. A kernel that waits for another block (spinning, grid-wide barriers)
+// hangs.
 #include <boost/context/fiber.hpp>
 #include <boost/context/protected_fixedsize_stack.hpp>
 #include <cstdio>

@@ -1,6 +1,10 @@
 // NCCL on MPI. A collective is an operation of its stream: when it runs, the process waits for the other ranks, all
 // exchange which collective they have called, and only then data moves. Sums are taken in the order of the ranks with
-// NCCL_NVLS_ENABLE=0; otherwise in an order drawn from the seed, as on a machine whose NVSwitch adds up.
+// NCCL_NVLS_ENABLE=0; otherwise in an order drawn from the seed, as on a machine whose NVSwitch adds up. It takes three
+// ranks to show. Each sum is rounded to the type; the real NCCL has another order.
+//
+// Collectives of one communicator on one stream have one order on all ranks. Those on several streams may be reached in
+// different orders, as streams advance at random, and then the ranks wait for each other until the timeout.
 #include "nccl.h"
 #include <mpi.h>
 #include <unistd.h>

@@ -3,6 +3,10 @@
 // An operation is a closure in its stream's queue. Nothing runs until the host waits for something; then streams whose
 // first operation is not held up by an event are run in an order drawn from the seed, so that an operation that lacks
 // an event wait meets stale data under some seed.
+//
+// A graph is what one stream captured: no events inside, no graph within a graph, no nodes made by hand, no updates. It
+// is destroyed only after its launches have been waited for. During a capture no stream or event at all may be waited
+// for, which CUDA would allow for others.
 #include <cxxabi.h>
 #include <unistd.h>
 #include <algorithm>

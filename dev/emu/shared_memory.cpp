@@ -6,7 +6,8 @@
 //
 // A thread runs alone from one synchronization to the next. There, what it has written down goes to Races. Only then it
 // is known what its stores have changed: two threads may store the same value. It also shows a store that g++ did not
-// announce, as it does not if the same code has just loaded from the address: the value is another than before.
+// announce, as it does not if the same code has just loaded from the address: the value is another than before. A
+// kernel that calls memcpy or memset for shared memory is reported as an error, unless races are not looked for.
 #include <unistd.h>
 #include <cstdio>
 #include <cstdlib>

@@ -5,8 +5,10 @@
 // Each section is a file of dev/test/attention. They are compiled together, because each would compile the kernels
 // again.
 //
-// COVERS ONLY llmc/attention_ llmc/cpu/attention.h llmc/cuda/attention.h llmc/cuda/attention_bf16.h
-// COVERS ONLY llmc/cuda/attention_decode.h llmc/cuda/attention_fp32.h llmc/cuda/attention_relative.h
+// COVERS ONLY llmc/attention_ llmc/cpu/attention.h llmc/cpu/attention_decode.h llmc/cpu/attention_relative.h
+// COVERS ONLY llmc/cpu/attention_scores.h llmc/cpu/attention_t llmc/cuda/attention.h llmc/cuda/attention_bf16
+// COVERS ONLY llmc/cuda/attention_decode.h llmc/cuda/attention_fp32.h llmc/cuda/attention_launch.h
+// COVERS ONLY llmc/cuda/attention_relative.h
 // COVERS ONLY llmc/cuda/attention_t llmc/cuda/tile.h
 #include "dev/test/attention/plain.h"
 #include "dev/test/attention/masks.h"

@@ -1,6 +1,7 @@
 // What a wiring costs and changes: FLOPs and parameters against counts by hand, plans of very many layers and heads,
 // and what is said and done when a model continues with another wiring.
-// COVERS llmc/model/attention_pairs.h llmc/model/parts/attention_branch.h llmc/model/parameters.h llmc/model/change_wiring.h
+// COVERS llmc/model/attention_pairs.h llmc/model/parts/attention_branch.h llmc/model/parameters.h
+// COVERS llmc/model/change_wiring.h
 #include <gtest/gtest.h>
 #include <cmath>
 #include <ctime>
@@ -62,6 +63,7 @@ TEST(Flops, OfAttentionAreThoseOfEachPair) {
                              "rope",
                              "relative",
                              "relative window(6)",
+                             "rmsnorm",
                              "gru",
                              "universal(2)",
                              "universal(2) act(0.1)",
@@ -145,6 +147,7 @@ static const char* const all_terms[] = {"plain",
                                         "universal(2)",
                                         "universal(4)",
                                         "universal(1) act(0.1)",
+                                        "rmsnorm",
                                         "gru",
                                         "universal(1) gru",
                                         "lsh(4,2)",

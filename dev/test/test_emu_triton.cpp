@@ -1,7 +1,9 @@
 // Kernels that Triton has compiled to PTX (dev/emu/ptx/triton_kernels.py), executed by dev/emu/ptx and compared with
 // sums in double: another compiler than nvcc shows whether the interpreter does what the PTX manual says. The PTX of
-// some of them lies in dev/emu/ptx/triton; where Python has Triton, all of them are compiled anew.
+// some of them lies in dev/emu/ptx/triton.tar.xz; where Python has Triton, all of them are compiled anew.
 // COVERS dev/emu/ptx/
+#include <archive.h>
+#include <archive_entry.h>
 #include <gtest/gtest.h>
 #include <cmath>
 #include <cstdio>
@@ -14,6 +16,7 @@
 #include "dev/test/files.h"
 #include "dev/test/ptx_kernels.h"
 #include "dev/test/values.h"
+#include "llmc/utils/error.h"
 
 // ----------------------------------------------------------------------------
 // Values
@@ -248,20 +251,40 @@ static void expect_right(const TritonKernel& kernel, const std::string& folder) 
   }
 }
 
+// A folder with the files of the repository's archive of PTX.
+static const std::string& unpacked() {
+  static const TemporaryFolder folder;
+  static const bool is_unpacked = [] {
+    archive* reader = archive_read_new();
+    archive_read_support_filter_xz(reader);
+    archive_read_support_format_tar(reader);
+    CHECK(archive_read_open_filename(reader, "dev/emu/ptx/triton.tar.xz", 1 << 16) == ARCHIVE_OK);
+    for (archive_entry* entry; archive_read_next_header(reader, &entry) == ARCHIVE_OK;) {
+      std::string ptx(size_t(archive_entry_size(entry)), '\0');
+      CHECK(archive_read_data(reader, ptx.data(), ptx.size()) == la_ssize_t(ptx.size()));
+      write_file(folder.path + "/" + archive_entry_pathname(entry), ptx);
+    }
+    return archive_read_free(reader) == ARCHIVE_OK;
+  }();
+  CHECK(is_unpacked);
+  return folder.path;
+}
+
 // Kernels whose PTX is in the repository.
 static std::vector<TritonKernel> committed_kernels() {
   std::vector<TritonKernel> committed;
   for (const TritonKernel& kernel : triton_kernels())
-    if (std::filesystem::exists("dev/emu/ptx/triton/" + kernel.name + ".ptx")) committed.push_back(kernel);
+    if (std::filesystem::exists(unpacked() + "/" + kernel.name + ".ptx")) committed.push_back(kernel);
   return committed;
 }
 
 class CommittedTriton : public testing::TestWithParam<TritonKernel> {};
 
-TEST_P(CommittedTriton, KernelComputesWhatItsSourceSays) { expect_right(GetParam(), "dev/emu/ptx/triton"); }
+TEST_P(CommittedTriton, KernelComputesWhatItsSourceSays) { expect_right(GetParam(), unpacked()); }
 
 TEST(TritonFiles, KernelsAreThoseOfTheRepository) {
-  EXPECT_EQ(committed_kernels().size(), names_in("dev/emu/ptx/triton").size());
+  EXPECT_FALSE(committed_kernels().empty());
+  EXPECT_EQ(committed_kernels().size(), names_in(unpacked()).size());
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, CommittedTriton, testing::ValuesIn(committed_kernels()),

@@ -11,7 +11,7 @@
 #include "llmc/io/model_file.h"
 #include "llmc/model/config_json.h"
 #include "llmc/model/parameters.h"
-#include "llmc/model/reference.h"
+#include "dev/test/reference/reference.h"
 #include "llmc/run/position_losses.h"
 #include "llmc/text/choice_file.h"
 #include "llmc/text/scored_text.h"

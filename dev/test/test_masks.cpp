@@ -11,7 +11,7 @@
 #include "dev/test/mask_case.h"
 #include "llmc/model/config.h"
 #include "llmc/model/kv_cache.h"
-#include "llmc/model/reference.h"
+#include "dev/test/reference/reference.h"
 #include "llmc/utils/error.h"
 
 namespace {
@@ -211,7 +211,7 @@ TEST(Masks, OfAResidueAreSequencesOfTheirOwn) {
   for (const auto& [m, mask, seen] : masks()) {
     SCOPED_TRACE(testing::Message() << m);
     const AttentionMask of_numbers = mask_of_each_residue(mask);
-    const int s = mask.step();
+    const int s = mask.stride();
     with_step += s > 1;
     for (int t = 0; t < T && s > 1; t++)
       for (int j = 0; j <= t; j++)

@@ -350,7 +350,7 @@ TEST(ModelledStep, HasTheArithmeticThatTheModelNeeds) {
 
 TEST(ModelledStep, ComputesAgainWhatIsRecomputed) {
   const double all_kept = ModelledModel("sla(9,9)", 2, 1024).flops();
-  for (Recompute level : {Recompute::gelu, Recompute::layernorm})
+  for (Recompute level : {Recompute::activation, Recompute::norm})
     EXPECT_EQ(ModelledModel("sla(9,9)", 2, 1024, level).flops(), all_kept);
   const ModelledModel blocks("sla(9,9)", 2, 1024, Recompute::block);
   // q, the projection and the MLP's first matmul of all layers but the last, which is still there, and their attention.

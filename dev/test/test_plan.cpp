@@ -253,6 +253,8 @@ TEST(WiringChange, IsSaidByLayers) {
   EXPECT_EQ(text("universal(2)", "plain"), "  layers: 4 in place of 2 have weights, layer l those of layer l mod 2; "
                                            "what "
                                            "cycles began with is dropped\n");
+  EXPECT_EQ(text("plain", "rmsnorm"), "  norms: no longer take the mean; biases are dropped\n");
+  EXPECT_EQ(text("rmsnorm", "plain"), "  norms: also take the mean; biases start as in a new model\n");
   EXPECT_EQ(text("plain", "gru"), "  residual stream: gates in place of sums start as in a new model, almost closed to "
                                   "what branches add\n");
   EXPECT_EQ(text("gru", "plain"), "  residual stream: its gates are dropped, and branches are added again\n");
@@ -379,6 +381,7 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
                            "memory(8) rope",
                            "relative window(7) memory(8)",
                            "universal(2) relative",
+                           "rmsnorm",
                            "gru",
                            "universal(1) act(0.1)",
                            "universal(2) act(0.01,0.5) gru",
@@ -527,7 +530,7 @@ TEST(Flops, CountTheEqualShareOfHashBuckets) {
 // The head, and in each of three layers: c_attn (96, 32) and c_proj (32, 32) of attention, 8 C C of the MLP, and from
 // layer 1 on a gate (32, 1); or after each cycle but the last the gate that halts a token; or two gates of the residual
 // stream, each of (96, 32), (64, 32) and (32, 32).
-// BUG llmc/model/parts/gru_residual.h: `return 6.0 * c.channels * c.channels;` -> `return 3.0 * c.channels * c.channels;`
+// BUG llmc/model/parts/gru_residual.h: `return 6.0 * c.channels` -> `return 3.0 * c.channels`
 // BUG llmc/model/parts/attention_branch.h: `(has_map_gate(plan, b.layer) ? C : 0)` -> `0`
 TEST(Flops, CountTheWeightsThatATokenIsMultipliedWith) {
   const double C = 32, plain = 257 * C + 3 * (3 * C * C + C * C + 8 * C * C);

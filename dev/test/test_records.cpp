@@ -104,7 +104,8 @@ TEST_F(Records, OfAResumedRunSayByWhatEachStepWasDone) {
       << report_page(run).substr(0, 3000);
 }
 
-// BUG llmc/run/report.cpp: `derived_fields.count(name) == 0 && std::all_of(runs.begin(), runs.end(), says_it)` ->
+// BUG llmc/run/report_comparison.cpp:
+//   `derived_fields.count(name) == 0 && std::all_of(runs.begin(), runs.end(), says_it)` ->
 //   `derived.count(name) == 0`
 TEST_F(Records, ThatAnOlderVersionWroteAreAveragedWithNewerOnes) {
   std::vector<RunHistory> runs;

@@ -12,7 +12,7 @@
 #include <vector>
 #include "dev/test/golden_case.h"
 #include "dev/test/values.h"
-#include "llmc/model/reference.h"
+#include "dev/test/reference/reference.h"
 
 using reference::AdamWOptions;
 using reference::Array;
@@ -84,6 +84,8 @@ const WiringCase wirings[] = {
     {"universal_share_sla", 4, 4, "universal(2) share(2) sla(1,1:2)", ".... x.xx"},
     {"universal_rope_gqa_window", 4, 4, "universal(2) rope gqa(2) window(3,SSL)"},
     {"universal_relative_also", 4, 4, "universal(2) relative also(1,2)"},
+    {"rmsnorm", 3, 4, "rmsnorm"},
+    {"rmsnorm_without_biases", 2, 4, "rmsnorm gru", "", "", false},
     {"gru", 3, 4, "gru"},
     {"gru_without_biases", 2, 4, "gru", "", "", false},
     {"gru_universal_sla", 4, 4, "gru universal(2) sla(2,2)"},
@@ -637,7 +639,7 @@ TEST(Reference, GatesWithALargeBiasIgnoreTheirBranches) {
 
 // ----------------------------------------------------------------------------
 
-// BUG llmc/model/reference.h: `scale * act->cost` -> `act->cost`
+// BUG dev/test/reference/reference.h: `scale * act->cost` -> `act->cost`
 TEST(Reference, BackwardAddsScaleTimesTheGradient) {
   for (const char* wiring : {"sla(3,3)", "universal(1) act(0.1,0.5) gru", "reversible lsh(4,2)"}) {
     const Problem problem({"", 4, 4, wiring});
@@ -705,7 +707,7 @@ TEST(Reference, ClippingAddsPyTorchsEpsilonToTheNorm) {
 
 // The five polynomials act on the singular values alone; by hand, for values s on the diagonal of a matrix with rotated
 // rows.
-// BUG llmc/model/reference.h: `Real(2.0315) * fifth[i]` -> `Real(2.0315) * cubed[i]`
+// BUG dev/test/reference/reference.h: `Real(2.0315) * fifth[i]` -> `Real(2.0315) * cubed[i]`
 TEST(Reference, MuonBringsSingularValuesNearOne) {
   const double c = std::cos(0.7), s = std::sin(0.7), values[] = {3, 0.2}, norm = std::hypot(3, 0.2);
   const std::vector<double> g = {c * 3, -s * 0.2, 0, s * 3, c * 0.2, 0};  // (2, 3): a rotation times diag(3, 0.2)

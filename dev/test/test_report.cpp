@@ -262,7 +262,7 @@ TEST_F(Report, OfSeveralRunsHasTheCyclesOfThoseThatHalt) {
   EXPECT_FALSE(has(comparison_page({plain, plain}), "N + R</th>"));
 }
 
-// BUG llmc/run/report.cpp: `text += c == '<' ? std::string("\\u003c") : std::string(1, c);` -> `text += c;`
+// BUG llmc/run/report_parts.cpp: `text += c == '<' ? std::string("\\u003c") : std::string(1, c);` -> `text += c;`
 TEST_F(Report, TextFromOutsideIsShownAndNotRun) {
   const std::string evil = "</script><script>alert(1)</script><b title=\"x\" & 'y'>";
   const std::string sample = json(evil + " \u00fc\u4e2d\U0001F600").dump();
@@ -347,11 +347,12 @@ TEST_F(Report, OverSeedsHasMeansIntervalsAndAPairedTest) {
 }
 
 // Two wirings, of which rope takes half of the FLOPs, and two sections, of which the second has plain runs only.
-// BUG llmc/run/report.cpp: `if (flops_at(kind, point) <= flops)` -> `if (flops_at(kind, point) <= 2 * flops)`
-// BUG llmc/run/report.cpp: `if (point.accuracy > solved) {` -> `if (point.accuracy >= solved) {`
-// BUG llmc/run/report.cpp: `least = std::fmin(least, flops_at` -> `least = std::fmax(least, flops_at`
-// BUG llmc/run/report.cpp: `share_cell({column.chance})` -> `share_cell({1 - column.chance})`
-// BUG llmc/run/report.cpp: `is_known |= std::isfinite(column.chance);` -> `is_known &= std::isfinite(column.chance);`
+// BUG llmc/run/report_sections.cpp: `if (flops_at(kind, point) <= flops)` -> `if (flops_at(kind, point) <= 2 * flops)`
+// BUG llmc/run/report_sections.cpp: `if (point.accuracy > solved) {` -> `if (point.accuracy >= solved) {`
+// BUG llmc/run/report_sections.cpp: `least = std::fmin(least, flops_at` -> `least = std::fmax(least, flops_at`
+// BUG llmc/run/report_sections.cpp: `share_cell({column.chance})` -> `share_cell({1 - column.chance})`
+// BUG llmc/run/report_sections.cpp: `is_known |= std::isfinite(column.chance);` ->
+// `is_known &= std::isfinite(column.chance);`
 TEST_F(Report, MapsOfAccuraciesAreOverWiringsAndSections) {
   const auto run = [&](const std::string& name, const std::string& wiring, int64_t seed, double last) {
     LogOf of;
@@ -390,9 +391,9 @@ TEST_F(Report, MapsOfAccuraciesAreOverWiringsAndSections) {
 }
 
 // With two seeds each: plain solves level 4 with both and 8 with one; rope 8 with one alone; gru none.
-// BUG llmc/run/report.cpp: `if (count == accuracies.size()) by_all` -> `by_all`
-// BUG llmc/run/report.cpp: `by_all = std::max(by_all, column.level);` -> `by_all = column.level;`
-// BUG llmc/run/report.cpp: `column.task == task ? column.kind(wiring)` -> `true ? column.kind(wiring)`
+// BUG llmc/run/report_sections.cpp: `if (count == accuracies.size()) by_all` -> `by_all`
+// BUG llmc/run/report_sections.cpp: `by_all = std::max(by_all, column.level);` -> `by_all = column.level;`
+// BUG llmc/run/report_sections.cpp: `column.task == task ? column.kind(wiring)` -> `true ? column.kind(wiring)`
 TEST_F(Report, HardestLevelThatIsSolved) {
   int runs = 0;
   const auto run = [&](const std::string& wiring, int64_t seed, double accuracy) {
@@ -433,7 +434,7 @@ TEST_F(Report, OutlinesMayNameLevels) {
                                                                             "NUMBER of TASK`");
 }
 
-// BUG llmc/run/report.cpp: `&section.chance, &rest) != 1` -> `&section.chance, &rest) < 1`
+// BUG llmc/run/report_sections.cpp: `&section.chance, &rest) != 1` -> `&section.chance, &rest) < 1`
 TEST_F(Report, OutlinesMaySayWhatAGuessGetsRight) {
   write_file(in("outline"), "# one\nchance 0.125\n# two\n");
   const std::vector<ReportSection> sections = read_outline(in("outline"));
@@ -448,9 +449,9 @@ TEST_F(Report, OutlinesMaySayWhatAGuessGetsRight) {
 
 // The differences of gqa(2) are -0.1 and -0.1, of rope 0.1 and -0.1, and of gate 0.1 alone: from seed to seed they vary
 // with a deviation of 0 and of 0.1414, together sqrt(0.02 / 2).
-// BUG llmc/run/report.cpp: `median(kind.speeds) / median(kinds[0].speeds)` -> `median(kinds[0].speeds) /
+// BUG llmc/run/report_comparison.cpp: `median(kind.speeds) / median(kinds[0].speeds)` -> `median(kinds[0].speeds) /
 // median(kind.speeds)`
-// BUG llmc/run/report.cpp: `needed > int(pairs)` -> `true`
+// BUG llmc/run/report_comparison.cpp: `needed > int(pairs)` -> `true`
 TEST_F(Report, OverSeedsSaysWhatAnySpreadShows) {
   const std::string page = comparison_page({read_finished("plain", 1, "2.5"), read_finished("plain", 2, "2.5"),
                                             read_finished("gqa(2)", 1, "2.4", "2000"),
@@ -465,7 +466,7 @@ TEST_F(Report, OverSeedsSaysWhatAnySpreadShows) {
 }
 
 // Of 10 steps no mean is drawn; of 200 and of 300 that of the last two and three.
-// BUG llmc/run/report.cpp: `const size_t window = smoothing_steps(run);` ->
+// BUG llmc/run/report_parts.cpp: `const size_t window = smoothing_steps(run);` ->
 // `const size_t window = smoothing_steps(run) + 1;`
 TEST_F(Report, SmoothedLossesAreMeansOfAHundredthOfTheRun) {
   for (int64_t steps : {10, 200, 300}) {
@@ -580,8 +581,9 @@ TEST_F(Report, SectionsHaveTheirOwnTablesAndCharts) {
 }
 
 // What a publication found stands in the row of the runs that differ by seed alone, in the section that says so.
-// BUG llmc/run/report.cpp: `published[kind_of_run[run]] = found->second` -> `published[0] = found->second`
-// BUG llmc/run/report.cpp: `section.published[section.folders.back()]` -> `section.published[section.folders.front()]`
+// BUG llmc/run/report_sections.cpp: `published[kind_of_run[run]] = found->second` -> `published[0] = found->second`
+// BUG llmc/run/report_sections.cpp: `section.published[section.folders.back()]` ->
+// `section.published[section.folders.front()]`
 TEST_F(Report, PublishedDifferencesStandBesideOurs) {
   std::string runs_of[2];
   for (int wiring = 0; wiring < 2; wiring++)
@@ -618,7 +620,7 @@ TEST_F(Report, RunsThatDifferByMoreThanTheirSeedAreNotAveraged) {
   EXPECT_TRUE(has(page, "<tr><td>plain, learning_rate 0.002</td><td>1</td>"));
 }
 
-// BUG llmc/run/report.cpp: `names[i] = runs[i].name;` -> `names[i] = runs[0].name;`
+// BUG llmc/run/report_comparison.cpp: `names[i] = runs[i].name;` -> `names[i] = runs[0].name;`
 TEST_F(Report, OfRunsOfDifferentLengthsHasEachToItsEnd) {
   LogOf longer;
   longer.planned = 40;
@@ -661,6 +663,7 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
                         {"rope", {"q and k are rotated by their position"}},
                         {"relative", {"scores depend on the distance of query and key"}},
                         {"universal(1)", {"layer l has the parameters of layer l mod 1"}},
+                        {"rmsnorm", {"norms take no mean"}},
                         {"gru", {"join the residual stream in gates"}},
                         {"universal(1) act(0.1)", {"halting probabilities reach 1 - 0.1"}}}) {
     const std::string svg = wiring_picture(parse_wiring(c.wiring), 3, 2, "w");

@@ -2,7 +2,7 @@
 // the check on a GPU, with the emulated one and a few lines of shell in place of CUDA's tools. Runs from the
 // repository's root, where the trainers and ./report are.
 //
-// COVERS ONLY scripts/
+// COVERS ONLY scripts/ dev/gpu_
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -51,24 +51,31 @@ using LongScripts = Scripts;
 
 TEST_F(Scripts, PassThePapersOptionsAndTheUsers) {
   struct Case {
-    const char *script, *preset, *wiring;
+    const char *model, *preset, *wiring;
   };
   write_program("show", "echo \"$*\"");
   setenv("TRAINER", in("show").c_str(), 1);
-  for (const Case& c : {Case{"124M_sla", "d12", "sla(9,9)"},
-                        {"124M", "d12", "plain"},
-                        {"350M_sla", "d24", "sla(18,12)"},
-                        {"350M", "d24", "plain"},
-                        {"774M_sla", "d36", "sla(27,15)"},
-                        {"774M", "d36", "plain"}}) {
+  for (const Case& c : {Case{"124M sla", "d12", "sla(9,9)"},
+                        {"124M plain", "d12", "plain"},
+                        {"350M sla", "d24", "sla(18,12)"},
+                        {"350M plain", "d24", "plain"},
+                        {"774M sla", "d36", "sla(27,15)"},
+                        {"774M plain", "d36", "plain"}}) {
     for (int T : {4096, 8192, 16384}) {
-      const Outcome o = run(format("scripts/run_gpt2_%s.sh %d --seed 5", c.script, T));
+      const Outcome o = run(format("scripts/run_gpt2.sh %s %d --seed 5", c.model, T));
       EXPECT_EQ(o.exit_status, 0) << o.err;
       for (const std::string& part :
            {format("-e %s --wiring %s --max-seq-len %d ", c.preset, c.wiring, T),
             format(" -t %d -b 1 -d 524288 -x 18000 -l 1.5e-4 ", T), " -o " + in("out") + " -y --seed 5\n"})
         EXPECT_NE(o.out.find(part), std::string::npos) << part << "\n" << o.out;
     }
+  }
+  for (const auto& [model, what] : {std::pair("", "'': the paper's models are"),
+                                    {"125M sla", "'125M': the"},
+                                    {"124M 8192", "'8192': attention is"}}) {
+    const Outcome o = run(format("scripts/run_gpt2.sh %s", model));
+    EXPECT_EQ(o.exit_status, 1);
+    EXPECT_NE(o.err.find(std::string("error: ") + what), std::string::npos) << o.err;
   }
 }
 
@@ -83,7 +90,7 @@ TEST_F(LongScripts, TakeTheLargestMicroBatchThatFits) {
   setenv("TRAINER", in("of_five").c_str(), 1);
   const auto micro_batches = [&] {
     fs::remove(in("out.calls"));
-    const Outcome o = run("scripts/run_gpt2_124M_sla.sh 16384 --seed 5");
+    const Outcome o = run("scripts/run_gpt2.sh 124M sla 16384 --seed 5");
     EXPECT_EQ(o.exit_status, 0) << o.err;
     EXPECT_EQ(o.out + o.err, "") << "dry runs print nothing";
     return run("sed 's/.* -b \\([0-9]*\\) .* --seed 5/\\1/' '" + in("out.calls") + "'").out;
@@ -103,21 +110,21 @@ TEST_F(LongScripts, ResumeAfterAKillWithTheSameBits) {
     kill -9 $!; wait $!
   )");
   setenv("TRAINER", in("killed_once").c_str(), 1);
-  const Outcome killed = run("scripts/run_gpt2_124M_sla.sh" + small);
+  const Outcome killed = run("scripts/run_gpt2.sh 124M sla" + small);
   EXPECT_EQ(killed.exit_status, 0) << killed.err;
   EXPECT_NE(killed.err.find("the run ended with status 137; it resumes from " + in("out") + "/step_"),
             std::string::npos)
       << killed.err;
   setenv("TRAINER", "build/fp32/train_gpt2_sla_cpu", 1);
   setenv("OUT", in("undisturbed").c_str(), 1);
-  EXPECT_EQ(run("scripts/run_gpt2_124M_sla.sh" + small).exit_status, 0);
+  EXPECT_EQ(run("scripts/run_gpt2.sh 124M sla" + small).exit_status, 0);
   expect_the_same_checkpoint(in("out"), in("undisturbed"), 6);
 }
 
 TEST_F(LongScripts, StopWhenTheTrainingIsStoppedByASignal) {
   for (const char* signal : {"TERM", "INT", "USR1"}) {
     setenv("OUT", in(signal).c_str(), 1);
-    const Outcome o = run_and_signal("scripts/run_gpt2_124M_sla.sh" + small + " -x 100000", in(signal), signal);
+    const Outcome o = run_and_signal("scripts/run_gpt2.sh 124M sla" + small + " -x 100000", in(signal), signal);
     EXPECT_EQ(o.exit_status, 128 + 10) << o.err;  // the trainer's exit status after SIGUSR1
     EXPECT_NE(o.out.find("stopped by SIGUSR1 after step"), std::string::npos) << o.out;
     EXPECT_NE(o.err.find("stopped; the same command resumes"), std::string::npos) << o.err;
@@ -125,7 +132,7 @@ TEST_F(LongScripts, StopWhenTheTrainingIsStoppedByASignal) {
 }
 
 TEST_F(LongScripts, GiveUpAfterThreeRunsWithoutACheckpoint) {
-  const Outcome o = run("scripts/run_gpt2_350M.sh --no-such-option");
+  const Outcome o = run("scripts/run_gpt2.sh 350M plain --no-such-option");
   EXPECT_EQ(o.exit_status, 1);
   EXPECT_NE(o.err.find("ended three times in a row without a new checkpoint, the last time with status 1"),
             std::string::npos)
@@ -133,9 +140,9 @@ TEST_F(LongScripts, GiveUpAfterThreeRunsWithoutACheckpoint) {
   int restarts = 0;
   for (size_t at = 0; (at = o.err.find("; it starts again in 1 s", at)) != std::string::npos; at++) restarts++;
   EXPECT_EQ(restarts, 2);
-  EXPECT_NE(run("scripts/run_gpt2_350M.sh 1000").err.find("T = 1000"), std::string::npos);
+  EXPECT_NE(run("scripts/run_gpt2.sh 350M plain 1000").err.find("T = 1000"), std::string::npos);
   setenv("DATA", in("nothing").c_str(), 1);
-  EXPECT_NE(run("scripts/run_gpt2_350M.sh").err.find("no train_*.bin in it"), std::string::npos);
+  EXPECT_NE(run("scripts/run_gpt2.sh 350M plain").err.find("no train_*.bin in it"), std::string::npos);
 }
 
 // Slurm is replaced by one machine with two GPUs. Its warning ends the first job, which requeues itself; the second one
@@ -160,7 +167,7 @@ TEST_F(LongScripts, UnderSlurmRequeueWhenWarned) {
     fs::remove(in("queue"));
     setenv("OUT", in(job).c_str(), 1);
     const std::string command =
-        format("bash scripts/multi_node/%s.sbatch scripts/run_gpt2_124M_sla.sh %s", job, small.c_str());
+        format("bash scripts/multi_node/%s.sbatch scripts/run_gpt2.sh 124M sla %s", job, small.c_str());
     const Outcome warned = run_and_signal(command, in(job), "USR1");
     EXPECT_NE(warned.exit_status, 0) << warned.err;
     EXPECT_EQ(read_file(in("queue")), "requeue 7\n") << warned.out << warned.err;
@@ -179,7 +186,7 @@ TEST_F(Scripts, OnOneMachineStartAProcessForEachGpu) {
   write_program("nvidia-smi", "echo 'GPU 0: a'; echo 'GPU 1: b'");
   write_program("mpirun", "echo \"mpirun $*\"");
   setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
-  const Outcome o = run("unset LAUNCH; scripts/run_gpt2_124M_sla.sh");
+  const Outcome o = run("unset LAUNCH; scripts/run_gpt2.sh 124M sla");
   EXPECT_EQ(o.exit_status, 0) << o.err;
   EXPECT_EQ(o.out.find("mpirun -np 2 --bind-to none build/fp32/train_gpt2_sla_cpu -e d12"), 0u) << o.out;
 }
@@ -187,7 +194,7 @@ TEST_F(Scripts, OnOneMachineStartAProcessForEachGpu) {
 TEST_F(Scripts, OnSeveralMachinesPassHostsAndInterfaceToMpirun) {
   write_program("mpirun", "echo \"mpirun $*\"");
   setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
-  const Outcome o = run("INTERFACE=eth7 scripts/multi_node/mpirun.sh node1:8,node2:8 scripts/run_gpt2_774M_sla.sh "
+  const Outcome o = run("INTERFACE=eth7 scripts/multi_node/mpirun.sh node1:8,node2:8 scripts/run_gpt2.sh 774M sla "
                         "16384");
   EXPECT_EQ(o.exit_status, 0) << o.err;
   for (const char* part : {"mpirun --host node1:8,node2:8 ", " --bind-to none ", "--mca btl_tcp_if_include eth7",
@@ -201,7 +208,7 @@ TEST_F(Scripts, OnSeveralMachinesPassNcclsVariablesToMpirun) {
   setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
   const Outcome o = run("NCCL_DEBUG=INFO NCCL_IB_HCA=mlx5 OMP_PLACES=cores INTERFACE=eth7 NCCL_SOCKET_IFNAME=eth1 "
                         "OTHER=1 "
-                        "scripts/multi_node/mpirun.sh node1:8 scripts/run_gpt2_774M.sh");
+                        "scripts/multi_node/mpirun.sh node1:8 scripts/run_gpt2.sh 774M plain");
   EXPECT_EQ(o.exit_status, 0) << o.err;
   for (const char* part : {" -x NCCL_DEBUG ", " -x NCCL_IB_HCA ", " -x OMP_PLACES ", " -x NCCL_SOCKET_IFNAME=eth7 "})
     EXPECT_NE(o.out.find(part), std::string::npos) << part << "\n" << o.out;
@@ -546,7 +553,7 @@ TEST_F(LongNight, ResumesAndTakesEachWiringAtItsBestRate) {
 // ----------------------------------------------------------------------------
 // gpu-check
 
-// scripts/gpu_check.sh on a machine with a GPU, of which the tools are a few lines of shell. What the Makefile's rules
+// dev/gpu_check.sh on a machine with a GPU, of which the tools are a few lines of shell. What the Makefile's rules
 // for a GPU let nvcc build is a script that runs the emulated GPU's program of the same name.
 class LongGpuCheck : public CommandLine {
  protected:
@@ -607,7 +614,7 @@ class LongGpuCheck : public CommandLine {
                            in("program") + R"sh(" >"$2"
       chmod +x "$2")sh");
   }
-  Outcome check() const { return run("scripts/gpu_check.sh"); }
+  Outcome check() const { return run("dev/gpu_check.sh"); }
 };
 
 // For each program that GoogleTest runs, the first test that the script asks for; where it asks for all, a quick one of
@@ -713,7 +720,7 @@ TEST_F(LongGpuCheck, EndsWhereItCannotBegin) {
 TEST_F(LongGpuCheck, LeavesItsRowsWhenItIsKilled) {
   write_nvcc("[ $p/$x = bf16/test_attention ] && { touch '" + in("hangs") +
              "'; echo 'so far'; sleep 5; }; echo '  Test'");
-  const Outcome o = run("scripts/gpu_check.sh & check=$!; until [ -e '" + in("hangs") +
+  const Outcome o = run("dev/gpu_check.sh & check=$!; until [ -e '" + in("hangs") +
                         "' ]; do sleep 0.1; done; sleep 0.3; kill -9 $check; wait $check; "
                         "cat '" +
                         report + "'");
@@ -758,7 +765,7 @@ TEST_F(LongGpuCheck, DoesTheStepsThatItIsAskedFor) {
   EXPECT_EQ(fs::last_write_time(in("build/bf16/test_tile")), built);
 }
 
-// What scripts/gpu_bundle.sh has packed, unpacked where there is nothing but a shell's tools. The benchmark needs
+// What dev/gpu_bundle.sh has packed, unpacked where there is nothing but a shell's tools. The benchmark needs
 // libcublasLt, which lies in PyTorch's wheel; all other programs are lines of shell.
 TEST_F(LongGpuCheck, RunsFromABundleWhereNothingIsInstalled) {
   for (const char* name :
@@ -776,7 +783,7 @@ TEST_F(LongGpuCheck, RunsFromABundleWhereNothingIsInstalled) {
         chmod(in(std::string("programs/") + name).c_str(), 0755);
   write_tool("strip", "cp \"$3\" \"$2\"");
   write_tool("nvcc", "echo 'Cuda compilation tools, release 99.9, V99.9.1'");
-  const Outcome packed = run("scripts/gpu_bundle.sh '" + in("programs") + "' 90");
+  const Outcome packed = run("dev/gpu_bundle.sh '" + in("programs") + "' 90");
   ASSERT_EQ(packed.exit_status, 0) << packed.err;
   EXPECT_EQ(packed.out.find(in("programs/gpt2-sla-sm_90.sh") + ": "), 0u) << packed.out;
   for (const char* name : {"strip", "nvcc"}) fs::remove(bin + "/" + name);

@@ -1,4 +1,5 @@
 // LayerNorm over the channels of each of N rows: out = (inp - mean) * rstd * weight + bias, rstd = 1 / sqrt(var + eps).
+// RMSNorm (Zhang & Sennrich 2019) is the same with 0 in place of the mean, so that var is the mean of squares.
 //
 //   layernorm_forward:          out (N, C) =, mean (N) =, rstd (N) =, of inp (N, C)
 //   residual_layernorm_forward: residual (N, C) = a + b; out, mean, rstd = the LayerNorm of residual
@@ -20,7 +21,7 @@ inline void layernorm_row(const LayerNormForward& norm, int64_t n, const floatX*
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < C; i++) sum += to_float(x[i]);
-  const float m = sum / float(C);
+  const float m = norm.centers ? sum / float(C) : 0;
   float squares = 0;
 #pragma omp simd reduction(+ : squares)
   for (int64_t i = 0; i < C; i++) squares += (to_float(x[i]) - m) * (to_float(x[i]) - m);
@@ -69,9 +70,9 @@ inline int64_t layernorm_blocks(int64_t N) { return (N + layernorm_block_rows - 
 // How many floats of scratch layernorm_backward needs: (blocks, 2, C), dweight and dbias of each block of rows.
 inline int64_t layernorm_backward_scratch(int64_t N, int64_t C) { return layernorm_blocks(N) * 2 * C; }
 
-// With xhat = (inp - mean) rstd and g = dout * weight: dinp += rstd * (g - mean(g) - xhat * mean(g * xhat)). The sums
-// over rows, dweight and dbias, go through partial sums of fixed blocks of rows, so that the result does not depend on
-// the number of threads.
+// With xhat = (inp - mean) rstd and g = dout * weight: dinp += rstd * (g - mean(g) - xhat * mean(g * xhat)), for
+// RMSNorm without mean(g). The sums over rows, dweight and dbias, go through partial sums of fixed blocks of rows, so
+// that the result does not depend on the number of threads.
 inline void layernorm_backward(const LayerNormBackward& norm) {
   const int64_t N = norm.N, C = norm.C;
   floatX* dinp = norm.dinp;
@@ -92,7 +93,7 @@ inline void layernorm_backward(const LayerNormBackward& norm) {
         sum_g += g;
         sum_gx += g * (to_float(x[i]) - m) * s;
       }
-      const float mean_g = sum_g / float(C), mean_gx = sum_gx / float(C);
+      const float mean_g = norm.centers ? sum_g / float(C) : 0, mean_gx = sum_gx / float(C);
 #pragma omp simd
       for (int64_t i = 0; i < C; i++) {
         const float xhat = (to_float(x[i]) - m) * s, di = to_float(d[i]);

@@ -124,7 +124,7 @@ inline void matmul_gelu_backward(floatX* dinp, float* dweight, float* dbias, con
 
 // What matmuls compute in, for people.
 inline const char* matmul_precision() {
-  if (has_master_weights && !has_bf16_matmuls())
+  if (is_bf16 && !has_bf16_matmuls())
     return "fp32, to which bf16 is converted: oneDNN finds no AVX512-BF16 or AMX here";
   return precision_name;
 }

@@ -37,7 +37,7 @@
 #include "launch.h"
 #include "vec.h"
 #ifdef PRECISION_BF16
-#include "attention_wgmma.h"
+#include "attention_launch.h"
 #else
 #include "attention_fp32.h"
 #endif
@@ -56,10 +56,10 @@ inline void check_attention(const AttentionArgs<floatX>& a) {
   CHECK(0 < a.HS && a.HS <= largest_head_size && a.HS % head_size_multiple == 0 && a.q_stride % 8 == 0);
   CHECK(0 < a.T && a.B * a.T <= INT_MAX - 128 && 0 <= a.first_query && a.first_query < a.T);
   // 65,535 is the largest y and z of a grid.
-  CHECK(a.B <= 65535 && a.NH <= 65535 && most_tiles(a.T, 32, a.T, a.largest_step) <= 65535);
+  CHECK(a.B <= 65535 && a.NH <= 65535 && most_tiles(a.T, 32, a.T, a.largest_stride) <= 65535);
   const RelativePositions<floatX>& relative = a.relative;
   CHECK(relative.q == nullptr || (relative.r != nullptr && 0 < relative.distances && relative.distances <= 65535 * 32 &&
-                                  a.topk == 0 && a.largest_step == 1));
+                                  a.topk == 0 && a.largest_stride == 1));
   CHECK(a.topk == 0 ||
         (a.topk > 0 && a.topk_score != nullptr && a.topk_last != nullptr && a.T * a.kv_per_head <= INT_MAX));
 }

@@ -22,11 +22,9 @@
 #include <cmath>
 #include <type_traits>
 #include "llmc/ops/attention_args.h"
-#include "attention_relative.h"
 #include "attention_tiles.h"
 #include "attention_topk.h"
 #include "device.h"
-#include "launch.h"
 #include "tile.h"
 #include "vec.h"
 
@@ -93,22 +91,36 @@ __device__ inline void mask_scores(Accumulator<M, N>& s, const Mask& mask, int t
 
 // Scores of keys that are not among the topk of their query become -inf. `chosen` begins at the query of s's first row
 // (with `transposed`: column), of which `queries` exist; `j` is the index of the key of its first column (row). Queries
-// and keys are `step` apart.
+// and keys are `stride` apart.
 template <bool transposed, int M, int N>
-__device__ inline void select_topk(Accumulator<M, N>& s, TopK chosen, int queries, int j, int step) {
+__device__ inline void select_topk(Accumulator<M, N>& s, TopK chosen, int queries, int j, int stride) {
 #pragma unroll
   for (int q = 0; q < (transposed ? 2 * N : 2 * M); q++) {
     const int query = transposed ? s.column(q / 2, q % 2) : s.row(q / 2, q % 2 * 2);
     if (query >= queries) continue;
-    const float score = chosen.score[query * step];
-    const int last = chosen.last[query * step];
+    const float score = chosen.score[query * stride];
+    const int last = chosen.last[query * stride];
 #pragma unroll
     for (int k = 0; k < (transposed ? 2 * M : 2 * N); k++) {
       const int key = transposed ? s.row(k / 2, k % 2 * 2) : s.column(k / 2, k % 2);
       float& x = transposed ? s.x[k / 2][q / 2][k % 2 * 2 + q % 2] : s.x[q / 2][k / 2][q % 2 * 2 + k % 2];
-      if (x < score || (x == score && j + key * step > last)) x = -INFINITY;
+      if (x < score || (x == score && j + key * stride > last)) x = -INFINITY;
     }
   }
+}
+
+// Runs f(D) with D, the head size rounded up, as a constant.
+template <class F>
+void for_head_size(int64_t HS, F f) {
+  if (HS <= 32) f(std::integral_constant<int, 32>());
+  else if (HS <= 64) f(std::integral_constant<int, 64>());
+  else if (HS <= 96) f(std::integral_constant<int, 96>());
+  else f(std::integral_constant<int, 128>());
+}
+
+// A block for each tile of `rows` rows of each head in each sequence.
+inline dim3 attention_grid(const AttentionArgs<bf16>& a, int64_t heads, int64_t rows, int64_t tile_rows) {
+  return dim3(unsigned(heads), unsigned(a.B), unsigned(most_tiles(rows, tile_rows, a.T, a.largest_stride)));
 }
 
 // ----------------------------------------------------------------------------
@@ -118,13 +130,14 @@ __device__ inline void select_topk(Accumulator<M, N>& s, TopK chosen, int querie
 // as on an A100 or H100, and not 99 KB as on the GPUs of compute capability 8.6 and 8.9. Plain attention has tiles for
 // either, with the same bits.
 //
-// A tile's columns are multiplied in steps, so that only the scores of a step must be in registers beside the results:
-// with 128 channels those of 48 keys, for more of them spill. A warp has 32 rows, so that each fragment of k and v that
-// it loads from shared memory serves two rows of fragments. Of more than 64 channels, its registers hold out but not q.
+// A tile's columns are multiplied in chunks, so that only the scores of a chunk must be in registers beside the
+// results: with 128 channels those of 48 keys, for more of them spill. A warp has 32 rows, so that each fragment of k
+// and v that it loads from shared memory serves two rows of fragments. Of more than 64 channels, its registers hold out
+// but not q.
 template <int D, bool Large>
 struct ForwardTiles {
   static constexpr bool q_in_registers = D <= 64;
-  static constexpr int M = 2, keys = D > 96 ? 48 : D <= 64 && Large ? 128 : 64, step = D > 96 ? 48 : 64;
+  static constexpr int M = 2, keys = D > 96 ? 48 : D <= 64 && Large ? 128 : 64, chunk = D > 96 ? 48 : 64;
   static constexpr int warp_queries = 16 * M, queries = warp_queries * attention_warps, blocks_per_sm = 2;
   static constexpr size_t bytes = (queries + 4 * keys) * D * sizeof(bf16);  // D = 64: 48 or 80 KB, 128: 80 KB
 };
@@ -135,7 +148,7 @@ struct ForwardTiles {
 template <int D>
 struct RelativeForwardTiles {
   static constexpr bool q_in_registers = true;
-  static constexpr int M = 1, keys = D <= 64 ? 64 : 32, step = keys;
+  static constexpr int M = 1, keys = D <= 64 ? 64 : 32, chunk = keys;
   static constexpr int warp_queries = 16 * M, queries = warp_queries * attention_warps, blocks_per_sm = 2;
   static constexpr size_t bytes = (3 * queries + 6 * keys) * D * sizeof(bf16);  // D = 64: 72 KB, 128: 96 KB
 };
@@ -311,10 +324,10 @@ __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Lar
   constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
   constexpr int M = Tiles::M;
   const int HS = int(a.HS), head = int(blockIdx.x);
-  const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.z - 1 - blockIdx.z));
+  const OwnTile own = own_tile(General ? stride_of(a, head) : 1, int(gridDim.z - 1 - blockIdx.z));
   const Positions positions = own.positions;  // everything below is in terms of these
   const int first_query = positions.count(int(a.first_query)), queries = positions.count(int(a.T)) - first_query,
-            step = positions.step;
+            stride = positions.stride;
   const int all_queries = int(a.T) - int(a.first_query),
             first_row_of_q = positions.at(first_query) - int(a.first_query);
   const int first_key_row = int(blockIdx.y) * int(a.T), first_row = int(blockIdx.y) * all_queries + first_row_of_q;
@@ -341,7 +354,7 @@ __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Lar
     commit_copies();
   };
   load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS,
-                                                     step * a.q_stride, q0, queries, HS);
+                                                     stride * a.q_stride, q0, queries, HS);
   if constexpr (Relative) relative.template start_loading_q<attention_threads>(a, head, first_row, q0, queries);
   auto tile = tiles.first();
   if (!General || tiles.contains(tile)) start_loading(tile);
@@ -362,21 +375,21 @@ __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Lar
     if (query >= end) continue;
     const int k0 = tile.k0;
 #pragma unroll 1
-    for (int first = k0; first < k0 + Tiles::keys; first += Tiles::step) {
-      if (tiles.hides_all(query, Tiles::warp_queries, first, first + Tiles::step)) continue;
+    for (int first = k0; first < k0 + Tiles::keys; first += Tiles::chunk) {
+      if (tiles.hides_all(query, Tiles::warp_queries, first, first + Tiles::chunk)) continue;
       const int row = first - k0 + tile.stage() * Tiles::keys;
-      Accumulator<M, Tiles::step / 8> s = {};
-      if constexpr (Relative) s = relative.template scores<Tiles::step / 8>(tile.stage(), first - k0);
+      Accumulator<M, Tiles::chunk / 8> s = {};
+      if constexpr (Relative) s = relative.template scores<Tiles::chunk / 8>(tile.stage(), first - k0);
       if constexpr (Tiles::q_in_registers) mma_ABt(s, q_rows, k_tiles.from_row(row));
       else mma_ABt(s, warp_q, k_tiles.from_row(row));
-      if (tiles.hides_some(query, Tiles::warp_queries, first, first + Tiles::step)) {
+      if (tiles.hides_some(query, Tiles::warp_queries, first, first + Tiles::chunk)) {
         if constexpr (General) mask_scores<false>(s, tiles.mask, query, first);
         else mask(s, [&](int row, int column) { return first + column > query + row; });
       }
       if constexpr (Kind == general_attention)
         if (a.topk > 0)
           select_topk<false>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), end - query,
-                             tile.source * int(a.T) + positions.at(first), step);
+                             tile.source * int(a.T) + positions.at(first), stride);
       softmax.update(s, acc, scale * log2_e);
       mma_AB(acc, to_bf16(s), v_tiles.from_row(row));
       if constexpr (General)
@@ -405,95 +418,15 @@ __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Lar
     }
   if constexpr (General)
     if (a.exact_out != nullptr)
-      store_exact(a.exact_out + (first_row * a.NH + head) * a.HS, step * a.NH * a.HS, query - first_query,
+      store_exact(a.exact_out + (first_row * a.NH + head) * a.HS, stride * a.NH * a.HS, query - first_query,
                   end - first_query, HS, acc);
-  const RowsOut rows =
-      {a.out + (first_row * a.NH + head) * a.HS, step * a.NH * a.HS, query - first_query, end - first_query, HS, false};
+  const RowsOut rows = {a.out + (first_row * a.NH + head) * a.HS,
+                        stride * a.NH * a.HS,
+                        query - first_query,
+                        end - first_query,
+                        HS,
+                        false};
   store_rows(rows, acc, warp_q);
-}
-
-// ----------------------------------------------------------------------------
-// The topk keys of each query
-
-template <int D>
-struct TopKTiles {
-  static constexpr int queries = 16 * attention_warps, keys = 32;
-  static constexpr size_t bytes = (queries + 2 * keys) * D * sizeof(bf16) +
-                                  queries * (sizeof(RadixSearch) + histogram_stride * sizeof(int));  // D = 128: 97 KB
-};
-
-// topk_score =, topk_last =. A block owns 64 queries of one head in one sequence and their histograms, a warp 16 of
-// them, a thread its elements of the warp's fragments. A pass is the forward kernel's loop over keys up to the scores,
-// whose bits are the same.
-template <int D>
-__global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(AttentionArgs<bf16> a) {
-  using Tiles = TopKTiles<D>;
-  const int HS = int(a.HS), head = int(blockIdx.x);
-  const OwnTile own = own_tile(step_of(a, head), int(gridDim.z - 1 - blockIdx.z));
-  const Positions positions = own.positions;
-  const int first_query = positions.count(int(a.first_query)), queries = positions.count(int(a.T)) - first_query,
-            step = positions.step;
-  const int all_queries = int(a.T) - int(a.first_query),
-            first_row_of_q = positions.at(first_query) - int(a.first_query);
-  const int first_key_row = int(blockIdx.y) * int(a.T), first_row = int(blockIdx.y) * all_queries + first_row_of_q;
-  const int q0 = own.tile * Tiles::queries, row = int(threadIdx.x);
-  if (q0 >= queries) return;
-  const int query = first_query + q0 + warp_index() * 16, end = first_query + min(queries, q0 + Tiles::queries);
-  const bool owns_query = row < Tiles::queries && first_query + q0 + row < end;  // whose search it makes
-  const TopK chosen = chosen_from(a, blockIdx.y, head, positions.at(first_query + q0 + row));
-
-  const Tile<D> q_tile = {0};
-  const Tile<D> k_tiles = q_tile.from_row(Tiles::queries), warp_q = q_tile.from_row(warp_index() * 16);
-  RadixSearch* searches = reinterpret_cast<RadixSearch*>(shared_memory + k_tiles.from_row(2 * Tiles::keys).offset);
-  int* histograms = reinterpret_cast<int*>(searches + Tiles::queries);
-
-  const VisibleKeyTiles<Tiles::keys, bf16> tiles(a, head, first_key_row, positions, first_query + q0, end);
-  auto start_loading = [&](auto tile) {
-    const KVRows<bf16> kv = tiles.rows(tile);
-    load_tile_async<Tiles::keys, attention_threads>(k_tiles.from_row(tile.stage() * Tiles::keys), kv.k, kv.k_stride,
-                                                    tile.k0, end, HS);
-    commit_copies();
-  };
-  load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS,
-                                                     step * a.q_stride, q0, queries, HS);
-  if (row < Tiles::queries) searches[row] = {0, owns_query ? a.topk : 0};
-
-  RegisterTile<1, D / 16> q_rows;
-  bool unfinished = true;
-  for (int pass = 0; unfinished; pass = next_pass(pass, a.kv_per_head * int(a.T))) {
-    for (int i = row; i < Tiles::queries * histogram_stride; i += attention_threads) histograms[i] = 0;
-    auto tile = tiles.first();
-    if (tiles.contains(tile)) start_loading(tile);
-#pragma unroll 1
-    for (auto next = tile; tiles.contains(tile); tile = next) {
-      wait_for_copies();
-      __syncthreads();  // the tile has arrived, histograms are zero, and all warps have read the tile before this one
-      next = tiles.after(tile);
-      if (tiles.contains(next)) start_loading(next);
-      if (pass == 0 && tile.is_first()) load_register_tile(q_rows, warp_q);
-      if (tiles.hides_all(query, 16, tile.k0, tile.k0 + Tiles::keys)) continue;
-
-      Accumulator<1, Tiles::keys / 8> s = {};
-      mma_ABt(s, q_rows, k_tiles.from_row(tile.stage() * Tiles::keys));
-      if (tiles.hides_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
-        mask_scores<false>(s, tiles.mask, query, tile.k0);
-      for (int h = 0; h < 2; h++) {
-        const int query_row = warp_index() * 16 + s.row(0, 2 * h);
-        const RadixSearch search = searches[query_row];
-        for (int n = 0; n < Tiles::keys / 8; n++)
-          for (int i = 0; i < 2; i++) {
-            const float x = s.x[0][n][2 * h + i];
-            const int index = tile.source * int(a.T) + positions.at(tile.k0 + s.column(n, i));
-            if (x != -INFINITY) count_key(histograms + query_row * histogram_stride, search, pass, x, index);
-          }
-      }
-    }
-    __syncthreads();  // all keys are counted
-    unfinished =
-        owns_query && choose_digit(histograms + row * histogram_stride, searches[row], pass, chosen.score, chosen.last);
-    unfinished = __syncthreads_or(unfinished);
-  }
-  finish_copies();
 }
 
 // ----------------------------------------------------------------------------
@@ -505,7 +438,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(At
 template <int D, bool Large>
 struct DqTiles {
   static constexpr bool rows_in_registers = D <= 64 || !Large;  // q and dout
-  static constexpr int M = D <= 64 || Large ? 2 : 1, keys = D <= 64 ? 64 : 32, step = 32;
+  static constexpr int M = D <= 64 || Large ? 2 : 1, keys = D <= 64 ? 64 : 32, chunk = 32;
   static constexpr int warps = D > 64 && Large ? 8 : 4, threads = warps * warp_size, blocks_per_sm = 8 / warps;
   static constexpr int warp_queries = 16 * M, queries = warp_queries * warps;
   static constexpr size_t bytes = (2 * queries + 4 * keys) * D * sizeof(bf16);  // D = 64: 64 KB, 128: 64 or 160 KB
@@ -515,7 +448,7 @@ struct DqTiles {
 template <int D>
 struct RelativeDqTiles {
   static constexpr bool rows_in_registers = D <= 64;
-  static constexpr int M = 1, keys = D <= 64 ? 64 : D <= 96 ? 32 : 16, step = keys < 32 ? keys : 32;
+  static constexpr int M = 1, keys = D <= 64 ? 64 : D <= 96 ? 32 : 16, chunk = keys < 32 ? keys : 32;
   static constexpr int warps = attention_warps, threads = attention_threads, blocks_per_sm = 2;
   static constexpr int warp_queries = 16 * M, queries = warp_queries * warps;
   static constexpr size_t bytes = (4 * queries + 6 * keys) * D * sizeof(bf16);  // D = 64: 80 KB, 128: 88 KB
@@ -524,20 +457,20 @@ struct RelativeDqTiles {
 template <int D, int Kind, bool Large>
 using DqTilesOf = std::conditional_t<Kind == relative_attention, RelativeDqTiles<D>, DqTiles<D, Large>>;
 
-// dk and dv are twice the results of dq. Of more than 64 channels, two warps share 32 keys: of each step, each computes
-// the scores and dp of half of the queries, they exchange p and ds through shared memory, and each adds up half of the
-// channels of dk and dv, as in FlashAttention-2. So each fragment that is loaded serves 32 rows here, too. Without that
-// much shared memory a warp has 16 keys.
+// dk and dv are twice the results of dq. Of more than 64 channels, two warps share 32 keys: of each chunk, each
+// computes the scores and dp of half of the queries, they exchange p and ds through shared memory, and each adds up
+// half of the channels of dk and dv, as in FlashAttention-2. So each fragment that is loaded serves 32 rows here, too.
+// Without that much shared memory a warp has 16 keys.
 template <int D, bool Large>
 struct DkdvTiles {
   static constexpr int share = D > 64 && Large ? 2 : 1, groups = 4;  // warps that share their keys; how many such
                                                                      // groups a block has
   static constexpr int M = D <= 64 || Large ? 2 : 1, queries = D <= 64 || Large ? 64 : 32, columns = 32,
-                       step = columns * share;
-  static_assert(share == 1 || step == queries, "p and ds are read before the barrier of the next tile");
+                       chunk = columns * share;
+  static_assert(share == 1 || chunk == queries, "p and ds are read before the barrier of the next tile");
   static constexpr int threads = groups * share * warp_size, blocks_per_sm = 2 / share;
   static constexpr int group_keys = 16 * M, keys = group_keys * groups, channels = D / share;
-  static constexpr size_t exchanged = share > 1 ? 2 * keys* step * sizeof(bf16) : 0;
+  static constexpr size_t exchanged = share > 1 ? 2 * keys* chunk * sizeof(bf16) : 0;
   static constexpr size_t floats = 4 * queries * sizeof(float);                                      // lse and delta
   static constexpr size_t bytes = (2 * keys + 4 * queries) * D * sizeof(bf16) + floats + exchanged;  // D = 64: 65 KB,
                                                                                                      // 128: 65 or 161
@@ -549,7 +482,7 @@ struct DkdvTiles {
 template <int D>
 struct RelativeDkdvTiles {
   static constexpr int share = 1, groups = attention_warps;
-  static constexpr int M = 1, queries = D <= 96 ? 32 : 16, columns = queries, step = columns;
+  static constexpr int M = 1, queries = D <= 96 ? 32 : 16, columns = queries, chunk = columns;
   static constexpr int threads = attention_threads, blocks_per_sm = 2;
   static constexpr int group_keys = 16 * M, keys = group_keys * groups, channels = D;
   static constexpr int distances = keys + queries;  // rows of a tile of r, as in RelativeRows
@@ -582,18 +515,18 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
     attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
   using Tiles = DqTilesOf<D, Kind, Large>;
   constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
-  constexpr int M = Tiles::M, N = Tiles::step / 8;
+  constexpr int M = Tiles::M, N = Tiles::chunk / 8;
   const int HS = int(a.HS), head = int(blockIdx.x);
-  const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.z - 1 - blockIdx.z));
+  const OwnTile own = own_tile(General ? stride_of(a, head) : 1, int(gridDim.z - 1 - blockIdx.z));
   const Positions positions = own.positions;  // everything below is in terms of these
-  const int T = positions.count(int(a.T)), step = positions.step;
+  const int T = positions.count(int(a.T)), stride = positions.stride;
   const int q0 = first_query<General>(a, positions) + own.tile * Tiles::queries, end = min(T, q0 + Tiles::queries);
   const int first_key_row = int(blockIdx.y) * int(a.T),
             first_row = int(blockIdx.y) * int(num_queries<General>(a)) + query_row_0<General>(a, positions);
-  const int64_t C = a.NH * a.HS, out_stride = step * C;
+  const int64_t C = a.NH * a.HS, out_stride = stride * C;
   if (General && q0 >= T) return;
   const bf16 *dout = a.dout + first_row * C + head * a.HS, *out = a.out + first_row * C + head * a.HS;
-  // Each form is the one with which its kernels do not spill.
+  // One number in two forms, of which nvcc makes other code: test_machine_code knows the spills.
   const int64_t first_lse = General ? (blockIdx.y * a.NH + head) * a.queries() + query_row_0<General>(a, positions)
                                     : first_key_row * a.NH + head * a.T + positions.first;
   const float* lse = a.lse + first_lse;
@@ -616,8 +549,8 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
     if constexpr (Relative) relative.template start_loading_r<Tiles::threads>(a, head, tile.stage(), q0, tile.k0);
     commit_copies();
   };
-  load_tile_async<Tiles::queries, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride,
-                                                  q0, end, HS);
+  load_tile_async<Tiles::queries, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS,
+                                                  stride * a.q_stride, q0, end, HS);
   load_tile_async<Tiles::queries, Tiles::threads>(dout_tile, dout, out_stride, q0, end, HS);
   if constexpr (Relative) relative.template start_loading_q<Tiles::threads>(a, head, first_row, q0, end);
   auto tile = tiles.first();
@@ -633,9 +566,9 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
     for (int h = 0; h < 2; h++) {
       const int row = query + acc.row(m, 2 * h);
       const bool exists = row < end;
-      log2_sum.x[m][h] = exists ? lse[row * step] * log2_e : INFINITY;  // no probability beyond the end
+      log2_sum.x[m][h] = exists ? lse[row * stride] * log2_e : INFINITY;  // no probability beyond the end
       row_sum.x[m][h] = warp_sum<4>(exists ? row_delta(dout + row * out_stride, out + row * out_stride, HS) : 0.0f);
-      if (exists && first_of_row()) delta[row * step] = row_sum.x[m][h];
+      if (exists && first_of_row()) delta[row * stride] = row_sum.x[m][h];
     }
 
   const float to_exp2 = scale * log2_e;
@@ -652,8 +585,8 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
     if (query >= end) continue;
     const int k0 = tile.k0;
 #pragma unroll 1
-    for (int first = k0; first < k0 + Tiles::keys && first < query + Tiles::warp_queries; first += Tiles::step) {
-      if (General && tiles.hides_all(query, Tiles::warp_queries, first, first + Tiles::step)) continue;
+    for (int first = k0; first < k0 + Tiles::keys && first < query + Tiles::warp_queries; first += Tiles::chunk) {
+      if (General && tiles.hides_all(query, Tiles::warp_queries, first, first + Tiles::chunk)) continue;
       const int row = first - k0 + tile.stage() * Tiles::keys;
       Accumulator<M, N> s = {}, dp = {};
       if constexpr (Relative) s = relative.template scores<N>(tile.stage(), first - k0);
@@ -664,14 +597,14 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
         mma_ABt(s, warp_q, k_tiles.from_row(row));
         mma_ABt(dp, warp_dout, v_tiles.from_row(row));
       }
-      if (tiles.hides_some(query, Tiles::warp_queries, first, first + Tiles::step)) {
+      if (tiles.hides_some(query, Tiles::warp_queries, first, first + Tiles::chunk)) {
         if constexpr (General) mask_scores<false>(s, tiles.mask, query, first);
         else mask(s, [&](int row, int column) { return first + column > query + row; });
       }
       if constexpr (Kind == general_attention)
         if (a.topk > 0)
           select_topk<false>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), end - query,
-                             tile.source * int(a.T) + positions.at(first), step);
+                             tile.source * int(a.T) + positions.at(first), stride);
       for (int m = 0; m < M; m++)
         for (int n = 0; n < N; n++)
           for (int i = 0; i < 4; i++) {
@@ -686,7 +619,7 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
   ::scale(acc, scale);
   // Computed again, or it would be kept in registers over the loop, and spill.
   const int first_of_block = General ? first_query<General>(a, positions) + not_hoisted(own.tile) * Tiles::queries : q0;
-  store_rows({a.dq + first_row * a.dq_stride + head * a.HS, step * a.dq_stride,
+  store_rows({a.dq + first_row * a.dq_stride + head * a.HS, stride * a.dq_stride,
               first_of_block + warp_index() * Tiles::warp_queries, min(T, first_of_block + Tiles::queries), HS,
               a.dq_accumulate},
              acc, warp_q);
@@ -714,11 +647,11 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
             part = Tiles::share == 1 ? 0 : warp_index() % Tiles::share;
   const KVHead<bf16>& kv = a.kv_heads[blockIdx.x];  // not a copy: dk, dv and their stride are loaded at the end, not
                                                     // kept in registers
-  const OwnTile own = own_tile(General ? step_of(a, kv) : 1, int(blockIdx.z));
+  const OwnTile own = own_tile(General ? stride_of(a, kv) : 1, int(blockIdx.z));
   const Positions positions = own.positions;  // everything below is in terms of these
-  const int T = positions.count(int(a.T)), step = positions.step;
+  const int T = positions.count(int(a.T)), stride = positions.stride;
   const int first_row = int(blockIdx.y) * int(a.T) + positions.first;
-  const int64_t q_stride = step * a.q_stride, out_stride = step * a.NH * a.HS;
+  const int64_t q_stride = stride * a.q_stride, out_stride = stride * a.NH * a.HS;
   const int first_query_row = int(blockIdx.y) * int(num_queries<General>(a)) + query_row_0<General>(a, positions);
   const bf16 *q = a.q + first_query_row * a.q_stride, *dout = a.dout + first_query_row * a.NH * a.HS;
   if (General && own.tile * Tiles::keys >= T) return;
@@ -732,7 +665,7 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
   const Tile<D> group_v = v_tile.from_row(group * Tiles::group_keys);
   const int after_floats = delta_tiles + 2 * Tiles::queries * int(sizeof(float));
   // What the warps of a group exchange, if they share keys.
-  using Exchanged = Tile<Tiles::share == 1 ? 32 : Tiles::step>;
+  using Exchanged = Tile<Tiles::share == 1 ? 32 : Tiles::chunk>;
   const Exchanged p_tile = {after_floats}, ds_tile = p_tile.from_row(Tiles::keys);
   const Exchanged group_p = p_tile.from_row(group * Tiles::group_keys);
   const Exchanged group_ds = ds_tile.from_row(group * Tiles::group_keys);
@@ -742,7 +675,7 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
   const int k0 = own.tile * Tiles::keys, end = min(T, k0 + Tiles::keys);
   const int key = k0 + group * Tiles::group_keys;
   const int part_column = part * Tiles::columns, channel = part * Tiles::channels;  // where the warp's part begins: of
-                                                                                    // a step; of dk and dv
+                                                                                    // a chunk; of dk and dv
 
   const QueryTiles<Tiles::queries, bf16, General> tiles(a, kv, positions, k0, end);
   auto start_loading = [&](auto tile) {
@@ -761,13 +694,14 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
                                             relative_row(a, q0 + Tiles::queries - 1, k0), int(a.relative.distances),
                                             HS);
     }
-    load_vector_async<Tiles::queries>(lse_tiles + stage * int(sizeof(float)), a.lse + first_lse, q0, T, step);
-    load_vector_async<Tiles::queries>(delta_tiles + stage * int(sizeof(float)), a.delta + first_lse, q0, T, step);
+    load_vector_async<Tiles::queries>(lse_tiles + stage * int(sizeof(float)), a.lse + first_lse, q0, T, stride);
+    load_vector_async<Tiles::queries>(delta_tiles + stage * int(sizeof(float)), a.delta + first_lse, q0, T, stride);
     commit_copies();
   };
-  load_tile_async<Tiles::keys, Tiles::threads>(k_tile, kv.k + first_row * kv.k_stride, step * kv.k_stride, k0, end, HS);
+  load_tile_async<Tiles::keys, Tiles::threads>(k_tile, kv.k + first_row * kv.k_stride, stride * kv.k_stride, k0, end,
+                                               HS);
   const int64_t v_stride = General ? kv.v_stride : kv.k_stride;
-  load_tile_async<Tiles::keys, Tiles::threads>(v_tile, kv.v + first_row * v_stride, step * v_stride, k0, end, HS);
+  load_tile_async<Tiles::keys, Tiles::threads>(v_tile, kv.v + first_row * v_stride, stride * v_stride, k0, end, HS);
   auto tile = tiles.first();
   if (!General || tiles.contains(tile)) start_loading(tile);
 
@@ -781,11 +715,11 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
     if (tiles.contains(next)) start_loading(next);
     if (key >= end) continue;
     const int q0 = tiles.q0(tile);
-    const AttentionMask& head_mask = mask_of(a, tiles.head(tile), step);
+    const AttentionMask& head_mask = mask_of(a, tiles.head(tile), stride);
 #pragma unroll 1
-    for (int first = q0; first < q0 + Tiles::queries; first += Tiles::step) {
-      if (first + Tiles::step <= key) continue;  // none of these queries sees the warp's keys
-      if (General && !head_mask.sees_some(first, first + Tiles::step, key, key + Tiles::group_keys)) continue;
+    for (int first = q0; first < q0 + Tiles::queries; first += Tiles::chunk) {
+      if (first + Tiles::chunk <= key) continue;  // none of these queries sees the warp's keys
+      if (General && !head_mask.sees_some(first, first + Tiles::chunk, key, key + Tiles::group_keys)) continue;
       const int row = first - q0 + tile.stage() * Tiles::queries, query = first + part_column;
       Accumulator<M, N> s = {}, dp = {};
       if constexpr (Relative)  // r q'^T; the first of r's rows is that of the first key and the last query
@@ -807,7 +741,7 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
           const int head = tiles.head(tile);
           if (a.topk > 0)
             select_topk<true>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), T - query,
-                              first_index(a, head, int(blockIdx.x)) + positions.at(key), step);
+                              first_index(a, head, int(blockIdx.x)) + positions.at(key), stride);
         }
       } else if (query < key + Tiles::group_keys - 1) {
         mask(s, [&](int row, int column) { return key + row > query + column; });
@@ -841,198 +775,8 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
   if constexpr (General) finish_copies();
   ::scale(dk, scale);
   // Through the place of k and v, which all warps of the group had read before they last exchanged p and ds.
-  store_rows({kv.dk + first_row * kv.dk_stride, step * kv.dk_stride, key, end, HS, kv.dk_accumulate}, dk, group_k,
+  store_rows({kv.dk + first_row * kv.dk_stride, stride * kv.dk_stride, key, end, HS, kv.dk_accumulate}, dk, group_k,
              channel);
-  store_rows({kv.dv + first_row * kv.dv_stride, step * kv.dv_stride, key, end, HS, kv.dv_accumulate}, dv, group_v,
+  store_rows({kv.dv + first_row * kv.dv_stride, stride * kv.dv_stride, key, end, HS, kv.dv_accumulate}, dv, group_v,
              channel);
-}
-
-// With relative positions, dr. k and v have bands of as many rows as a tile of distances and one of queries need: they
-// and q and dout have no second buffer, but are loaded after their last use, the scores and dp.
-template <int D>
-struct DrTiles {
-  static constexpr int queries = D <= 96 ? 32 : 16, warp_distances = 16, distances = warp_distances * attention_warps;
-  static constexpr int keys = distances + queries;               // rows of k and v, as in RelativeRows
-  static constexpr size_t floats = 4 * queries * sizeof(float);  // lse and delta
-  static constexpr size_t bytes = (distances + 2 * keys + 4 * queries) * D * sizeof(bf16) + floats;  // D = 64: 49 KB,
-                                                                                                     // 96 and 128: 73
-                                                                                                     // KB
-};
-
-// Elements of s without sees(row, column) become -inf.
-template <int M, int N, class Sees>
-__device__ inline void hide_unseen(Accumulator<M, N>& s, Sees sees) {
-  static_assert(4 * M * N <= 32, "a bit for each element of a lane");
-  unsigned seen = 0;
-#pragma unroll 1
-  for (int e = 0; e < 4 * M * N; e++)
-    seen |= unsigned(sees(s.row(e / (4 * N), e % 4), s.column(e / 4 % N, e % 4))) << e;
-  mask_elements(s, [&](int m, int n, int i) { return !(seen >> (4 * (N * m + n) + i) & 1); });
-}
-
-// dr_of_sequences =. A block owns a tile of rows of r, which are distances, for one head in one sequence, a warp 16 of
-// them, a thread its elements of the warp's fragments. It is the kernel for dk and dv with distances in the place of
-// keys: it loops over the tiles of queries that have such distances to some key, for every K/V head of the query head,
-// and what is skewed is k q^T and v dout^T. dr stays in registers throughout, and is written once.
-template <int D>
-__global__ void __launch_bounds__(attention_threads, 2) attention_dr_kernel(AttentionArgs<bf16> a, float scale) {
-  using Tiles = DrTiles<D>;
-  constexpr int N = Tiles::queries / 8;
-  const int HS = int(a.HS), head = int(blockIdx.x), T = int(a.T), distances = int(a.relative.distances);
-  const int64_t C = a.NH * a.HS;
-  const int first_key_row = int(blockIdx.y) * T;
-  const int first_query_row = int(blockIdx.y) * int(a.queries()) - int(a.first_query);  // of position 0
-  const int64_t first_lse = (blockIdx.y * a.NH + head) * a.queries() - a.first_query;
-  // The last tile first: it has the smallest distances, which the most queries have to some key.
-  const int row0 = int(gridDim.z - 1 - blockIdx.z) * Tiles::distances, end = min(distances, row0 + Tiles::distances);
-  const int warp_row = row0 + warp_index() * Tiles::warp_distances;
-  const AttentionMask& mask = mask_of(a, head);
-
-  const Tile<D> r_tile = {0};
-  const Tile<D> k_tile = r_tile.from_row(Tiles::distances), v_tile = k_tile.from_row(Tiles::keys);
-  const Tile<D> q_tile = v_tile.from_row(Tiles::keys), dout_tile = q_tile.from_row(Tiles::queries);
-  const Tile<D> relative_q_tiles = dout_tile.from_row(Tiles::queries);  // double-buffered, as lse and delta are
-  const int lse_tiles = relative_q_tiles.from_row(2 * Tiles::queries).offset,
-            delta_tiles = lse_tiles + 2 * Tiles::queries * int(sizeof(float));
-  const Tile<D> warp_r = r_tile.from_row(warp_index() * Tiles::warp_distances);
-
-  const DistanceTiles<Tiles::queries, bf16> tiles(a, head, mask, distances - end);
-  auto start_loading = [&](auto tile) {
-    const int q0 = tile.q0, stage = tile.stage() * Tiles::queries, k0 = q0 + row0 - (distances - 1);
-    const KVHead<bf16>& kv = tiles.kv(tile);
-    load_band_async<Tiles::keys, attention_threads>(k_tile, kv.k + first_key_row * kv.k_stride, kv.k_stride, k0, T, HS);
-    load_band_async<Tiles::keys, attention_threads>(v_tile, kv.v + first_key_row * kv.v_stride, kv.v_stride, k0, T, HS);
-    load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_query_row * a.q_stride + head * HS,
-                                                       a.q_stride, q0, T, HS);
-    load_tile_async<Tiles::queries, attention_threads>(dout_tile, a.dout + first_query_row * C + head * HS, C, q0, T,
-                                                       HS);
-    load_tile_async<Tiles::queries, attention_threads>(relative_q_tiles.from_row(stage),
-                                                       a.relative.q + first_query_row * C + head * HS, C, q0, T, HS);
-    load_vector_async<Tiles::queries>(lse_tiles + stage * int(sizeof(float)), a.lse + first_lse, q0, T);
-    load_vector_async<Tiles::queries>(delta_tiles + stage * int(sizeof(float)), a.delta + first_lse, q0, T);
-    commit_copies();
-  };
-  load_tile_async<Tiles::distances, attention_threads>(r_tile, a.relative.r + head * HS, C, row0, end, HS);
-  auto tile = tiles.first();
-  if (tiles.contains(tile)) start_loading(tile);
-
-  const float to_exp2 = scale * log2_e;
-  Accumulator<1, D / 8> dr = {};
-#pragma unroll 1
-  for (auto next = tile; tiles.contains(tile); tile = next) {
-    const int stage = tile.stage() * Tiles::queries;
-    const Tile<D> relative_q = relative_q_tiles.from_row(stage);
-    wait_for_copies();
-    __syncthreads();  // all threads' copies of this tile have arrived
-    Accumulator<1, N> s = {}, dp = {};
-#pragma unroll
-    for (int n = 0; n < N; n += 2) {
-      const int key = not_hoisted(warp_index()) * Tiles::warp_distances + 8 * n;  // that of the first distance and
-                                                                                  // query
-      Accumulator<2, 2> g = {};
-      mma_ABt(g, k_tile.from_row(key), q_tile.from_row(8 * n));
-      skew_columns<true>(s, n, g);
-      g = {};
-      mma_ABt(g, v_tile.from_row(key), dout_tile.from_row(8 * n));
-      skew_columns<true>(dp, n, g);
-    }
-    mma_ABt(s, warp_r, relative_q);
-    __syncthreads();  // all warps have read k, v, q and dout
-    next = tiles.after(tile);
-    if (tiles.contains(next)) start_loading(next);
-
-    const int first_distance = distances - 1 - warp_row, key = tile.q0 - first_distance;
-    ::mask(s, [&](int row, int column) {
-      return unsigned(first_distance - row) >= unsigned(mask.window) || key + row + column < 0;
-    });
-    if (mask.num_clauses > 0)
-      hide_unseen(s, [&](int row, int column) { return mask.sees(tile.q0 + column, max(0, key + row + column)); });
-    // Queries from T on have ds * q' = 0, as q' is.
-    for (int n = 0; n < N; n++)
-      for (int c = 0; c < 2; c++) {
-        const int column = (stage + s.column(n, c)) * int(sizeof(float));
-        const float log2_sum = shared_float(lse_tiles + column) * log2_e,
-                    column_delta = shared_float(delta_tiles + column);
-        for (int h = 0; h < 2; h++) {
-          float& x = s.x[0][n][2 * h + c];
-          x = exp2_approx(x * to_exp2 - log2_sum) * (dp.x[0][n][2 * h + c] - column_delta);  // ds
-        }
-      }
-    mma_AB(dr, to_bf16(s), relative_q);
-  }
-  ::scale(dr, scale);
-  store_exact(a.relative.dr_of_sequences + blockIdx.y * distances * C + head * HS, C, warp_row, end, HS, dr);
-}
-
-// ----------------------------------------------------------------------------
-// Launchers
-
-// Runs f(D) with D, the head size rounded up, as a constant.
-template <class F>
-void for_head_size(int64_t HS, F f) {
-  if (HS <= 32) f(std::integral_constant<int, 32>());
-  else if (HS <= 64) f(std::integral_constant<int, 64>());
-  else if (HS <= 96) f(std::integral_constant<int, 96>());
-  else f(std::integral_constant<int, 128>());
-}
-
-// A block for each tile of `rows` rows of each head in each sequence.
-inline dim3 attention_grid(const AttentionArgs<bf16>& a, int64_t heads, int64_t rows, int64_t tile_rows) {
-  return dim3(unsigned(heads), unsigned(a.B), unsigned(most_tiles(rows, tile_rows, a.T, a.largest_step)));
-}
-
-template <int D, int Kind, bool Large>
-void launch_forward_kernel(const AttentionArgs<bf16>& a, float scale) {
-  using Tiles = ForwardTilesOf<D, Kind, Large>;
-  launch(attention_forward_kernel<D, Kind, Large>, attention_grid(a, a.NH, a.T - a.first_query, Tiles::queries),
-         attention_threads, Tiles::bytes, gpu().stream, a, scale);
-}
-
-template <int D, int Kind, bool Large>
-void launch_backward_kernels(const AttentionArgs<bf16>& a, float scale) {
-  using Dq = DqTilesOf<D, Kind, Large>;
-  using Dkdv = DkdvTilesOf<D, Kind, Large>;
-  static_assert(Dq::bytes <= Gpu::large_shared_bytes && Dkdv::bytes <= Gpu::large_shared_bytes, "what "
-                                                                                                "has_large_shared_"
-                                                                                                "memory promises");
-  launch(attention_dq_kernel<D, Kind, Large>, attention_grid(a, a.NH, a.queries(), Dq::queries), Dq::threads, Dq::bytes,
-         gpu().stream, a, scale);
-  launch(attention_dkdv_kernel<D, Kind, Large>, attention_grid(a, a.num_kv_heads, a.T, Dkdv::keys), Dkdv::threads,
-         Dkdv::bytes, gpu().stream, a, scale);
-}
-
-// dr =, from the delta of the kernels before.
-template <int D>
-void launch_dr_kernels(const AttentionArgs<bf16>& a, float scale) {
-  using Tiles = DrTiles<D>;
-  const dim3 grid(unsigned(a.NH), unsigned(a.B), unsigned(ceil_div(a.relative.distances, Tiles::distances)));
-  launch(attention_dr_kernel<D>, grid, attention_threads, Tiles::bytes, gpu().stream, a, scale);
-  launch_sum_of_sequences(a);
-}
-
-inline void launch_mma_forward(const AttentionArgs<bf16>& a) {
-  const float scale = float(1 / sqrt(double(a.HS)));
-  for_head_size(a.HS, [&](auto D) {
-    if (a.topk > 0)
-      launch(attention_topk_kernel<D>, attention_grid(a, a.NH, a.T - a.first_query, TopKTiles<D>::queries),
-             attention_threads, TopKTiles<D>::bytes, gpu().stream, a);
-    if (a.relative.q != nullptr) launch_forward_kernel<D, relative_attention, false>(a, scale);
-    else if (is_general(a)) launch_forward_kernel<D, general_attention, false>(a, scale);
-    else if (gpu().has_large_shared_memory)
-      launch_forward_kernel<D, plain_attention, D <= 64>(a, scale);  // of more channels there is one shape
-    else launch_forward_kernel<D, plain_attention, false>(a, scale);
-  });
-}
-
-inline void launch_mma_backward(const AttentionArgs<bf16>& a) {
-  const float scale = float(1 / sqrt(double(a.HS)));
-  for_head_size(a.HS, [&](auto D) {
-    if (a.relative.q != nullptr) {
-      launch_backward_kernels<D, relative_attention, false>(a, scale);
-      launch_dr_kernels<D>(a, scale);
-    } else if (is_general_backward(a)) launch_backward_kernels<D, general_attention, false>(a, scale);
-    else if (gpu().has_large_shared_memory)
-      launch_backward_kernels<D, plain_attention, (D > 64)>(a, scale);  // of fewer channels there is one shape
-    else launch_backward_kernels<D, plain_attention, false>(a, scale);
-  });
 }

@@ -176,17 +176,17 @@ __device__ inline void mask_scores(float (&s)[rows_per_thread][N], const Mask& m
 
 // Scores of keys that are not among the topk of their query become -inf. `chosen` begins at the thread's first query,
 // of whose tile `queries` are left from there on; `j` is the index of the thread's first key. Queries and keys are
-// `step` apart.
+// `stride` apart.
 template <bool transposed, int N>
-__device__ inline void select_topk(float (&s)[rows_per_thread][N], TopK chosen, int queries, int j, int step) {
+__device__ inline void select_topk(float (&s)[rows_per_thread][N], TopK chosen, int queries, int j, int stride) {
   for (int i = 0; i < (transposed ? N : rows_per_thread); i++) {
     const int query = transposed ? i * half_warp : i;
     if (query >= queries) continue;
-    const float score = chosen.score[query * step];
-    const int last = chosen.last[query * step];
+    const float score = chosen.score[query * stride];
+    const int last = chosen.last[query * stride];
     for (int k = 0; k < (transposed ? rows_per_thread : N); k++) {
       float& x = transposed ? s[k][i] : s[i][k];
-      if (x < score || (x == score && j + (transposed ? k : k * half_warp) * step > last)) x = -INFINITY;
+      if (x < score || (x == score && j + (transposed ? k : k * half_warp) * stride > last)) x = -INFINITY;
     }
   }
 }
@@ -300,10 +300,10 @@ __global__ void __launch_bounds__(ForwardTiles<G, Kind>::threads, ForwardTiles<G
   using Tiles = ForwardTiles<G, Kind>;
   constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
   const int HS = int(a.HS), head = int(blockIdx.y);
-  const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.x - 1 - blockIdx.x));
+  const OwnTile own = own_tile(General ? stride_of(a, head) : 1, int(gridDim.x - 1 - blockIdx.x));
   const Positions positions = own.positions;  // everything below is in terms of these
   const int first_query = positions.count(int(a.first_query)), queries = positions.count(int(a.T)) - first_query,
-            step = positions.step;
+            stride = positions.stride;
   const int all_queries = int(a.T) - int(a.first_query),
             first_row_of_q = positions.at(first_query) - int(a.first_query);
   const int first_key_row = int(blockIdx.z) * int(a.T), first_row = int(blockIdx.z) * all_queries + first_row_of_q;
@@ -323,11 +323,11 @@ __global__ void __launch_bounds__(ForwardTiles<G, Kind>::threads, ForwardTiles<G
   const int first = own.tile * Tiles::queries, q0 = first_query + first, query = q0 + thread.row;
   const int end = first_query + min(queries, first + Tiles::queries);
   const int channels = thread.channels(HS, q0, end);
-  load_tile<G, Tiles::queries, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride,
+  load_tile<G, Tiles::queries, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, stride * a.q_stride,
                                                first, queries, HS);
   if constexpr (Relative)
     load_tile<G, Tiles::queries, Tiles::threads>(relative_q_tile, a.relative.q + (first_row * a.NH + head) * a.HS,
-                                                 step * a.NH * a.HS, first, queries, HS);
+                                                 stride * a.NH * a.HS, first, queries, HS);
 
   const float to_exp2 = scale * log2_e;
   float row_max[rows_per_thread], row_sum[rows_per_thread], acc[rows_per_thread][G][4] = {};
@@ -355,7 +355,7 @@ __global__ void __launch_bounds__(ForwardTiles<G, Kind>::threads, ForwardTiles<G
         mask_scores<false>(s, tiles.mask, query, k0 + thread.lane);
       if (!Relative && a.topk > 0)
         select_topk<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
-                           tile.source * int(a.T) + positions.at(k0 + thread.lane), step);
+                           tile.source * int(a.T) + positions.at(k0 + thread.lane), stride);
     } else if (k0 + Tiles::keys > q0 + 1) {
       mask_keys_after_rows(s, query, k0 + thread.lane);  // only on the diagonal
     }
@@ -368,10 +368,10 @@ __global__ void __launch_bounds__(ForwardTiles<G, Kind>::threads, ForwardTiles<G
     const bool sees_none = General && row_sum[i] == 0;
     scale_row(acc[i], sees_none ? 0.0f : 1.0f / row_sum[i]);
     if (thread.lane == 0 && query + i < end)
-      a.lse[(blockIdx.z * a.NH + head) * all_queries + first_row_of_q + (query - first_query + i) * step] =
+      a.lse[(blockIdx.z * a.NH + head) * all_queries + first_row_of_q + (query - first_query + i) * stride] =
           sees_none ? INFINITY : row_max[i] * scale + logf(row_sum[i]);
   }
-  store_rows<G>(a.out + (first_row * a.NH + head) * a.HS, step * a.NH * a.HS, query - first_query, end - first_query,
+  store_rows<G>(a.out + (first_row * a.NH + head) * a.HS, stride * a.NH * a.HS, query - first_query, end - first_query,
                 HS,
                 /*accumulate=*/false, acc);
 }
@@ -393,10 +393,10 @@ template <int G>
 __global__ void __launch_bounds__(TopKTiles<G>::threads, 2) attention_topk_kernel(AttentionArgs<float> a) {
   using Tiles = TopKTiles<G>;
   const int HS = int(a.HS), head = int(blockIdx.y);
-  const OwnTile own = own_tile(step_of(a, head), int(gridDim.x - 1 - blockIdx.x));
+  const OwnTile own = own_tile(stride_of(a, head), int(gridDim.x - 1 - blockIdx.x));
   const Positions positions = own.positions;
   const int first_query = positions.count(int(a.first_query)), queries = positions.count(int(a.T)) - first_query,
-            step = positions.step;
+            stride = positions.stride;
   const int all_queries = int(a.T) - int(a.first_query),
             first_row_of_q = positions.at(first_query) - int(a.first_query);
   const int first_key_row = int(blockIdx.z) * int(a.T), first_row = int(blockIdx.z) * all_queries + first_row_of_q;
@@ -411,7 +411,7 @@ __global__ void __launch_bounds__(TopKTiles<G>::threads, 2) attention_topk_kerne
   const int end = first_query + min(queries, first + Tiles::queries), row = int(threadIdx.x);
   const bool owns_query = row < Tiles::queries && q0 + row < end;  // whose search it makes
   const TopK chosen = chosen_from(a, blockIdx.z, head, positions.at(q0 + row));
-  load_tile<G, Tiles::queries, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride,
+  load_tile<G, Tiles::queries, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, stride * a.q_stride,
                                                first, queries, HS);
   if (row < Tiles::queries) searches[row] = {0, owns_query ? a.topk : 0};
 
@@ -474,14 +474,14 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles
   using Tiles = BackwardTiles<G, Kind>;
   constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
   const int HS = int(a.HS), head = int(blockIdx.y);
-  const OwnTile own = own_tile(General ? step_of(a, head) : 1, int(gridDim.x - 1 - blockIdx.x));
+  const OwnTile own = own_tile(General ? stride_of(a, head) : 1, int(gridDim.x - 1 - blockIdx.x));
   const Positions positions = own.positions;  // everything below is in terms of these
-  const int T = positions.count(int(a.T)), step = positions.step;
+  const int T = positions.count(int(a.T)), stride = positions.stride;
   const int q0 = first_query<General>(a, positions) + own.tile * Tiles::rows, end = min(T, q0 + Tiles::rows);
   const int first_key_row = int(blockIdx.z) * int(a.T),
             first_row = int(blockIdx.z) * int(num_queries<General>(a)) + query_row_0<General>(a, positions);
   const int64_t first_lse = (blockIdx.z * a.NH + head) * num_queries<General>(a) + query_row_0<General>(a, positions);
-  const int64_t C = a.NH * a.HS, out_stride = step * C;
+  const int64_t C = a.NH * a.HS, out_stride = stride * C;
   if (General && q0 >= T) return;
   const float *dout = a.dout + first_row * C + head * a.HS, *out = a.out + first_row * C + head * a.HS;
   const float* lse = a.lse + first_lse;
@@ -498,7 +498,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles
 
   const int query = q0 + thread.row;
   const int channels = thread.channels(HS, q0, end);
-  load_tile<G, Tiles::rows, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, step * a.q_stride, q0,
+  load_tile<G, Tiles::rows, Tiles::threads>(q_tile, a.q + first_row * a.q_stride + head * a.HS, stride * a.q_stride, q0,
                                             end, HS);
   load_tile<G, Tiles::rows, Tiles::threads>(dout_tile, dout, out_stride, q0, end, HS);
   if constexpr (Relative)
@@ -519,8 +519,8 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles
       for (int c = 0; c < 4; c++) sum += x[c] * y[c];
     }
     row_delta[i] = warp_sum<half_warp>(sum);
-    row_lse[i] = exists ? lse[(query + i) * step] : INFINITY;
-    if (thread.lane == 0 && exists) delta[(query + i) * step] = row_delta[i];
+    row_lse[i] = exists ? lse[(query + i) * stride] : INFINITY;
+    if (thread.lane == 0 && exists) delta[(query + i) * stride] = row_delta[i];
   }
 
   const KeyTiles<Tiles::columns, float, General> tiles(a, head, first_key_row, positions, q0, end);
@@ -547,7 +547,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles
         mask_scores<false>(s, tiles.mask, query, k0 + thread.lane);
       if (!Relative && a.topk > 0)
         select_topk<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
-                           tile.source * int(a.T) + positions.at(k0 + thread.lane), step);
+                           tile.source * int(a.T) + positions.at(k0 + thread.lane), stride);
     } else if (k0 + Tiles::columns > q0 + 1) {
       mask_keys_after_rows(s, query, k0 + thread.lane);
     }
@@ -565,7 +565,8 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles
     }
   }
   for (auto& row : acc) scale_row(row, scale);
-  store_rows<G>(a.dq + first_row * a.dq_stride + head * a.HS, step * a.dq_stride, query, end, HS, a.dq_accumulate, acc);
+  store_rows<G>(a.dq + first_row * a.dq_stride + head * a.HS, stride * a.dq_stride, query, end, HS, a.dq_accumulate,
+                acc);
   if constexpr (Relative) {
     for (auto& row : relative_acc) scale_row(row, scale);
     store_rows<G>(a.relative.dq + first_row * C + head * HS, out_stride, query, end, HS, /*accumulate=*/false,
@@ -584,12 +585,12 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles
   constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
   const int HS = int(a.HS);
   const KVHead<float>& kv = a.kv_heads[blockIdx.y];
-  const OwnTile own = own_tile(General ? step_of(a, kv) : 1, int(blockIdx.x));
+  const OwnTile own = own_tile(General ? stride_of(a, kv) : 1, int(blockIdx.x));
   const Positions positions = own.positions;  // everything below is in terms of these
-  const int T = positions.count(int(a.T)), step = positions.step;
+  const int T = positions.count(int(a.T)), stride = positions.stride;
   const int first_row = int(blockIdx.z) * int(a.T) + positions.first;
   const int64_t first_query_row = int64_t(blockIdx.z) * num_queries<General>(a) + query_row_0<General>(a, positions);
-  const int64_t out_stride = step * a.NH * a.HS;
+  const int64_t out_stride = stride * a.NH * a.HS;
   if (General && own.tile * Tiles::rows >= T) return;
 
   float* k_tile = reinterpret_cast<float*>(shared_memory);
@@ -603,9 +604,9 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles
 
   const int k0 = own.tile * Tiles::rows, key = k0 + thread.row, end = min(T, k0 + Tiles::rows);
   const int channels = thread.channels(HS, k0, end);
-  load_tile<G, Tiles::rows, Tiles::threads>(k_tile, kv.k + first_row * kv.k_stride, step * kv.k_stride, k0, end, HS);
+  load_tile<G, Tiles::rows, Tiles::threads>(k_tile, kv.k + first_row * kv.k_stride, stride * kv.k_stride, k0, end, HS);
   const int64_t v_stride = General ? kv.v_stride : kv.k_stride;
-  load_tile<G, Tiles::rows, Tiles::threads>(v_tile, kv.v + first_row * v_stride, step * v_stride, k0, end, HS);
+  load_tile<G, Tiles::rows, Tiles::threads>(v_tile, kv.v + first_row * v_stride, stride * v_stride, k0, end, HS);
 
   float dk[rows_per_thread][G][4] = {}, dv[rows_per_thread][G][4] = {};
   for (int n = 0; n < kv.num_query_heads; n++) {
@@ -613,7 +614,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles
     const float* head_q = a.q + first_query_row * a.q_stride + head * a.HS;
     const float* head_dout = a.dout + (first_query_row * a.NH + head) * a.HS;
     const int64_t first_lse = (blockIdx.z * a.NH + head) * num_queries<General>(a) + query_row_0<General>(a, positions);
-    const AttentionMask& mask = mask_of(a, head, step);
+    const AttentionMask& mask = mask_of(a, head, stride);
     const int q_first = General ? first_query_of_keys(a, positions, k0) : k0;
     auto visible_tile = [&](int q0) {
       return General ? visible_query_tile<Tiles::columns>(mask, k0, end, q_first, q0, T) : q0;
@@ -621,7 +622,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles
     for (int q0 = visible_tile(q_first); q0 < T; q0 = visible_tile(q0 + Tiles::columns)) {
       const int columns = min(Tiles::columns, T - q0);
       __syncthreads();  // all warps have read the tiles before these
-      load_tile<G, Tiles::columns, Tiles::threads>(q_tile, head_q, step * a.q_stride, q0, T, HS);
+      load_tile<G, Tiles::columns, Tiles::threads>(q_tile, head_q, stride * a.q_stride, q0, T, HS);
       load_tile<G, Tiles::columns, Tiles::threads>(dout_tile, head_dout, out_stride, q0, T, HS);
       if constexpr (Relative) {
         load_tile<G, Tiles::columns, Tiles::threads>(relative_q_tile,
@@ -644,14 +645,14 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles
           mask_scores<true>(s, mask, q0 + thread.lane, key);
         if (!Relative && a.topk > 0)
           select_topk<true>(s, chosen_from(a, blockIdx.z, head, positions.at(q0 + thread.lane)), T - q0 - thread.lane,
-                            first_index(a, head, int(blockIdx.y)) + positions.at(key), step);
+                            first_index(a, head, int(blockIdx.y)) + positions.at(key), stride);
       } else if (k0 + Tiles::rows > q0 + 1) {
         mask_keys_after_columns(s, q0 + thread.lane, key);
       }
       for (int j = 0; j < Tiles::columns / half_warp; j++) {
         const int query = q0 + thread.lane + j * half_warp;
-        const float column_lse = query < T ? a.lse[first_lse + query * step] : INFINITY;  // p is 0 from T on
-        const float column_delta = query < T ? a.delta[first_lse + query * step] : 0.0f;
+        const float column_lse = query < T ? a.lse[first_lse + query * stride] : INFINITY;  // p is 0 from T on
+        const float column_delta = query < T ? a.delta[first_lse + query * stride] : 0.0f;
         for (int i = 0; i < rows_per_thread; i++) {
           s[i][j] = probability(s[i][j], scale, column_lse);
           dp[i][j] = s[i][j] * (dp[i][j] - column_delta);  // ds
@@ -663,8 +664,8 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles
     }
   }
   for (auto& row : dk) scale_row(row, scale);
-  store_rows<G>(kv.dk + first_row * kv.dk_stride, step * kv.dk_stride, key, end, HS, kv.dk_accumulate, dk);
-  store_rows<G>(kv.dv + first_row * kv.dv_stride, step * kv.dv_stride, key, end, HS, kv.dv_accumulate, dv);
+  store_rows<G>(kv.dk + first_row * kv.dk_stride, stride * kv.dk_stride, key, end, HS, kv.dk_accumulate, dk);
+  store_rows<G>(kv.dv + first_row * kv.dv_stride, stride * kv.dv_stride, key, end, HS, kv.dv_accumulate, dv);
 }
 
 // relative.dr_of_sequences =. A block owns a tile of rows of r, which are distances, for one head in one sequence,
@@ -745,7 +746,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, relative_attention>::threads,
 
 // A block for each tile of `rows` rows of each head in each sequence.
 inline dim3 attention_grid(const AttentionArgs<float>& a, int64_t rows, int64_t tile_rows, int64_t heads) {
-  return dim3(unsigned(most_tiles(rows, tile_rows, a.T, a.largest_step)), unsigned(heads), unsigned(a.B));
+  return dim3(unsigned(most_tiles(rows, tile_rows, a.T, a.largest_stride)), unsigned(heads), unsigned(a.B));
 }
 
 template <int G, int Kind>

@@ -22,45 +22,46 @@ __device__ inline int relative_row(const AttentionArgs<Element>& a, int query, i
 // ----------------------------------------------------------------------------
 // Positions
 
-// The positions that a block works on: all of a sequence, or those with one remainder by `step`. The latter serves
-// masks with a step(): a query sees some keys of every tile of neighbouring positions, but the T / step positions with
-// one remainder see only each other, as a plain sequence does. The i-th of them is position first + i * step.
+// The positions that a block works on: all of a sequence, or those with one remainder by `stride`. The latter serves
+// masks with a stride(): a query sees some keys of every tile of neighbouring positions, but the T / stride positions
+// with one remainder see only each other, as a plain sequence does. The i-th of them is position first + i * stride.
 struct Positions {
-  int first = 0, step = 1;
+  int first = 0, stride = 1;
 
-  __device__ int at(int i) const { return first + i * step; }
-  __device__ int count(int end) const { return (end - first + step - 1) / step; }  // how many are below `end`
+  __device__ int at(int i) const { return first + i * stride; }
+  __device__ int count(int end) const { return (end - first + stride - 1) / stride; }  // how many are below `end`
 };
 
 // Whether a mask with remainders by s is worth blocks of one remainder each: of few positions, their tiles would be
 // nearly empty, and with a small s as much of a tile of neighbours is visible.
-constexpr int smallest_step = 8, fewest_positions = 16;
-__device__ inline bool has_step(int s, int64_t T) { return s >= smallest_step && s <= T / fewest_positions; }
+constexpr int smallest_stride = 8, fewest_positions = 16;
+__device__ inline bool has_stride(int s, int64_t T) { return s >= smallest_stride && s <= T / fewest_positions; }
 
-// The most tiles of Size rows that a head has of `rows` rows of a sequence of T, if the masks' steps are
-// `largest_step` or less.
-inline int64_t most_tiles(int64_t rows, int64_t size, int64_t T, int largest_step) {
-  const int64_t step = std::min<int64_t>(largest_step, T / fewest_positions);
-  return step < smallest_step ? ceil_div(rows, size) : ceil_div(rows + step, size) + step;
+// The most tiles of Size rows that a head has of `rows` rows of a sequence of T, if the masks' strides are
+// `largest_stride` or less.
+inline int64_t most_tiles(int64_t rows, int64_t size, int64_t T, int largest_stride) {
+  const int64_t stride = std::min<int64_t>(largest_stride, T / fewest_positions);
+  return stride < smallest_stride ? ceil_div(rows, size) : ceil_div(rows + stride, size) + stride;
 }
 
 // By how much the positions differ that a block of a query head works on.
 template <class Element>
-__device__ inline int step_of(const AttentionArgs<Element>& a, int head) {
-  const int step = mask_of(a, head).step();
-  return has_step(step, a.T) ? step : 1;
+__device__ inline int stride_of(const AttentionArgs<Element>& a, int head) {
+  const int stride = mask_of(a, head).stride();
+  return has_stride(stride, a.T) ? stride : 1;
 }
 
-// By how much the positions differ that a block of a K/V head works on: step_of its query heads if they agree, else 1.
+// By how much the positions differ that a block of a K/V head works on: stride_of its query heads if they agree,
+// else 1.
 template <class Element>
-__device__ inline int step_of(const AttentionArgs<Element>& a, const KVHead<Element>& kv) {
-  int step = 0;
+__device__ inline int stride_of(const AttentionArgs<Element>& a, const KVHead<Element>& kv) {
+  int stride = 0;
   for (int i = 0; i < kv.num_query_heads; i++) {
-    const int of_head = step_of(a, a.query_heads[kv.first_query_head + i]);
-    if (step > 0 && of_head != step) return 1;
-    step = of_head;
+    const int of_head = stride_of(a, a.query_heads[kv.first_query_head + i]);
+    if (stride > 0 && of_head != stride) return 1;
+    stride = of_head;
   }
-  return step;
+  return stride;
 }
 
 // The positions, and the tile of them, of the block-th of the blocks that share a head's rows in one sequence.
@@ -68,7 +69,7 @@ struct OwnTile {
   Positions positions;
   int tile;
 };
-__device__ inline OwnTile own_tile(int step, int block) { return {{block % step, step}, block / step}; }
+__device__ inline OwnTile own_tile(int stride, int block) { return {{block % stride, stride}, block / stride}; }
 
 // The first tile of Size keys, from the one at k0 on, that a query of [q0, q1) sees; q1 or more if there is none.
 template <int Size>
@@ -137,14 +138,14 @@ struct VisibleKeyTiles {
   const int* sources;  // the query head's K/V heads
   int num_sources;
   int first_row;  // the row of the first position in k and v
-  int step, q0, q1;
+  int stride, q0, q1;
   MaskView mask;
 
   __device__ VisibleKeyTiles(const AttentionArgs<Element>& a, int head, int first_row, Positions positions, int q0,
                              int q1)
       : kv_heads(a.kv_heads), sources(a.kv_of_head + head * a.kv_per_head), num_sources(a.kv_per_head),
-        first_row(first_row + positions.first), step(positions.step), q0(q0), q1(q1),
-        mask(view_of(mask_of(a, head, step))) {}
+        first_row(first_row + positions.first), stride(positions.stride), q0(q0), q1(q1),
+        mask(view_of(mask_of(a, head, stride))) {}
   __device__ Tile first() const { return {visible_key_tile<Size>(mask, q0, q1, 0), 0, 0, true}; }
   __device__ Tile after(Tile tile) const {
     int k0 = tile.k0 + Size, source = tile.source;
@@ -157,7 +158,7 @@ struct VisibleKeyTiles {
   }
   __device__ KVRows<Element> rows(Tile tile) const {
     const KVHead<Element>& kv = kv_heads[sources[tile.source]];
-    return {kv.k + first_row * kv.k_stride, kv.v + first_row * kv.v_stride, step * kv.k_stride, step * kv.v_stride};
+    return {kv.k + first_row * kv.k_stride, kv.v + first_row * kv.v_stride, stride * kv.k_stride, stride * kv.v_stride};
   }
   __device__ bool hides_all(int query, int queries, int k0, int k1) const {
     return !mask.sees_some(query, query + queries, k0, k1);
@@ -257,7 +258,7 @@ struct VisibleQueryTiles {
     const int T = positions.count(int(a.T));
     const int q_first = first_query_of_keys(a, positions, k0);
     for (; contains(tile); tile.head_of_kv++, tile.start = q_first) {
-      tile.start = visible_query_tile<Size>(mask_of(a, head(tile), positions.step), k0, k1, q_first, tile.start, T);
+      tile.start = visible_query_tile<Size>(mask_of(a, head(tile), positions.stride), k0, k1, q_first, tile.start, T);
       if (tile.start < T) break;
     }
     return tile;

@@ -15,7 +15,6 @@
 #include "attention_bf16.h"
 #include "attention_tiles.h"
 #include "device.h"
-#include "launch.h"
 #include "llmc/ops/attention_args.h"
 #include "tile_wgmma.h"
 
@@ -352,40 +351,4 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
              k_tile.from_row(row));
   store_rows({kv.dv + first_row * kv.dv_stride, kv.dv_stride, key, end, HS, kv.dv_accumulate}, dv,
              v_tile.from_row(row));
-}
-
-// ----------------------------------------------------------------------------
-// Launchers
-
-// Runs f(D) with D, the head size rounded up, as a constant, if there are kernels for it. Returns whether there are.
-template <class F>
-bool for_wgmma_head_size(int64_t HS, F f) {
-  bool exists = false;
-  if (gpu().attention_uses_wgmma)
-    for_head_size(HS, [&](auto D) {
-      if constexpr (D % 64 == 0) f(D), exists = true;
-    });
-  return exists;
-}
-
-inline void launch_attention_forward(const AttentionArgs<bf16>& a) {
-  const bool is_plain = !is_general(a) && a.relative.q == nullptr;
-  const bool launched =
-      is_plain && for_wgmma_head_size(a.HS, [&](auto D) {
-        launch(attention_forward_wgmma_kernel<D>, attention_grid(a, a.NH, a.T - a.first_query, wgmma_rows),
-               wgmma_threads, WgmmaForwardTiles<D>::bytes, gpu().stream, a, float(1 / sqrt(double(a.HS))));
-      });
-  if (!launched) launch_mma_forward(a);
-}
-
-inline void launch_attention_backward(const AttentionArgs<bf16>& a) {
-  const float scale = float(1 / sqrt(double(a.HS)));
-  const bool is_plain = !is_general_backward(a) && a.relative.q == nullptr;
-  const bool launched = is_plain && for_wgmma_head_size(a.HS, [&](auto D) {
-                          launch(attention_dq_wgmma_kernel<D>, attention_grid(a, a.NH, a.T, wgmma_rows), wgmma_threads,
-                                 WgmmaDqTiles<D>::bytes, gpu().stream, a, scale);
-                          launch(attention_dkdv_wgmma_kernel<D>, attention_grid(a, a.num_kv_heads, a.T, wgmma_rows),
-                                 wgmma_threads, WgmmaDkdvTiles<D>::bytes, gpu().stream, a, scale);
-                        });
-  if (!launched) launch_mma_backward(a);
 }

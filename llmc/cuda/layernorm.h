@@ -1,5 +1,6 @@
 // LayerNorm over the C channels of each of N rows: out = (inp - mean) * rstd * weight + bias, rstd = 1 / sqrt(var +
-// eps). C is a multiple of 8, at most 8,192. Statistics and sums are in fp32.
+// eps). RMSNorm (Zhang & Sennrich 2019) is the same with 0 in place of the mean, so that var is the mean of squares. C
+// is a multiple of 8, at most 8,192. Statistics and sums are in fp32.
 //
 //   layernorm_forward:          out (N, C) =, mean (N) =, rstd (N) =, of inp (N, C)
 //   residual_layernorm_forward: residual (N, C) = a + b in floatX; out, mean, rstd = the LayerNorm of residual
@@ -7,7 +8,7 @@
 //   layernorm_backward:         dinp (N, C) +=, dweight (C) +=, dbias (C) +=
 //
 // Backward, with xhat = (inp - mean) * rstd, g = dout * weight, and means over the channels:
-//   dinp += rstd * (g - mean(g) - xhat * mean(g * xhat))
+//   dinp += rstd * (g - mean(g) - xhat * mean(g * xhat)), for RMSNorm without mean(g)
 //   dweight += sum over rows of dout * xhat,  dbias += sum over rows of dout
 #pragma once
 #include <algorithm>
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(layernorm_warps* warp_size)
     kept.set(i, x);
     for (int j = 0; j < 8; j++) sum += x[j];
   }
-  const float m = warp_sum(sum) / float(C);
+  const float m = norm.centers ? warp_sum(sum) / float(C) : 0;
 
   float squares = 0;
   for (int i = lane * 8; i < C; i += WarpRow::step) {
@@ -161,7 +162,8 @@ __global__ void __launch_bounds__(threads)
     mean_of_lane /= float(C);
 #pragma unroll
     for (int r = 0; r < together; r++) {
-      const float g = __shfl_sync(full_warp, mean_of_lane, 2 * r), gx = __shfl_sync(full_warp, mean_of_lane, 2 * r + 1);
+      const float g = norm.centers ? __shfl_sync(full_warp, mean_of_lane, 2 * r) : 0,
+                  gx = __shfl_sync(full_warp, mean_of_lane, 2 * r + 1);
       if (channel >= C || row + r >= rows) continue;
       for (int j = 0; j < 8; j++) dx[r][j] += s[r] * (d[r][j] - g - xhat[r][j] * gx);
       store8(norm.dinp + (first + row + r) * C + channel, dx[r]);

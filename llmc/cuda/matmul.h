@@ -36,7 +36,7 @@ inline bool& gemm_tf32() {
 
 // From now on fp32 matmuls may round their operands to TF32. Throws UserError in a build for bf16, which has none.
 inline void gemm_allow_tf32() {
-  if (has_master_weights) user_error("--tf32: this program was built for bf16; build it with make PRECISION=FP32");
+  if (is_bf16) user_error("--tf32: this program was built for bf16; build it with make PRECISION=FP32");
   gemm_tf32() = true;
 }
 

@@ -235,12 +235,12 @@ __device__ inline void load_band_async(Tile<D> tile, const bf16* src, int64_t st
   load_rows_async<Rows, Threads>(tile, src, stride, first, HS, [&](int row) { return unsigned(row) < unsigned(end); });
 }
 
-// The floats at `offset` = elements [first, first + Count) of src, which are `step` apart, and zeros for those from
+// The floats at `offset` = elements [first, first + Count) of src, which are `stride` apart, and zeros for those from
 // `end` on. Called by the whole block, of which the first Count threads copy.
 template <int Count>
-__device__ inline void load_vector_async(int offset, const float* src, int first, int end, int step = 1) {
+__device__ inline void load_vector_async(int offset, const float* src, int first, int end, int stride = 1) {
   const int i = int(threadIdx.x);
-  if (i < Count) copy_async<4>(offset + i * int(sizeof(float)), src + (first + i) * step, first + i < end);
+  if (i < Count) copy_async<4>(offset + i * int(sizeof(float)), src + (first + i) * stride, first + i < end);
 }
 
 __device__ inline float shared_float(int offset) { return *reinterpret_cast<const float*>(shared_memory + offset); }

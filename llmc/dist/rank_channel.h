@@ -4,7 +4,9 @@
 // message that names the rank. Rank 0 prints it; if rank 0 is the one, all others do.
 //
 // A process becomes a rank by proving that it knows the run's key (rank_channel.cpp: proofs). Whatever else connects is
-// dropped within two seconds; strangers' bytes are bounded, and end no rank. After that nothing is encrypted or signed.
+// dropped within two seconds; strangers' bytes are bounded, and end no rank. After that nothing is encrypted or signed:
+// who can read the network sees what ranks send (options, errors, NCCL's ID and all of its data), who can change it can
+// change the run, and whoever knows NCCL's ID can connect to NCCL's own ports.
 //
 //   a rank dies          its connection is closed, by its machine's system
 //   a rank is stopped    its heartbeats stop, as when a machine loses power

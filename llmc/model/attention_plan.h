@@ -1,6 +1,6 @@
 // What follows from a wiring: which q, k and v heads each layer projects, which of them other layers use, which
 // attentions a layer computes, and where the gradients of shared heads wait in the backward pass. Whole numbers only;
-// binding.h and steps.h derive pointers from them.
+// binding.h and parts/ derive pointers from them.
 //
 // A *head* (layer, head) of q, k or v is what a layer projected for it. One that no attention uses is dead: it is not
 // projected, so its rows exist in no weight, gradient, optimizer state, GEMM or cache. Its gradient would be zero, so
@@ -299,6 +299,7 @@ inline std::string draw(const AttentionPlan& plan) {
     text += format("keys are queries: a query sees those of its hash bucket (%d buckets, %s)\n", plan.table.lsh_buckets,
                    lsh_rounds_text(plan.table).c_str());
   if (plan.table.reversible) text += "reversible: two residual streams, which the backward pass recovers\n";
+  if (plan.table.rmsnorm) text += "norms: RMSNorm, without mean and bias\n";
   if (plan.table.gru) text += "residual stream: branches join it in gates\n";
   if (plan.table.memory > 0)
     text += format("memory: of earlier segments, the %d positions before each\n", plan.table.memory);

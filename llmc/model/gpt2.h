@@ -63,7 +63,7 @@ struct GPT2 : ModelShape, ModelMemory {
   ActivationArena activations;
   char* activation_memory = nullptr;
   Activations acts;
-  Sublayers sublayers;  // operations read weights through sublayer(i), norm(i), embeddings()
+  Sublayers sublayers;  // operations read weights through sublayer(i), norm(i), head(), embeddings()
   KVCache cache;        // used in generation alone
   MemoryPlan memory_plan;
   int64_t remembered = 0;  // positions of each stream that the layers remember, in training
@@ -85,6 +85,7 @@ struct GPT2 : ModelShape, ModelMemory {
   const Params<floatX>& embeddings() { return await_bucket(params.embedding_bucket), params; }
   const Sublayer& sublayer(int i) { return await_bucket(sublayers.list[size_t(i)].bucket), sublayers.list[size_t(i)]; }
   const Norm& norm(int i) { return await_bucket(sublayers.norm(i).bucket), sublayers.norm(i); }
+  const Head& head() { return await_bucket(sublayers.head.bucket), sublayers.head; }
   void await_all_weights() { await_bucket(int(parameters.buckets.size()) - 1); }
 
  private:

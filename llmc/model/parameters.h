@@ -12,7 +12,7 @@
 // row-major. Biases are null without --bias.
 template <class T>
 struct NormParams {
-  T *weight = nullptr, *bias = nullptr;  // (C)
+  T *weight = nullptr, *bias = nullptr;  // (C); with `rmsnorm` there is no bias
 };
 
 template <class T>
@@ -157,12 +157,12 @@ struct ParameterBuilder {
     spec.init_std = std;
     add(weight, name, {rows, channels}, std::move(spec), tail_rows * channels);
   }
-  void norm(NormParams<T>& p, const std::string& name, int64_t channels) {
+  void norm(NormParams<T>& p, const std::string& name, int64_t channels, bool rmsnorm) {
     ParameterSpec weight, bias_spec;
     weight.init_mean = 1;
     bias_spec.file_shape = {channels};
     add(p.weight, name + ".weight", {channels}, std::move(weight));
-    bias(p.bias, name, channels, std::move(bias_spec));
+    if (!rmsnorm) bias(p.bias, name, channels, std::move(bias_spec));
   }
   void linear(T*& weight, T*& bias_pointer, const std::string& name, int64_t in, int64_t out, double std) {
     ParameterSpec bias_spec;
@@ -240,7 +240,7 @@ void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const Atte
     LayerParams<T>& layer = p.layers[l];
     const std::string h = "h." + std::to_string(l) + ".";
     layer.bucket = b.begin_bucket("layer " + std::to_string(l)), b.layer = l;
-    b.norm(layer.ln1, h + "ln_1", C);
+    b.norm(layer.ln1, h + "ln_1", C, plan.table.rmsnorm);
     AttentionParams<T>& attention = layer.attention;
     std::vector<int64_t> matrix_rows;
     for (Part part : all_parts) matrix_rows.push_back(int64_t(plan.projected[part][l].size()) * c.head_size());
@@ -257,14 +257,14 @@ void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const Atte
                  {c.num_heads, table.lsh_rounds, c.head_size(), table.lsh_buckets / 2}, /*std=*/1);
     b.linear(attention.projw, attention.projb, h + "attn.c_proj", C, C, residual_std);
     if (plan.table.gru) b.gru(layer.gru1, h + "gru_1", C, weight_std);
-    b.norm(layer.ln2, h + "ln_2", C);
+    b.norm(layer.ln2, h + "ln_2", C, plan.table.rmsnorm);
     b.linear(layer.mlp.fcw, layer.mlp.fcb, h + "mlp.c_fc", C, H, weight_std);
     b.linear(layer.mlp.projw, layer.mlp.projb, h + "mlp.c_proj", H, C, residual_std);
     if (plan.table.gru) b.gru(layer.gru2, h + "gru_2", C, weight_std);
     b.end_bucket(), b.layer = -1;
   }
   p.lnf_bucket = b.begin_bucket("final layernorm");
-  b.norm(p.lnf, "ln_f", C);
+  b.norm(p.lnf, "ln_f", C, plan.table.rmsnorm);
   b.end_bucket();
   cut_into_parts(b.table);
 }

@@ -13,8 +13,8 @@
 // What the backward pass computes again instead of keeping it (-r). Each level includes those before it.
 enum class Recompute {
   nothing,
-  gelu,
-  layernorm,
+  activation,
+  norm,
   block,   // everything in a layer but its K/V and the residual stream that enters it
   chunks,  // MLPs compute the hidden units of some rows at a time, in the forward pass too, and keep none
   above_all_levels

@@ -2,7 +2,7 @@
 // output joins the residual stream. The forward pass walks the list, the backward pass walks it the other way, and the
 // list of activations, the arithmetic and the GPU's model walk it too.
 //
-// Each kind of norm, branch and residual is a part, a file in parts/. What a part supplies, besides its struct:
+// Each kind of norm, branch, residual and head is a part, a file in parts/. What a part supplies, besides its struct:
 //
 //   declare(part, list)                     which activations it keeps: names, shapes, levels of recomputation. (A norm
 //                                           and a residual are told the level from which on their output is dropped.)
@@ -11,6 +11,7 @@
 //   residual_norm_forward                   stream = stream + branch_out, and the norm of it, in one pass
 //   branch_forward, branch_again,           out = of the norm's output; the same in the backward pass, but for K/V;
 //   project_out, branch_backward              out alone; din = from dout, and gradients of parameters +=
+//   head_forward, head_backward             logits of some rows of the hidden states; dnorm =, gradients +=
 //   residual_forward, residual_backward     the stream after the branch and the norm that follows; the gradient of the
 //                                           branch's output, and dresidual becomes that of the stream before
 //   matmul_elements, attention_flops        its cost, if it has any
@@ -26,6 +27,7 @@
 #include "parts/attention_branch.h"
 #include "parts/cycle_end.h"
 #include "parts/gru_residual.h"
+#include "parts/head.h"
 #include "parts/lsh_branch.h"
 #include "parts/mlp_branch.h"
 #include "parts/norm.h"
@@ -40,7 +42,7 @@ struct Recomputation {
     norm,        // the sublayer's norm
     branch,      // what of its branch other operations use; K/V has been kept
     residual,    // the residual stream after it, and the next norm
-    gelu,        // of an MLP: GELU of the hidden units, which have been kept
+    activation,  // of an MLP: GELU of the hidden units, which have been kept
     output,      // the branch's output, and with `gru` its relu, which the gate reads
     gates,       // with `gru`: r, z and g
     stream,      // with `reversible`: what the sublayer's norm read of a stream
@@ -68,10 +70,11 @@ struct ZeroedTensor {
   size_t bytes;
 };
 
-// All between the embeddings and the output head.
+// All that follows the embeddings.
 struct Sublayers {
   std::vector<Sublayer> list;
-  Norm last_norm;                         // whose output is the final hidden states
+  Norm last_norm;  // whose output is the final hidden states
+  Head head;
   std::vector<ZeroedTensor> zeroed;       // before the backward pass
   std::optional<CycleStart> first_cycle;  // of layers that repeat
   std::optional<Streams> streams;         // of reversible layers
@@ -137,7 +140,10 @@ inline Sublayers make_sublayers(const ModelConfig& c, const AttentionPlan& plan,
     if (auto* r = std::get_if<ReversibleResidual>(&s.residual))
       r->adds_to_first = !is_mlp(s), r->is_last = &s == &sublayers.list.back();
   sublayers.last_norm.name = "lnf";
-  for (int i = 0; i <= size; i++) sublayers.norm(i).C = c.channels, sublayers.norm(i).eps = float(c.layer_norm_eps);
+  for (int i = 0; i <= size; i++) {
+    Norm& norm = sublayers.norm(i);
+    norm.C = c.channels, norm.eps = float(c.layer_norm_eps), norm.centers = !plan.table.rmsnorm;
+  }
   return sublayers;
 }
 
@@ -165,18 +171,18 @@ inline void declare_recomputation(Sublayers& sublayers, Recompute level) {
     return declare_reversible_recomputation(sublayers);
   for (int i = 0; i + 2 < sublayers.size(); i += 2) {  // the sublayers of a layer: attention, MLP
     std::vector<Recomputation>& again = sublayers.list[size_t(i + 1)].again;
-    if (level >= Recompute::layernorm) again.push_back({What::norm, i});
+    if (level >= Recompute::norm) again.push_back({What::norm, i});
     if (level >= Recompute::block) {
       again.push_back({What::branch, i});
       again.push_back({What::residual, i});
       again.push_back({What::branch, i + 1});
       continue;
     }
-    if (level >= Recompute::layernorm) again.push_back({What::norm, i + 1});
-    if (level >= Recompute::gelu) again.push_back({What::gelu, i + 1});
+    if (level >= Recompute::norm) again.push_back({What::norm, i + 1});
+    if (level >= Recompute::activation) again.push_back({What::activation, i + 1});
   }
   // Sublayers share the tensors of their gates, so that those of the last one alone have not been overwritten.
-  for (int i = 0; i + 1 < sublayers.size() && level >= Recompute::gelu; i++) {
+  for (int i = 0; i + 1 < sublayers.size() && level >= Recompute::activation; i++) {
     Sublayer& s = sublayers.list[size_t(i)];
     if (!std::holds_alternative<GruResidual>(s.residual)) continue;
     if (level >= Recompute::block) s.again.push_back({What::output, i});
@@ -187,7 +193,7 @@ inline void declare_recomputation(Sublayers& sublayers, Recompute level) {
 // Declares what each sublayer leaves. Reversible layers' streams are not of a sublayer.
 inline void declare(Sublayers& sublayers, ActivationList& list) {
   for (Sublayer& s : sublayers.list) {
-    declare(s.norm, Recompute::layernorm, list);
+    declare(s.norm, Recompute::norm, list);
     std::visit([&](auto& branch) { declare(branch, list); }, s.branch);
     // The stream after a layer's last sublayer is what the layer is computed again from.
     const bool ends_layer = &s == &sublayers.list.back() || (&s)[1].layer != s.layer;
@@ -254,6 +260,7 @@ inline void bind_sublayers(Sublayers& sublayers, const ModelShape& shape, const 
     if (const auto* r = std::get_if<ReversibleResidual>(&s.residual)) s.norm.dresidual = r->read_dx();
   }
   bind_norm(sublayers.last_norm, params.lnf, grads.lnf, params.lnf_bucket, stream, acts);
+  bind_head(sublayers.head, sublayers.last_norm.out, shape.config.channels, shape.logit_stride, params, grads, acts);
   if (acts.dhalted != nullptr) sublayers.last_norm.dresidual = acts.dhalted;  // which every cycle's end reads
   bind_cycle_starts(sublayers, shape, params, grads, acts);
   if (acts.streams[0] != nullptr) sublayers.streams = streams_of(acts);
@@ -317,7 +324,7 @@ inline void compute_again(const Sublayers& sublayers, const Recomputation& r, co
     case What::norm: norm_forward(s.norm, batch.rows()); break;
     case What::branch: std::visit([&](const auto& branch) { branch_again(branch, batch); }, s.branch); break;
     case What::residual: residual_forward(s, sublayers.norm(r.sublayer + 1), batch); break;
-    case What::gelu: gelu_again(std::get<MlpBranch>(s.branch), batch); break;
+    case What::activation: activation_again(std::get<MlpBranch>(s.branch), batch); break;
     case What::output:
       std::visit([&](const auto& branch) { project_out(branch, batch); }, s.branch);
       if (const auto* gru = std::get_if<GruResidual>(&s.residual)) branch_relu(*gru, batch);

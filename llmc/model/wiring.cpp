@@ -39,6 +39,7 @@ const TermSyntax syntaxes[] = {
     {"memory", Kind::memory, 1, 1, "memory(positions), such as memory(512)"},
     {"universal", Kind::universal, 1, 1, "universal(layers in a cycle), such as universal(2)"},
     {"act", Kind::act, 1, 2, "act(eps) or act(eps, cost), such as act(0.01)"},
+    {"rmsnorm", Kind::rmsnorm, 0, 0, "rmsnorm"},
     {"gru", Kind::gru, 0, 0, "gru"},
     {"lsh", Kind::lsh, 2, 2, "lsh(buckets, rounds), such as lsh(32, 2)"},
     {"reversible", Kind::reversible, 0, 0, "reversible"},
@@ -252,7 +253,8 @@ const std::vector<RestrictedTerm>& restricted_terms() {
 }
 
 bool excludes(const RestrictedTerm& term, Kind other) {
-  return std::find(term.goes_with.begin(), term.goes_with.end(), other) == term.goes_with.end();
+  return other != Kind::rmsnorm &&
+         std::find(term.goes_with.begin(), term.goes_with.end(), other) == term.goes_with.end();
 }
 
 // What the term combines with, in words.
@@ -436,6 +438,7 @@ WiringTable wiring_table(const Wiring& w, int num_layers, int num_heads) {
     if (t.kind == Kind::rope) table.rope = t.a;
     if (t.kind == Kind::relative) table.relative = true;
     if (t.kind == Kind::act) table.halting = t.a, table.ponder_cost = t.cost;
+    if (t.kind == Kind::rmsnorm) table.rmsnorm = true;
     if (t.kind == Kind::gru) table.gru = true;
     if (t.kind == Kind::reversible) table.reversible = true;
     if (t.kind == Kind::lsh) table.lsh_buckets = t.n, table.lsh_rounds = t.c;

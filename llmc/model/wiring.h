@@ -42,6 +42,7 @@
 //                        probability p_c = sigmoid(x_c . w + b). N: the first c with p_1 + ... + p_c >= 1 - eps, or the
 //                        last. The final LayerNorm gets p_1 x_1 + ... + p_(N-1) x_(N-1) + R x_N, where the weights add
 //                        up to 1. What is minimised is the loss + cost * the mean of N + R; cost = 0.01
+//   rmsnorm              norms without mean and bias: x / sqrt(mean(x^2) + eps) * weight (Zhang & Sennrich 2019)
 //   gru                  GTrXL (Parisotto et al. 2019): the residual stream x and a branch's output y join in a gate,
 //                        in place of x + y: y = relu(y), r = sigmoid(y W_r + x U_r), z = sigmoid(y W_z + x U_z - b),
 //                        g = tanh(y W_g + (r x) U_g), and the stream becomes (1 - z) x + z g
@@ -80,6 +81,7 @@ struct WiringTerm {
     memory,
     universal,
     act,
+    rmsnorm,
     gru,
     lsh,
     reversible
@@ -159,6 +161,7 @@ struct WiringTable {
   bool has_cycles = false;  // of so many layers, and something is added before each: `universal`
   double halting = 0;       // the eps of `act`; 0: tokens do not halt
   double ponder_cost = 0;
+  bool rmsnorm = false;                 // norms take no mean and have no bias
   bool gru = false;                     // branches join the residual stream in gates
   bool reversible = false;              // two residual streams, which the backward pass recovers
   int lsh_buckets = 0, lsh_rounds = 0;  // 0: attention does not hash

@@ -102,6 +102,7 @@ std::vector<std::string> notes(const WiringTable& t) {
   if (t.relative) lines.push_back("positions are relative: scores depend on the distance of query and key");
   if (t.stored_layers < t.num_layers)
     lines.push_back(format("layer l has the parameters of layer l mod %d", t.stored_layers));
+  if (t.rmsnorm) lines.push_back("norms take no mean and have no bias (RMSNorm)");
   if (t.gru) lines.push_back("branches join the residual stream in gates (GRU)");
   if (t.halting > 0)
     lines.push_back(format("a token halts after the cycle in which its halting probabilities reach 1 - %g", t.halting));

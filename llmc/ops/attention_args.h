@@ -66,10 +66,10 @@ struct AttentionArgs {
   const int* query_heads = nullptr;  // query heads, grouped by K/V head
   const int* kv_of_head = nullptr;   // (NH, kv_per_head): the K/V heads of each query head; -1 after the last
   int kv_per_head = 1;               // the largest number of K/V heads of a query head
-  // (2, NH): the mask of each query head, then that of each of the sequences that its step() makes (mask_of).
+  // (2, NH): the mask of each query head, then that of each of the sequences that its stride() makes (mask_of).
   const AttentionMask* masks = nullptr;
   bool is_general = false;  // more than one K/V head a query head, a mask, or another stride for v than for k
-  int largest_step = 1;     // the largest step() of the masks
+  int largest_stride = 1;   // the largest stride() of the masks
 
   // With topk > 0, a query attends only to the `topk` visible keys with the highest scores; among equal scores those
   // come first whose K/V head, and then whose position, is lower. With topk = 0 it attends to all visible keys. The
@@ -116,11 +116,11 @@ SLA_HOST_DEVICE KeyRows key_rows_of(const AttentionArgs<Element>& a, int64_t b) 
   return a.sequences != nullptr ? a.sequences[b] : KeyRows{int(b * a.T), int(a.T)};
 }
 
-// The mask of a query head, over all positions; with step > 1, over the positions of one of the mask's step()
+// The mask of a query head, over all positions; with stride > 1, over the positions of one of the mask's stride()
 // sequences.
 template <class Element>
-SLA_HOST_DEVICE const AttentionMask& mask_of(const AttentionArgs<Element>& a, int64_t head, int64_t step = 1) {
-  return a.masks[step > 1 ? a.NH + head : head];
+SLA_HOST_DEVICE const AttentionMask& mask_of(const AttentionArgs<Element>& a, int64_t head, int64_t stride = 1) {
+  return a.masks[stride > 1 ? a.NH + head : head];
 }
 
 // Whether each query head of a K/V head with `query_heads` query heads writes a partial sum of dk and dv to `scratch`.
@@ -150,7 +150,7 @@ struct KVHeads {
   std::vector<KVHead<Element>> kv_heads;
   std::vector<int> query_heads;  // the query heads of each K/V head, one after the other
   std::vector<int> kv_of_head;   // (NH, kv_per_head): the K/V heads of each query head; -1 after the last
-  int num_query_heads = 0, kv_per_head = 1, largest_step = 1;
+  int num_query_heads = 0, kv_per_head = 1, largest_stride = 1;
   bool is_general = false;
   DeviceArray<KVHead<Element>> device_kv_heads;
   DeviceArray<int> device_query_heads, device_kv_of_head;
@@ -180,7 +180,7 @@ struct KVHeads {
     CHECK(masks.empty() || int(masks.size()) == num_query_heads);
     masks.resize(size_t(num_query_heads));
     for (int i = 0; i < num_query_heads; i++) {
-      largest_step = std::max(largest_step, masks[i].step());
+      largest_stride = std::max(largest_stride, masks[i].stride());
       masks.push_back(mask_of_each_residue(masks[i]));
     }
     device_kv_heads = DeviceArray<KVHead<Element>>(kv_heads);
@@ -195,6 +195,6 @@ struct KVHeads {
     args.kv_heads = device_kv_heads.data, args.num_kv_heads = int(kv_heads.size());
     args.query_heads = device_query_heads.data;
     args.kv_of_head = device_kv_of_head.data, args.kv_per_head = kv_per_head;
-    args.masks = device_masks.data, args.is_general = is_general, args.largest_step = largest_step;
+    args.masks = device_masks.data, args.is_general = is_general, args.largest_stride = largest_stride;
   }
 };

@@ -148,7 +148,7 @@ struct MaskOf {
 
   // The s of a mask that is a residue, with or without a window; otherwise 1. Positions with different remainders by s
   // never see each other, so that attention falls apart into s sequences of positions that are s apart.
-  SLA_HOST_DEVICE int step() const { return num_clauses == 1 && clauses[0].is_residue() ? clauses[0].s : 1; }
+  SLA_HOST_DEVICE int stride() const { return num_clauses == 1 && clauses[0].is_residue() ? clauses[0].s : 1; }
 
   // Whether the query at position t sees the key at position j.
   SLA_HOST_DEVICE bool sees(int t, int j) const {
@@ -255,10 +255,10 @@ SLA_HOST_DEVICE inline MaskView view_of(const AttentionMask& mask) {
   return {mask.window, mask.num_clauses, mask.clauses};
 }
 
-// The mask of each of the step() sequences into which attention with this mask falls apart, if step() > 1. Its
+// The mask of each of the stride() sequences into which attention with this mask falls apart, if stride() > 1. Its
 // positions are numbered from 0.
 inline AttentionMask mask_of_each_residue(const AttentionMask& mask) {
   AttentionMask of_each;
-  if (mask.window < INT_MAX) of_each.window = (mask.window - 1) / mask.step() + 1;
+  if (mask.window < INT_MAX) of_each.window = (mask.window - 1) / mask.stride() + 1;
   return of_each;
 }

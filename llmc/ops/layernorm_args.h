@@ -1,4 +1,4 @@
-// The operands of LayerNorm's operations, the same for every device: N rows of C channels.
+// The operands of LayerNorm's and RMSNorm's operations, the same for every device: N rows of C channels.
 #pragma once
 #include <cstdint>
 #include "llmc/ops/precision.h"
@@ -10,6 +10,7 @@ struct LayerNormForward {
   const floatX* bias = nullptr;            // (C), or null
   int64_t N = 0, C = 0;
   float eps = 0;
+  bool centers = true;  // false: RMSNorm, whose mean is 0
 };
 
 struct LayerNormBackward {
@@ -21,4 +22,5 @@ struct LayerNormBackward {
   const floatX* weight = nullptr;                // (C)
   float* scratch = nullptr;                      // layernorm_backward_scratch(N, C) floats, overwritten
   int64_t N = 0, C = 0;
+  bool centers = true;
 };

@@ -14,5 +14,6 @@ typedef float floatX;
 constexpr const char* precision_name = "fp32";
 #endif
 
+constexpr bool is_bf16 = sizeof(floatX) != sizeof(float);
 // Weights that are not float have float masters, which AdamW updates and which files hold.
-constexpr bool has_master_weights = sizeof(floatX) != sizeof(float);
+constexpr bool has_master_weights = is_bf16;

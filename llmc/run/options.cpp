@@ -60,7 +60,8 @@ static void add_batch_options(OptionTable& t, TrainOptions& o) {
       .warned_of_on_resume();
   t.add("-r,--recompute", o.recompute,
         "what the backward pass computes again instead of keeping it: 0 nothing, 1 GELU, 2 and LayerNorm, 3 everything "
-        "in a block but its K/V, 4 and the MLP's hidden units in chunks: less memory, slower")
+        "in a block but its K/V, 4 and the MLP's hidden units in chunks: less memory, slower; with the term "
+        "reversible at least 3")
       .takes(between(0, 4))
       .logged("recompute");
   t.add("--tf32", o.tf32, "fp32 matmuls on a GPU may round their operands to TF32: faster, less exact").logged("tf32");

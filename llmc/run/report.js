@@ -32,12 +32,12 @@
 
   function dataset(chart, series) {
     const c = colour('--series-' + series.colour % 8), isFaint = series.style === 'faint';
-    const dash = series.colour < 8 ? series.dash : [2, 2];
     const radius = series.style === 'dots' ? 5 : series.style === 'points' ? 3 : series.y.length < 3 ? 2 : 0;
     return {
       label: series.name, data: points(chart, series), parsing: false, spanGaps: false,
       showLine: series.style !== 'dots',
-      borderColor: isFaint ? c + '55' : c, backgroundColor: c, borderWidth: isFaint ? 1 : 2, borderDash: dash || [],
+      borderColor: isFaint ? c + '55' : c, backgroundColor: c, borderWidth: isFaint ? 1 : 2,
+      borderDash: series.colour < 8 ? [] : [2, 2],
       pointRadius: radius, pointHitRadius: 6, pointHoverRadius: 4, order: isFaint ? 1 : 0,
     };
   }

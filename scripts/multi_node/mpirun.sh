@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One of the paper's runs on several machines, by OpenMPI and ssh:
 #
-#   scripts/multi_node/mpirun.sh node1:8,node2:8 scripts/run_gpt2_124M_sla.sh 16384
+#   scripts/multi_node/mpirun.sh node1:8,node2:8 scripts/run_gpt2.sh 124M sla 16384
 #
 # The first argument is mpirun's --host: each machine with the number of its GPUs. The same folder with the program,
 # data and runs must exist on all of them under the same path. INTERFACE=name makes OpenMPI and NCCL use that network

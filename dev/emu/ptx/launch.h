@@ -1,4 +1,7 @@
-// Kernels from a file of PTX in place of those that g++ has compiled.
+// Kernels from a file of PTX in place of those that g++ has compiled. Host code, memory, streams, graphs, cuBLASLt and
+// NCCL stay as they are. An instruction that is not known is an error, with its text and line of source.
+//
+// Addresses of shared memory begin at 1024, so that a forgotten base is an error.
 #pragma once
 #include <cstddef>
 #include <string>

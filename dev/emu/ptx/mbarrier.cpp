@@ -1,6 +1,7 @@
 // Barriers in shared memory (mbarrier), and the copies that arrive there when they end: bulk copies, and cp.async by
 // cp.async.mbarrier.arrive. In half of the blocks these end when somebody waits for them, one after another in random
-// order; in the others at once. What an mbarrier orders for one lane that has waited counts for its whole warp.
+// order; in the others at once. What an mbarrier orders for one lane that has waited counts for its whole warp. A bulk
+// copy needs no fence after what threads have read or written there; bulk copies from shared memory are errors.
 #include <cstring>
 #include "../emu.h"
 #include "warp.h"

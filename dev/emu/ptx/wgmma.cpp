@@ -17,7 +17,13 @@
 //
 // A product does as much harm as it may. Its accumulators change only when it is waited for. In half of the blocks it
 // reads shared memory then, too, and in the others at once. Who touches its registers before, or starts it without a
-// wgmma.fence after having touched them, ends the program; races of its reads are those of ../races.h.
+// wgmma.fence after having touched them, ends the program; races of its reads are those of ../races.h. So does a warp
+// that skips a product of its warpgroup, and a descriptor that differs between lanes, has unknown bits or points
+// outside.
+//
+// Products are of bf16, f16 and tf32 into fp32, in all widths, layouts and swizzles, summed one term after the other;
+// f16 accumulators, 8 bits and sparse matrices are errors. The base offset of a descriptor is what the manual says: no
+// compiler's code here has one.
 #include <algorithm>
 #include <cstring>
 #include "floats.h"

@@ -16,7 +16,6 @@
 
 // Relative, of a tensor's norm. In bf16 the limit is also 1.5 times the error of the formula in double with bf16 only
 // where the kernels must have it.
-constexpr bool is_bf16 = sizeof(floatX) == 2;
 constexpr double tolerance = is_bf16 ? 8e-3 : 1e-5;
 
 // The emulated GPU takes so many times as long that it checks only every so many of the cases.

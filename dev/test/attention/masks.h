@@ -203,7 +203,8 @@ TEST(LONG_ON_EMU(AttentionTopK), ComparesTheSameBitsInEveryKernel) {
     }
 }
 
-// BUG (build/fp32/test_attention_cpu) llmc/cpu/attention.h: `std::nextafter(float_of_rank(threshold), -infinity)` ->
+// BUG (build/fp32/test_attention_cpu) llmc/cpu/attention_topk.h:
+//   `std::nextafter(float_of_rank(threshold), -infinity)` ->
 // `float_of_rank(threshold - 1)`
 TEST(AttentionTopK, OfEqualScoresTakesTheFirstKeys) {
   for (int topk : {1, 5, 20, 31, 64, 100, 150}) {  // the last: some of the second K/V head's keys
@@ -215,7 +216,7 @@ TEST(AttentionTopK, OfEqualScoresTakesTheFirstKeys) {
 
 // With v and dout of rows of the identity matrix, HS of them at a time, out and dv are the probabilities that the
 // forward and the backward pass use.
-// BUG (build/fp32/test_attention_cpu) llmc/cpu/attention.h: `std::nextafter(lowest, -infinity)` -> `lowest`
+// BUG (build/fp32/test_attention_cpu) llmc/cpu/attention_topk.h: `std::nextafter(lowest, -infinity)` -> `lowest`
 TEST(AttentionTopK, UsesTheSameKKeysInBothPasses) {
   const int64_t T = 140, HS = 64;
   for (int topk : {1, 5, 16, 63}) {
@@ -253,7 +254,7 @@ TEST(AttentionTopK, UsesTheSameKKeysInBothPasses) {
 
 // A NaN key is chosen before all others, so that NaN reaches the loss, also where all scores beside it are too low.
 // Scores of whole numbers are exact.
-// BUG (build/fp32/test_attention_cpu) llmc/cpu/attention.h: `std::isnan(x[places[i]]) ? infinity : x[places[i]]`
+// BUG (build/fp32/test_attention_cpu) llmc/cpu/attention_topk.h: `std::isnan(x[places[i]]) ? infinity : x[places[i]]`
 // -> `x[places[i]]`
 TEST(AttentionTopK, RanksNaNAsTheHighestScore) {
   const int64_t T = 320, HS = 16;

@@ -37,7 +37,8 @@ struct SequencesForward {
   }
 };
 
-// BUG (build/fp32/test_attention_cpu) llmc/cpu/attention.h: `keys.first_row + position(i)` -> `b * a.T + position(i)`
+// BUG (build/fp32/test_attention_cpu) llmc/cpu/attention_tiles.h: `keys.first_row + position(i)` ->
+//   `b * a.T + position(i)`
 // BUG (build/fp32/test_attention_emu) llmc/cuda/attention_decode.h:
 // `int64_t(keys.first_row) + k0` -> `blockIdx.z * a.T + k0`
 // BUG (build/fp32/test_attention_emu) llmc/cuda/attention_decode.h:

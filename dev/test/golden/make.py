@@ -57,6 +57,7 @@ class Wiring:
         self.steps = False                                          # whether there is wse, a row for each cycle
         self.halting = None                                         # the eps of act
         self.ponder_cost = 0                                        # what minimised has of the mean of N + R
+        self.rmsnorm = False                                        # whether norms take no mean and have no bias
         self.gru = False                                            # whether sublayers join the stream in gates
         self.reversible = False                                     # whether there are two residual streams
         self.hashes = None                                          # the (buckets, rounds) of lsh
@@ -186,6 +187,12 @@ class Wiring:
         cost * (N + R) is minimised too."""
         self.halting, self.ponder_cost = float(eps), float(cost)
 
+    # ---- norms -------------------------------------------------------------------------------------------------------
+
+    def term_rmsnorm(self):
+        """x / sqrt(mean(x^2) + eps) * weight."""
+        self.rmsnorm = True
+
     # ---- how a sublayer joins the residual stream --------------------------------------------------------------------
 
     def term_gru(self):
@@ -252,6 +259,8 @@ ALL = {  # name: (wiring, options)
     "reversible_sparse": ("reversible strided(5,union) fixed(7,3,layers)", {"accumulate": 2}),
     "reversible_lsh": ("reversible lsh(8,2)", {}),
     "gated_masked_maps": ("gqa(2) gate strided(5,union)", {}),
+    "rmsnorm": ("rmsnorm", {}),
+    "rmsnorm_of_memory": ("rmsnorm memory(20) rope sla(1,2) gru", {"bias": False, "accumulate": 2}),
 }
 
 
@@ -274,7 +283,9 @@ def tensors_of(config, wiring):
         tensors.append(("wse.weight", (wiring.L // wiring.cycle, C), 0, 0.08))
 
     def norm(name):
-        tensors.extend([(name + ".weight", (C,), 1, 0.08), (name + ".bias", (C,), 0, 0.05)])
+        tensors.append((name + ".weight", (C,), 1, 0.08))
+        if not wiring.rmsnorm:
+            tensors.append((name + ".bias", (C,), 0, 0.05))
 
     def linear(name, inputs, outputs, std):
         tensors.extend([(name + ".weight", (inputs, outputs), 0, std), (name + ".bias", (outputs,), 0, 0.05)])
@@ -395,6 +406,9 @@ class Model:
         return f"h.{l % self.wiring.cycle}.{name}"
 
     def norm(self, name, x):
+        if self.wiring.rmsnorm:
+            return x / torch.sqrt((x**2).mean(-1, keepdim=True) + self.config["layer_norm_epsilon"]) \
+                * self.w[name + ".weight"]
         return F.layer_norm(x, x.shape[-1:], self.w[name + ".weight"], self.w[name + ".bias"],
                             self.config["layer_norm_epsilon"])
 

@@ -5,7 +5,7 @@
 #include "dev/test/files.h"
 #include "dev/test/model/model.h"
 #include "dev/test/values.h"
-#include "llmc/model/reference.h"
+#include "dev/test/reference/reference.h"
 
 // A model with random weights, those of dead rows among them, and what it becomes with another wiring.
 struct Rewired {
@@ -188,6 +188,16 @@ TEST(AnotherWiring, OfRepeatedLayersTakesTheLayersThatRan) {
     if (name.compare(0, 4, "h.2.") == 0 || name.compare(0, 4, "h.3.") == 0)
       tensor = more.trained.at(format("h.%d.", name[2] - '2') + name.substr(4));
   more.check();
+}
+
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parameters.h: `if (!rmsnorm) bias(` -> `bias(`
+TEST(AnotherWiring, HasNoBiasesOfNormsThatTakeNoMean) {
+  Rewired dropped(four_layers("plain"), "rmsnorm");
+  EXPECT_EQ(dropped.expected.count("h.0.ln_1.bias"), 0u);
+  dropped.check();
+  Rewired fresh(four_layers("rmsnorm"), "plain");
+  EXPECT_EQ(fresh.expected.at("ln_f.bias").data, std::vector<double>(32, 0));
+  fresh.check();
 }
 
 TEST(AnotherWiring, HasNewGatesOfTheResidualStream) {

@@ -7,7 +7,7 @@
 #include "dev/test/long.h"
 #include "dev/test/model/losses.h"
 #include "dev/test/model/model.h"
-#include "llmc/model/reference.h"
+#include "dev/test/reference/reference.h"
 
 // Inputs and targets of B sequences of T tokens, of which about a share of `scored` is scored.
 struct MaskedTokens {

@@ -29,11 +29,11 @@ TEST(Memory, EachLevelOfRecomputationKeepsLess) {
     bytes.push_back(int64_t(model.activations.layout.bytes));
   }
   const int64_t lse = 12 * T * int64_t(sizeof(float));
-  EXPECT_NEAR(double(bytes[0] - bytes[1]), double((L - 1) * T * 4 * C * x), 1e5);  // fch_gelu
+  EXPECT_NEAR(double(bytes[0] - bytes[1]), double((L - 1) * T * 4 * C * x), 1e5);  // fch_act
   EXPECT_NEAR(double(bytes[1] - bytes[2]), double((L - 1) * T * 2 * C * x), 1e5);  // ln1, ln2
   // Level 3 also computes q, att, residual2, fch and lse again.
   EXPECT_NEAR(double(bytes[2] - bytes[3]), double((L - 1) * (T * (1 + 1 + 1 + 4) * C * x + lse)), 1e5);
-  // Level 4 has an eighth of fch, fch_gelu and their gradient.
+  // Level 4 has an eighth of fch, fch_act and their gradient.
   EXPECT_NEAR(double(bytes[3] - bytes[4]), double(T * 7 / 8 * 3 * 4 * C * x), 1e5);
 }
 

@@ -7,13 +7,12 @@
 #include <memory>
 #include <string>
 #include <vector>
-#include "llmc/model/reference.h"
+#include "dev/test/reference/reference.h"
 
 using DoubleTensors = reference::Tensors<double>;
 
 // Bounds of ||x - reference|| / ||reference||. A rounding to bf16 is 1.6e-3 of a value (root mean square), and every
 // activation of every layer is rounded.
-constexpr bool is_bf16 = has_master_weights;
 constexpr double tensor_tolerance = is_bf16 ? 1.5e-2 : 1e-5;
 constexpr double loss_tolerance = is_bf16 ? 5e-3 : 2e-6;  // relative
 constexpr double norm_tolerance = is_bf16 ? 1.5e-2 : 1e-5;

@@ -35,7 +35,8 @@ inline std::vector<float> hidden_states_of_streams(const ModelConfig& config, co
 
 // With a window that the memory covers a query sees the same keys wherever the stream is cut, and the layers below have
 // computed these alike.
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/segment_memory.h: `{memory.rows, m, m - old}` -> `{memory.rows, m, 0}`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/segment_memory.h: `{memory.rows, m, m - old}` ->
+// `{memory.rows, m, 0}`
 TEST(LONG_ON_EMU(Segments), MayBeCutAnywhere) {
   for (const char* wiring : {"rope window(16) memory(16)", "rope memory(15) window(16) sla(1,2) gqa(2)",
                              "relative window(16) memory(16) sla(1,2)"}) {

@@ -6,7 +6,7 @@
 #include "dev/test/long.h"
 #include "dev/test/model/model.h"
 #include "dev/test/values.h"
-#include "llmc/model/reference.h"
+#include "dev/test/reference/reference.h"
 #include "llmc/model/flops.h"
 
 // Ten updates of both, on random tokens. AdamW's epsilon is large here: with a small one the update of an element whose

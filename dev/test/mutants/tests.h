@@ -1,5 +1,17 @@
 // Which tests notice a change of a file: those of the programs that include it, or that run a program which does. Both
-// are derived from the sources; dev/README.md says how the tests are chosen.
+// are derived from the sources.
+//
+// A file's tests are two of the host's programs that include it, directly or not, or the header of a .cpp file, and two
+// of the CPU's or, for a file of the GPU or a .cu file, two of the emulated GPU's. First comes the one with the file's
+// name (test_tile for tile.h), then that which is made of the fewest files. Only if there are none, two that run a
+// program with the file. They run their quick tests, and at last the first of them runs those that take long.
+//
+// Where that is not enough, a line in a test's source names files, by the beginnings of their paths, that its program
+// covers as well; it goes last, and runs all of its tests. Where it is too much, the line says that the program covers
+// no others. (Where a comment goes before it, a line `//` keeps clang-format from joining the two.)
+//
+//   // COVERS llmc/dist/ train_gpt2_sla.cu
+//   // COVERS ONLY llmc/cpu/attention.h
 #pragma once
 #include <algorithm>
 #include <cctype>

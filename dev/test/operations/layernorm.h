@@ -1,4 +1,4 @@
-// LayerNorm, alone and of a sum, and GELU.
+// LayerNorm and RMSNorm, alone and of a sum, and GELU.
 #pragma once
 #include <cmath>
 #include "dev/test/operations/operation.h"
@@ -14,13 +14,13 @@ struct LayerNormValues {
 };
 inline LayerNormValues layernorm_in_double(const std::vector<floatX>& inp, const std::vector<floatX>& weight,
                                            const std::vector<floatX>* bias, const std::vector<floatX>& dout,
-                                           const RowsAndChannels& s) {
+                                           const RowsAndChannels& s, bool centers = true) {
   const int64_t N = s.N, C = s.C;
   LayerNormValues v;
   v.out.resize(N * C), v.dinp.resize(N * C), v.dweight.resize(C), v.dbias.resize(C);
   for (int64_t n = 0; n < N; n++) {
     double mean = 0, var = 0, g_mean = 0, gx_mean = 0;
-    for (int64_t i = 0; i < C; i++) mean += real(inp[n * C + i]) / C;
+    for (int64_t i = 0; i < C && centers; i++) mean += real(inp[n * C + i]) / C;
     for (int64_t i = 0; i < C; i++) var += std::pow(real(inp[n * C + i]) - mean, 2) / C;
     const double rstd = 1 / std::sqrt(var + 1e-5);
     std::vector<double> xhat(C), g(C);
@@ -29,7 +29,7 @@ inline LayerNormValues layernorm_in_double(const std::vector<floatX>& inp, const
       xhat[i] = (real(inp[n * C + i]) - mean) * rstd;
       v.out[n * C + i] = xhat[i] * w + (bias != nullptr ? real((*bias)[i]) : 0);
       g[i] = d * w;
-      g_mean += g[i] / C, gx_mean += g[i] * xhat[i] / C;
+      g_mean += centers ? g[i] / C : 0, gx_mean += g[i] * xhat[i] / C;
       v.dweight[i] += d * xhat[i];
       v.dbias[i] += d;
     }
@@ -146,6 +146,45 @@ TEST(LayerNorm, BackwardAddsTheFormulasGradients) {
       EXPECT_LE(relative_error(dweight_result, expected.dweight), of_fp32);
       EXPECT_LE(relative_error(dbias_result, with_bias ? expected.dbias : doubles(dbias)), of_fp32);
     }
+  }
+}
+
+// Values around 1, so that the mean that is not taken shows.
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/layernorm.h: `norm.centers ? sum / float(C) : 0` -> `sum / float(C)`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/layernorm.h: `norm.centers ? sum_g / float(C) : 0` -> `sum_g / float(C)`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/layernorm.h: `norm.centers ? warp_sum(sum) / float(C) : 0` ->
+// `warp_sum(sum) / float(C)`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/layernorm.h: `norm.centers ? __shfl_sync(full_warp, mean_of_lane, 2 * r) : 0`
+// -> `__shfl_sync(full_warp, mean_of_lane, 2 * r)`
+TEST(RmsNorm, TakesNoMeanForwardAndBackward) {
+  for (const RowsAndChannels& s : {RowsAndChannels{131, 8}, RowsAndChannels{35, 768}, RowsAndChannels{3, 5128}}) {
+    SCOPED_TRACE(testing::Message() << s.N << " x " << s.C);
+    const int64_t N = s.N, C = s.C;
+    auto a = random_values<floatX>(N * C, 1, 0.5);
+    for (floatX& x : a) x = floatX(float(x) + 1.0f);
+    const auto b = random_values<floatX>(N * C, 2, 0.5), weight = random_values<floatX>(C, 3);
+    const auto dout = random_values<floatX>(N * C, 4);
+    const DeviceArray<floatX> d_a(a), d_b(b), d_weight(weight), d_dout(dout);
+    const std::vector<floatX> no_dinp(size_t(N * C), floatX(0.0f));
+    const std::vector<float> no_dweight(size_t(C), 0.0f);
+    const auto [residual, out, rstd, dinp, dweight] = in_any_order(
+        [&] {
+          DeviceArray<floatX> residual(nans<floatX>(N * C)), out(nans<floatX>(N * C)), dinp(no_dinp);
+          DeviceArray<float> mean(nans<float>(N)), rstd(nans<float>(N)), dweight(no_dweight);
+          DeviceArray<float> scratch(nans<float>(layernorm_backward_scratch(N, C)));
+          residual_layernorm_forward({out.data, mean.data, rstd.data, d_weight.data, nullptr, N, C, 1e-5f,
+                                      /*centers=*/false},
+                                     residual.data, d_a.data, d_b.data);
+          layernorm_backward({dinp.data, dweight.data, nullptr, d_dout.data, residual.data, mean.data, rstd.data,
+                              d_weight.data, scratch.data, N, C, /*centers=*/false});
+          return std::make_tuple(residual.to_host(), out.to_host(), rstd.to_host(), dinp.to_host(), dweight.to_host());
+        },
+        2);
+    const LayerNormValues expected = layernorm_in_double(residual, weight, nullptr, dout, s, /*centers=*/false);
+    EXPECT_LE(relative_error(out, expected.out), one_rounding);
+    EXPECT_LE(relative_error(rstd, expected.rstd), of_fp32);
+    EXPECT_LE(relative_error(dinp, expected.dinp), one_rounding);
+    EXPECT_LE(relative_error(dweight, expected.dweight), of_fp32);
   }
 }
 

@@ -22,7 +22,7 @@ from torch import nn
 TERMS = {"plain": (0, 0), "sla": (2, 2), "also": (2, 2), "share": (1, 1), "layers": (1, 1), "gqa": (1, 1),
          "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "reuse": (1, 1),
          "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1),
-         "universal": (1, 1), "act": (1, 2), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
+         "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
 
 
 def term_of(text, term):
@@ -48,6 +48,7 @@ class Wiring:
         self.memory = None
         self.cycle = None  # of universal: the layers that are stored, which repeat until L layers have run
         self.halting, self.ponder_cost = None, 0.0  # of act: eps, and what the mean of N + R costs beside the loss
+        self.rmsnorm = False
         self.gru = False
         self.hashes = None  # of lsh: (buckets, rounds)
         self.reversible = False
@@ -105,6 +106,8 @@ class Wiring:
             self.cycle = n
         elif name == "act":
             self.halting, self.ponder_cost = float(arguments[0]), float(arguments[1]) if len(arguments) > 1 else 0.01
+        elif name == "rmsnorm":
+            self.rmsnorm = True
         elif name == "gru":
             self.gru = True
         elif name == "lsh":
@@ -238,6 +241,19 @@ class LayerNorm(nn.Module):
 
     def forward(self, x):
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, channels, eps):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(channels)), eps
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+def norm_of(wiring, channels, bias, eps):
+    return RMSNorm(channels, eps) if wiring.rmsnorm else LayerNorm(channels, bias, eps)
 
 
 class Conv1D(nn.Module):
@@ -386,9 +402,9 @@ class Block(nn.Module):
     def __init__(self, wiring, stored_layer, channels, bias, eps):
         super().__init__()
         self.reversible = wiring.reversible
-        self.ln_1, self.attn = LayerNorm(channels, bias, eps), Attention(wiring, stored_layer, channels, bias)
+        self.ln_1, self.attn = norm_of(wiring, channels, bias, eps), Attention(wiring, stored_layer, channels, bias)
         self.gru_1 = Gate(channels) if wiring.gru else torch.add
-        self.ln_2, self.mlp = LayerNorm(channels, bias, eps), MLP(channels, bias)
+        self.ln_2, self.mlp = norm_of(wiring, channels, bias, eps), MLP(channels, bias)
         self.gru_2 = Gate(channels) if wiring.gru else torch.add
 
     def forward(self, layer, streams, projected, maps, positions, cache):
@@ -427,7 +443,7 @@ class GPT2(nn.Module):
             nn.init.ones_(self.halt.bias)
         self.h = nn.ModuleList(Block(wiring, layer, channels, bias, layer_norm_eps)
                                for layer in range(wiring.stored_layers()))
-        self.ln_f = LayerNorm(channels, bias, layer_norm_eps)
+        self.ln_f = norm_of(wiring, channels, bias, layer_norm_eps)
 
     def initialise(self):
         """GPT-2's: normal(0, 0.02), the projections into the residual stream scaled by 1 / sqrt(2 L)."""

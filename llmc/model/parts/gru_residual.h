@@ -29,7 +29,7 @@ inline void declare(GruResidual& r, Recompute dropped_from, ActivationList& list
   const int64_t N = list.shape.rows, C = list.shape.config.channels;
   list.of_sublayer(dropped_from, r.name, r.gates.out, {N, C});
   list.of_sublayer(Recompute::block, "gru_y", r.y, {N, C});
-  list.of_sublayer(Recompute::gelu, "gru_gates", r.gates.gates, {N, 3 * C});
+  list.of_sublayer(Recompute::activation, "gru_gates", r.gates.gates, {N, 3 * C});
 }
 
 // Sets the pointers, after those of the parameters. `in`: the residual stream before. Returns the stream after.

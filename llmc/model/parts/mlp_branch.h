@@ -14,12 +14,12 @@ struct MlpBranch {
   MlpParams<floatX> w;
   MlpParams<float> g;
   int64_t C = 0, H = 0;
-  int64_t chunk_rows = 0;                      // the rows of which there are hidden units at a time
-  bool in_chunks = false;                      // less than all: the backward pass computes them again, chunk by chunk
-  const floatX* in = nullptr;                  // (N, C)
-  floatX *fch = nullptr, *fch_gelu = nullptr;  // (chunk_rows, H): before and after GELU
-  floatX* out = nullptr;                       // (N, C)
-  floatX *din = nullptr, *dfch = nullptr;      // (N, C), (chunk_rows, H)
+  int64_t chunk_rows = 0;                     // the rows of which there are hidden units at a time
+  bool in_chunks = false;                     // less than all: the backward pass computes them again, chunk by chunk
+  const floatX* in = nullptr;                 // (N, C)
+  floatX *fch = nullptr, *fch_act = nullptr;  // (chunk_rows, H): before and after GELU
+  floatX* out = nullptr;                      // (N, C)
+  floatX *din = nullptr, *dfch = nullptr;     // (N, C), (chunk_rows, H)
 };
 
 inline MlpBranch make_mlp(const ModelConfig& c) {
@@ -31,7 +31,7 @@ inline MlpBranch make_mlp(const ModelConfig& c) {
 inline void declare(MlpBranch& b, ActivationList& list) {
   const int64_t rows = list.shape.hidden_rows();
   list.of_sublayer(Recompute::block, "fch", b.fch, {rows, b.H});
-  list.of_sublayer(Recompute::gelu, "fch_gelu", b.fch_gelu, {rows, b.H});
+  list.of_sublayer(Recompute::activation, "fch_act", b.fch_act, {rows, b.H});
 }
 
 inline void bind_branch(MlpBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const Norm& norm,
@@ -53,25 +53,27 @@ void for_each_chunk(const MlpBranch& b, int64_t N, Operation operation) {
     operation(RowRange{first, std::min(b.chunk_rows, N - first)});
 }
 
-// fch (rows, H) = in (rows, C) fcw^T + fcb; fch_gelu (rows, H) = gelu(fch).
+// fch (rows, H) = in (rows, C) fcw^T + fcb; fch_act (rows, H) = gelu(fch).
 inline void hidden_forward(const MlpBranch& b, const RowRange& rows) {
-  matmul_gelu_forward(b.fch_gelu, b.fch, b.in + rows.first * b.C, b.w.fcw, b.w.fcb, rows.count, b.C, b.H);
+  matmul_gelu_forward(b.fch_act, b.fch, b.in + rows.first * b.C, b.w.fcw, b.w.fcb, rows.count, b.C, b.H);
 }
 
-// out (rows, C) = fch_gelu (rows, H) projw^T + projb.
+// out (rows, C) = fch_act (rows, H) projw^T + projb.
 inline void hidden_project(const MlpBranch& b, const RowRange& rows) {
-  matmul_forward(b.out + rows.first * b.C, b.fch_gelu, b.w.projw, b.w.projb, rows.count, b.H, b.C);
+  matmul_forward(b.out + rows.first * b.C, b.fch_act, b.w.projw, b.w.projb, rows.count, b.H, b.C);
 }
 
-// Computes the hidden units, fch and fch_gelu (N, H), again in the backward pass, which has those of chunks itself.
+// Computes the hidden units, fch and fch_act (N, H), again in the backward pass, which has those of chunks itself.
 inline void branch_again(const MlpBranch& b, const Batch& batch) {
   if (!b.in_chunks) hidden_forward(b, {0, batch.rows()});
 }
 
-// fch_gelu (N, H) = gelu(fch), again in the backward pass.
-inline void gelu_again(const MlpBranch& b, const Batch& batch) { gelu_forward(b.fch_gelu, b.fch, batch.rows() * b.H); }
+// fch_act (N, H) = gelu(fch), again in the backward pass.
+inline void activation_again(const MlpBranch& b, const Batch& batch) {
+  gelu_forward(b.fch_act, b.fch, batch.rows() * b.H);
+}
 
-// out (N, C) = gelu(in (N, C) fcw^T + fcb) projw^T + projb; also fch, fch_gelu (N, H) =, or those of the last chunk.
+// out (N, C) = gelu(in (N, C) fcw^T + fcb) projw^T + projb; also fch, fch_act (N, H) =, or those of the last chunk.
 inline void branch_forward(const MlpBranch& b, const Batch& batch) {
   for_each_chunk(b, batch.rows(), [&](const RowRange& rows) {
     hidden_forward(b, rows);
@@ -91,7 +93,7 @@ inline void branch_backward(const MlpBranch& b, const floatX* dout, const Batch&
   for_each_chunk(b, batch.rows(), [&](const RowRange& rows) {
     const int64_t first = rows.first * C;
     if (b.in_chunks) hidden_forward(b, rows);
-    matmul_gelu_backward(b.dfch, b.g.projw, b.g.projb, dout + first, b.fch_gelu, b.fch, b.w.projw, rows.count, H, C);
+    matmul_gelu_backward(b.dfch, b.g.projw, b.g.projb, dout + first, b.fch_act, b.fch, b.w.projw, rows.count, H, C);
     matmul_backward(b.din + first, b.g.fcw, b.g.fcb, b.dfch, b.in + first, b.w.fcw, rows.count, C, H);
   });
 }

@@ -1,4 +1,5 @@
-// The LayerNorm before a sublayer's branch, and the one before the output head.
+// The norm before a sublayer's branch, and the one before the output head: LayerNorm, or with `rmsnorm` RMSNorm, which
+// has no mean and no bias.
 #pragma once
 #include <cstdint>
 #include "llmc/model/activation_list.h"
@@ -20,6 +21,7 @@ struct Norm {
   float* scratch = nullptr;                // (layernorm_backward_scratch(N, C))
   int64_t C = 0;
   float eps = 0;
+  bool centers = true;  // LayerNorm
 };
 
 inline void declare(Norm& norm, Recompute dropped_from, ActivationList& list) {
@@ -36,13 +38,13 @@ inline void bind_norm(Norm& norm, const NormParams<floatX>& w, const NormParams<
 }
 
 inline LayerNormForward layernorm_args(const Norm& n, int64_t rows) {
-  return {n.out, n.mean, n.rstd, n.w.weight, n.w.bias, rows, n.C, n.eps};
+  return {n.out, n.mean, n.rstd, n.w.weight, n.w.bias, rows, n.C, n.eps, n.centers};
 }
 
-// out (N, C), mean (N), rstd (N) = the LayerNorm of `in` (N, C), where N is `rows`.
+// out (N, C), mean (N), rstd (N) = the norm of `in` (N, C), where N is `rows`.
 inline void norm_forward(const Norm& n, int64_t rows) { layernorm_forward(layernorm_args(n, rows), n.in); }
 
-// stream (N, C) = in + branch_out, and the LayerNorm of it, in one pass.
+// stream (N, C) = in + branch_out, and the norm of it, in one pass.
 inline void residual_norm_forward(const Norm& n, floatX* stream, const floatX* in, const floatX* branch_out,
                                   int64_t rows) {
   residual_layernorm_forward(layernorm_args(n, rows), stream, in, branch_out);
@@ -53,6 +55,6 @@ inline void norm_backward(const Norm& n, int64_t rows) {
   LayerNormBackward args;
   args.dinp = n.dresidual, args.dweight = n.g.weight, args.dbias = n.g.bias, args.dout = n.dout, args.inp = n.in;
   args.mean = n.mean, args.rstd = n.rstd, args.weight = n.w.weight, args.scratch = n.scratch;
-  args.N = rows, args.C = n.C;
+  args.N = rows, args.C = n.C, args.centers = n.centers;
   layernorm_backward(args);
 }

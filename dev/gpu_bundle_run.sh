@@ -23,4 +23,4 @@ if [ -n "$missing" ]; then
   fi
   use "$folder"
 fi
-exec scripts/gpu_check.sh
+exec dev/gpu_check.sh

@@ -1,0 +1,140 @@
+// Scores of attention on the CPU, which keys count, and what becomes of them: probabilities, and their gradients.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include "llmc/ops/attention_args.h"
+#include "attention_decode.h"
+#include "attention_relative.h"
+#include "attention_tiles.h"
+#include "vec.h"
+
+// Scores (rows, key_block) of the queries from q0 on and a tile's keys: the same bits whenever it is called. They are
+// scaled, but for topk, where scores that are equal must stay equal.
+inline void compute_scores(const HeadPositions& at, const KeyTile& tile, int64_t q0, int64_t rows,
+                           const Rows<const floatX>& k, float* scores) {
+  const AttentionArgs<floatX>& a = at.a;
+  const Rows<const floatX> q = {a.q + at.query_row(q0) * a.q_stride + at.head * a.HS, at.stride * a.q_stride};
+  multiply_queries(a, q, k, rows, tile.keys, a.topk > 0 ? 1.0f : score_scale(a), {scores, key_block});
+  if (a.relative.q != nullptr) add_relative_scores(at, tile, q0, rows, scores);
+}
+
+struct KeyRange {
+  int64_t begin, end;
+};
+
+// The range of a tile's keys that query t may see. Scores (keys) of this range become -inf where the mask hides the
+// key.
+inline KeyRange mask_scores(const HeadPositions& at, const KeyTile& tile, int64_t t, float* scores) {
+  const int q0 = int(t), q1 = q0 + 1;
+  if (tile.numbers == nullptr) {
+    const int64_t begin = at.mask.next_key(q0, q1, 0) - tile.first, end = q1 - tile.first;
+    return {std::min(std::max<int64_t>(begin, 0), tile.keys), std::min(std::max<int64_t>(end, 0), tile.keys)};
+  }
+  const int first = at.mask.first_key(q0), *numbers = tile.numbers;
+  for (int c = 0; c < at.mask.num_clauses; c++) {
+    const SeenKeys seen = at.mask.clauses[c].seen_by(q0, q1);
+    const int* remainders = tile.remainders[c];
+#pragma omp simd
+    for (int64_t i = 0; i < tile.keys; i++) {
+      const int j = numbers[i];
+      scores[i] = first <= j && j < q1 && seen.includes(j, remainders[i]) ? scores[i] : -infinity;
+    }
+  }
+  return {0, tile.keys};
+}
+
+// The place of a tile's key among all keys of the query head, as topk_last counts.
+inline int key_index(const HeadPositions& at, const KeyTile& tile, int64_t j) {
+  return int(at.a.T * tile.source + at.position(tile.numbers == nullptr ? tile.first + j : tile.numbers[j]));
+}
+
+// With topk, scores of keys that are not among the topk of query t become -inf. The other scores are scaled, which
+// compute_scores leaves undone for topk. NaN is kept, so that it reaches the loss. Without topk it does nothing.
+inline void select_topk(const HeadPositions& at, const KeyTile& tile, int64_t t, const KeyRange& keys, float* scores) {
+  if (at.a.topk == 0) return;
+  const float lowest = at.a.topk_score[at.statistic(t)], scale = score_scale(at.a);
+  const int last = at.a.topk_last[at.statistic(t)];
+  auto select = [=](float score, int index) {
+    return score < lowest || (score == lowest && index > last) ? -infinity : score * scale;
+  };
+  if (tile.numbers != nullptr) {
+    for (int64_t j = keys.begin; j < keys.end; j++) scores[j] = select(scores[j], key_index(at, tile, j));
+    return;
+  }
+  const int first = key_index(at, tile, 0), stride = int(at.stride);
+#pragma omp simd
+  for (int j = int(keys.begin); j < int(keys.end); j++) scores[j] = select(scores[j], first + j * stride);
+}
+
+// The online softmax of one query: the maximum of its scores so far, and the sum of exp(score - max).
+struct RowSoftmax {
+  float max = -infinity, sum = 0;
+
+  // No key yet: exp(-inf - 0) is 0, exp(-inf + inf) would be NaN.
+  float shift() const { return max == -infinity ? 0.0f : max; }
+  // The log of the sum of the exponentials of the scores; -inf of none.
+  float lse() const { return sum == 0 ? -infinity : max + std::log(sum); }
+
+  // Goes on with `keys` scores: p = exp(scores - max), rounded; p may be scores. Returns the factor that what was
+  // summed up with the maximum so far has with the new one.
+  template <class Element>
+  float update(const float* scores, Element* p, int64_t keys) {
+    float largest = max, added = 0;
+#pragma omp simd reduction(max : largest)
+    for (int64_t j = 0; j < keys; j++) largest = scores[j] > largest ? scores[j] : largest;
+    const float before = max;
+    max = largest;
+    const float base = shift(), rescale = vec_exp(before - base);
+#pragma omp simd reduction(+ : added)
+    for (int64_t j = 0; j < keys; j++) {
+      const float e = vec_exp(scores[j] - base);
+      from_float(p[j], e);
+      added += e;
+    }
+    sum = added + sum * rescale;
+    return rescale;
+  }
+};
+
+// For a tile of probabilities exp(scores - shift), rounded as they are the operand of a matmul: the operand becomes
+// what rounding has left.
+inline void keep_rounding_errors(ScoreTile<floatX>& tile, const RowSoftmax* softmax, int64_t rows, int64_t keys) {
+  for (int64_t r = 0; r < rows; r++) {
+    const float *scores = tile.row(r), shift = softmax[r].shift();
+    floatX* p = tile.operand(r);
+#pragma omp simd
+    for (int64_t j = 0; j < keys; j++) {
+      const float rounded = to_float(p[j]), error = vec_exp(scores[j] - shift) - rounded;
+      from_float(p[j], rounded == 0 ? 0.0f : error);  // of hidden keys it is 0, and so it stays
+    }
+  }
+}
+
+// out =, exact_out = of a block's queries, whose rows of a.out are `out`.
+inline void store_out(const HeadPositions& at, const Rows<floatX>& out, const Rows<float>& sums, int64_t rows) {
+  const AttentionArgs<floatX>& a = at.a;
+  store_sums(out, sums, rows, a.HS, 1.0f, /*accumulate=*/false);
+  if (!is_bf16 || a.exact_out == nullptr) return;
+  for (int64_t r = 0; r < rows; r++)
+    std::copy_n(sums.data + r * sums.stride, a.HS, a.exact_out + (out.data - a.out) + r * out.stride);
+}
+
+// Where a query head adds to the gradients of one of its K/V heads: dk and dv themselves, or partial sums of them. Rows
+// (b, t).
+struct KeyGradients {
+  float *dk, *dv;
+  int64_t dk_stride, dv_stride;
+};
+
+// One row of a tile: of `scores` (visible), which are scaled, p = exp(scores - lse), and of `dp` (visible), which is
+// dout v^T, ds = p (dp - delta) factor. If Element is float, p may be scores and ds may be dp.
+template <class Element>
+inline void attention_score_gradients(Element* p, Element* ds, const float* scores, const float* dp, int64_t visible,
+                                      float lse, float delta, float factor) {
+#pragma omp simd
+  for (int64_t j = 0; j < visible; j++) {
+    const float probability = vec_exp(scores[j] - lse), gradient = dp[j];
+    from_float(p[j], probability);
+    from_float(ds[j], probability * (gradient - delta) * factor);
+  }
+}

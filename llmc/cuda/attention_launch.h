@@ -1,0 +1,111 @@
+// Which of attention's kernels in bf16 are launched: those by mma.sync of attention_bf16.h. Where SLA_ATTENTION=wgmma
+// asks for them, plain attention has those of attention_wgmma.h.
+#pragma once
+#include <cmath>
+#include "llmc/ops/attention_args.h"
+#include "attention_bf16.h"
+#include "attention_bf16_dr.h"
+#include "attention_bf16_topk.h"
+#include "attention_relative.h"
+#include "attention_wgmma.h"
+#include "device.h"
+#include "launch.h"
+
+inline float score_scale(const AttentionArgs<bf16>& a) { return float(1 / sqrt(double(a.HS))); }
+
+template <int D, int Kind, bool Large>
+void launch_forward_kernel(const AttentionArgs<bf16>& a, float scale) {
+  using Tiles = ForwardTilesOf<D, Kind, Large>;
+  launch(attention_forward_kernel<D, Kind, Large>, attention_grid(a, a.NH, a.T - a.first_query, Tiles::queries),
+         attention_threads, Tiles::bytes, gpu().stream, a, scale);
+}
+
+template <int D, int Kind, bool Large>
+void launch_backward_kernels(const AttentionArgs<bf16>& a, float scale) {
+  using Dq = DqTilesOf<D, Kind, Large>;
+  using Dkdv = DkdvTilesOf<D, Kind, Large>;
+  static_assert(Dq::bytes <= Gpu::large_shared_bytes && Dkdv::bytes <= Gpu::large_shared_bytes);
+  launch(attention_dq_kernel<D, Kind, Large>, attention_grid(a, a.NH, a.queries(), Dq::queries), Dq::threads, Dq::bytes,
+         gpu().stream, a, scale);
+  launch(attention_dkdv_kernel<D, Kind, Large>, attention_grid(a, a.num_kv_heads, a.T, Dkdv::keys), Dkdv::threads,
+         Dkdv::bytes, gpu().stream, a, scale);
+}
+
+// dr =, from the delta of the kernels before.
+template <int D>
+void launch_dr_kernels(const AttentionArgs<bf16>& a, float scale) {
+  using Tiles = DrTiles<D>;
+  const dim3 grid(unsigned(a.NH), unsigned(a.B), unsigned(ceil_div(a.relative.distances, Tiles::distances)));
+  launch(attention_dr_kernel<D>, grid, attention_threads, Tiles::bytes, gpu().stream, a, scale);
+  launch_sum_of_sequences(a);
+}
+
+inline void launch_mma_forward(const AttentionArgs<bf16>& a) {
+  const float scale = score_scale(a);
+  for_head_size(a.HS, [&](auto D) {
+    if (a.topk > 0)
+      launch(attention_topk_kernel<D>, attention_grid(a, a.NH, a.T - a.first_query, TopKTiles<D>::queries),
+             attention_threads, TopKTiles<D>::bytes, gpu().stream, a);
+    if (a.relative.q != nullptr) launch_forward_kernel<D, relative_attention, false>(a, scale);
+    else if (is_general(a)) launch_forward_kernel<D, general_attention, false>(a, scale);
+    else if (gpu().has_large_shared_memory)
+      launch_forward_kernel<D, plain_attention, D <= 64>(a, scale);  // of more channels there is one shape
+    else launch_forward_kernel<D, plain_attention, false>(a, scale);
+  });
+}
+
+inline void launch_mma_backward(const AttentionArgs<bf16>& a) {
+  const float scale = score_scale(a);
+  for_head_size(a.HS, [&](auto D) {
+    if (a.relative.q != nullptr) {
+      launch_backward_kernels<D, relative_attention, false>(a, scale);
+      launch_dr_kernels<D>(a, scale);
+    } else if (is_general_backward(a)) launch_backward_kernels<D, general_attention, false>(a, scale);
+    else if (gpu().has_large_shared_memory)
+      launch_backward_kernels<D, plain_attention, (D > 64)>(a, scale);  // of fewer channels there is one shape
+    else launch_backward_kernels<D, plain_attention, false>(a, scale);
+  });
+}
+
+// ----------------------------------------------------------------------------
+// By wgmma
+
+// Runs f(D) with D, the head size rounded up, as a constant, if there are kernels for it. Returns whether there are.
+template <class F>
+bool for_wgmma_head_size(int64_t HS, F f) {
+  bool exists = false;
+  if (gpu().attention_uses_wgmma)
+    for_head_size(HS, [&](auto D) {
+      if constexpr (D % 64 == 0) f(D), exists = true;
+    });
+  return exists;
+}
+
+// Whether it has launched.
+inline bool launch_wgmma_forward(const AttentionArgs<bf16>& a) {
+  if (is_general(a) || a.relative.q != nullptr) return false;
+  return for_wgmma_head_size(a.HS, [&](auto D) {
+    launch(attention_forward_wgmma_kernel<D>, attention_grid(a, a.NH, a.T - a.first_query, wgmma_rows), wgmma_threads,
+           WgmmaForwardTiles<D>::bytes, gpu().stream, a, score_scale(a));
+  });
+}
+
+inline bool launch_wgmma_backward(const AttentionArgs<bf16>& a) {
+  if (is_general_backward(a) || a.relative.q != nullptr) return false;
+  return for_wgmma_head_size(a.HS, [&](auto D) {
+    launch(attention_dq_wgmma_kernel<D>, attention_grid(a, a.NH, a.T, wgmma_rows), wgmma_threads,
+           WgmmaDqTiles<D>::bytes, gpu().stream, a, score_scale(a));
+    launch(attention_dkdv_wgmma_kernel<D>, attention_grid(a, a.num_kv_heads, a.T, wgmma_rows), wgmma_threads,
+           WgmmaDkdvTiles<D>::bytes, gpu().stream, a, score_scale(a));
+  });
+}
+
+// ----------------------------------------------------------------------------
+
+inline void launch_attention_forward(const AttentionArgs<bf16>& a) {
+  if (!launch_wgmma_forward(a)) launch_mma_forward(a);
+}
+
+inline void launch_attention_backward(const AttentionArgs<bf16>& a) {
+  if (!launch_wgmma_backward(a)) launch_mma_backward(a);
+}

@@ -1,0 +1,35 @@
+// The output head: logits of the hidden states, by wte, the embeddings of tokens (tied weights).
+#pragma once
+#include <cstdint>
+#include "llmc/model/activations.h"
+#include "llmc/model/parameters.h"
+#include "llmc/operations.h"
+#include "llmc/ops/precision.h"
+
+struct Head {
+  int bucket = 0;              // of its weight
+  int64_t C = 0, Vp = 0;       // Vp: the vocabulary in whole tiles of a matmul
+  const floatX* w = nullptr;   // (Vp, C)
+  float* g = nullptr;          // (Vp, C)
+  const floatX* in = nullptr;  // (N, C): the final hidden states
+  floatX* din = nullptr;       // (N, C)
+  floatX* logits = nullptr;    // (rows of a chunk, Vp), and in the backward pass their gradients
+};
+
+// Sets the pointers. `in`: the final hidden states. In generation `grads` has null pointers.
+inline void bind_head(Head& head, const floatX* in, int64_t C, int64_t Vp, const Params<floatX>& params,
+                      const Params<float>& grads, const Activations& acts) {
+  head = {params.embedding_bucket, C, Vp, params.wte, grads.wte, in, acts.dnorm, acts.logits};
+}
+
+// logits (count, Vp) = those of `count` rows of the hidden states, from `first` on.
+inline void head_forward(const Head& head, int64_t first, int64_t count) {
+  matmul_forward(head.logits, head.in + first * head.C, head.w, nullptr, count, head.C, head.Vp);
+}
+
+// From the gradients of these logits: those of the hidden states' rows =, and of the weight +=.
+inline void head_backward(const Head& head, int64_t first, int64_t count) {
+  const int64_t C = head.C, Vp = head.Vp;
+  gemm('N', 'N', count, C, Vp, head.logits, Vp, head.w, C, false, head.din + first * C, C);
+  gemm('T', 'N', Vp, C, count, head.logits, Vp, head.in + first * C, C, true, head.g, C);
+}

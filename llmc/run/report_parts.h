@@ -1,0 +1,91 @@
+// What pages of runs (report.h) are made of: texts, tables and charts, in HTML and JSON.
+#pragma once
+#include <algorithm>
+#include <string>
+#include <vector>
+#include "run_history.h"
+#include "thin.h"
+
+namespace report {
+
+using json = nlohmann::ordered_json;
+
+// ----------------------------------------------------------------------------
+// Text in a page
+
+// Any text, as the content of an element or of an attribute in double quotes.
+std::string html(const std::string& text);
+
+std::string loss_text(double loss);
+std::string percent_text(double share);
+std::string signed_text(double x);
+
+// A value of a description, as text; "" where it has none.
+std::string string_in(const json& object, const char* key);
+std::string folder_name(const std::string& path);
+
+// A row of a table; `tag` is that of its cells.
+std::string row(const std::vector<std::string>& cells, const char* tag = "td");
+// "" without content.
+std::string section(const std::string& title, const std::string& content);
+std::string page(const std::string& title, const std::string& body, const json& charts);
+
+inline const char* const axes = "<p id=\"axes\" class=\"quiet\">Curves over </p>\n";
+inline const char* const chart_places = "<div class=\"charts\" id=\"charts\"></div>\n";
+
+// What a reader must know to read a run's curves right.
+std::string notices(const RunHistory& run);
+// "" for a description without a wiring that fits its numbers: a log from elsewhere.
+std::string picture_of(const RunHistory& run, const std::string& id);
+
+// ----------------------------------------------------------------------------
+// Charts, as the JSON that report.js draws: {"charts": [{"title", "y", "x"?, "place", "series": [{"name", "colour",
+// "style", ...}]}]}. A chart is drawn in the element with the id `place`; one with the title of its x axis is of x and
+// y, the others are curves over steps. A series has either x and y, or for each y its step s, seconds t and tokens k,
+// and the FLOPs of a token, f. Style: line, faint, points (a line with points) or dots. logX: the x axis is logarithmic
+// at first.
+
+// Six digits: more than a screen shows.
+json rounded(double x);
+
+constexpr size_t buckets_of_a_run = 1000;  // a chart is about half as many pixels wide
+
+// What of a run's points a series shows: a value for each.
+template <class Point>
+json series(const RunHistory& run, const std::vector<Point>& points, const std::vector<double>& values,
+            size_t buckets = buckets_of_a_run) {
+  json s = {{"f", run.number("flops_per_token", 0)}};
+  for (const char* key : {"s", "t", "k", "y"}) s[key] = json::array();
+  for (size_t i : thin(values, buckets)) {
+    s["s"].push_back(points[i].step);
+    s["t"].push_back(rounded(points[i].seconds));
+    s["k"].push_back(rounded(points[i].tokens));
+    s["y"].push_back(rounded(values[i]));
+  }
+  return s;
+}
+template <class Point>
+json series(const RunHistory& run, const std::vector<Point>& points, double Point::*what,
+            size_t buckets = buckets_of_a_run) {
+  std::vector<double> values;
+  for (const Point& point : points) values.push_back(point.*what);
+  return series(run, points, values, buckets);
+}
+
+json styled(json s, const std::string& name, int colour, const char* style);
+
+inline size_t smoothing_steps(const RunHistory& run) { return std::max<size_t>(1, run.steps.size() / 100); }
+
+// Means of each step's value and those before it, a hundredth of the run; without what is not finite, and NaN where the
+// step's own is not, unless it had no token to score.
+std::vector<double> smoothed(const RunHistory& run, double TrainPoint::*what);
+
+// Adds a chart of those series that have a value; none if no one has.
+void add_chart(json& charts, const std::string& title, const std::string& y, std::vector<json> all,
+               const std::string& x = "");
+
+// Losses, or N + R, by position, a point for each range, at its (geometric) middle.
+json by_position(const std::vector<PositionRange>& positions, double PositionRange::*what = &PositionRange::loss);
+void add_position_chart(json& charts, const std::string& title, std::vector<json> all, const char* y = "nats a token");
+
+}  // namespace report
