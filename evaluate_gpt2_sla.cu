@@ -1,11 +1,11 @@
 // Evaluates a trained model: how likely texts are to it, by position too; which of several answers; the last word of
 // texts; and requests of another program. All of it is the loss of the last tokens of sequences, which are computed
-// several at a time by the graph of train_gpt2_sla.cu, planned for generation: of different lengths, without padding,
+// several at a time by the model of train_gpt2_sla.cu, planned for generation: of different lengths, without padding,
 // and long ones in parts, through the K/V cache.
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 #include <iostream>
-#include "llmc/model/sampling_engine.h"
+#include "llmc/sampling_engine.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/text/choice_file.h"
 #include "llmc/text/dataloader.h"
@@ -29,7 +29,7 @@ struct Scoring {
   int slot;                        // in the K/V cache
   int64_t read = 0;                // inputs that have been computed
   std::vector<float> losses = {};  // of the scored tokens so far, in nats
-  std::vector<float> ponder = {};  // with `act` N + R of the tokens before them
+  std::vector<float> ponder = {};  // with `act` how many cycles the tokens before them ran
   // Of each scored token so far whether it is the likeliest one: the token with the highest logit, and the first among
   // equal ones.
   std::vector<uint8_t> likeliest = {};

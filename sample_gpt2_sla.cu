@@ -1,10 +1,12 @@
-// Continues text with a trained model: the graph of train_gpt2_sla.cu, planned for generation, and a K/V cache in which
+// Continues text with a trained model: the model of train_gpt2_sla.cu, planned for generation, and a K/V cache in which
 // several texts are sampled at a time. Prompts are computed one by one, in chunks; then each pass through the model
 // draws a token of every text.
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
-#include "llmc/model/sampling_engine.h"
+#include "llmc/sampling_engine.h"
 #include "llmc/run/sampling.h"
+#include "llmc/run/stop_signal.h"
+#include "llmc/utils/message.h"
 #include "llmc/utils/text.h"
 
 // The longest that a sequence can become.
@@ -24,7 +26,7 @@ void print_speed(const SamplingEngine& engine) {
           (long long)s.prompt_tokens, double(s.prompt_tokens) / std::max(s.prompt_seconds, 1e-9),
           (long long)s.drawn_tokens, double(s.pass_tokens) / std::max(s.drawing_seconds, 1e-9),
           bytes_text(s.bytes_read / std::max(s.drawing_seconds, 1e-9)).c_str(), precision_name, device_name(),
-          bytes_text(double(model.memory[MemoryGroup::kv_cache])).c_str(),
+          bytes_text(double(model.memory_plan[MemoryGroup::kv_cache])).c_str(),
           double(kv_bytes_per_token(model.config, model.attention_plan, sizeof(floatX))));
 }
 

@@ -1,10 +1,9 @@
-// GPT-2 with skip-layer attention (SLA): the model, its forward and backward pass, the optimizer, generation, the
-// training loop and the command line. Read from top to bottom it is: the model's memory; the forward pass; the backward
-// pass; the update; generation; training; main. Which activations there are, and what each layer needs of them, is in
-// llmc/model/ (activations.h, sublayers.h).
+// GPT-2 with skip-layer attention (SLA). Read from top to bottom it is: the model's memory; the forward pass; the
+// backward pass; the update; generation; main. What the model consists of is in llmc/model/ (gpt2.h), the training run
+// that main starts in llmc/training.h.
 //
-// The graph is written once. What it calls (matmul_forward, attention_backward, ...) is a set of operations of the same
-// names and signatures for each kind of device: llmc/cuda/ for a GPU (and for dev/emu, which runs the same kernels
+// The passes are written once. What they call (matmul_forward, attention_backward, ...) is a set of operations of the
+// same names and signatures for each kind of device: llmc/cuda/ for a GPU (and for dev/emu, which runs the same kernels
 // without one), llmc/cpu/ for the host. What a job needs and a model does not know (options, data, log, checkpoints,
 // what is printed) is in llmc/run/.
 //
@@ -12,120 +11,20 @@
 // QKV: q, k and v of one token in one layer, C + 2 * hs * (heads whose k and v the layer projects).
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
-#include <optional>
 #include <string>
 #include <vector>
-#include "llmc/io/checkpoint.h"
-#include "llmc/io/model_file.h"
-#include "llmc/model/activations.h"
-#include "llmc/model/attention_plan.h"
-#include "llmc/model/change_wiring.h"
-#include "llmc/model/config_json.h"
-#include "llmc/model/flops.h"
+#include "llmc/model/gpt2.h"
 #include "llmc/model/orthogonalize.h"
-#include "llmc/model/model_memory.h"
-#include "llmc/model/parameters.h"
 #include "llmc/model/stream_memory.h"
-#include "llmc/operations.h"
-#include "llmc/model/sublayers.h"
-#include "llmc/model/print_model.h"
 #include "llmc/ops/precision.h"
-#include "llmc/run/print_memory_plan.h"
-#include "llmc/run/model_options.h"
-#include "llmc/run/print.h"
-#include "llmc/run/run.h"
-#include "llmc/run/stop_signal.h"
-#include "llmc/run/timeline.h"
-#include "llmc/text/sampler.h"
-#include "llmc/text/step_loader.h"
-#include "llmc/text/validation_batches.h"
-#include "llmc/utils/arena.h"
-#include "llmc/utils/clock.h"
-#include "llmc/utils/crc32c.h"
 #include "llmc/utils/error.h"
-#include "llmc/utils/memory_plan.h"
-#include "llmc/utils/message.h"
-#include "llmc/utils/program.h"
 #include "llmc/utils/random.h"
 
 // ----------------------------------------------------------------------------
 // The model's memory
 
-struct PlanOptions {
-  int B = 1, T = 1;  // what the activations have room for
-  Recompute recompute = Recompute::nothing;
-  bool keep_dead_kv = false;                  // project K/V heads that no query head attends to
-  Shard shard = {};                           // what of the optimizer state is in this process
-  int64_t logit_bytes = logit_chunk_bytes();  // what a chunk of logits may take
-  size_t sampling_bytes = 0;                  // what the plan that draws samples takes
-  // What Muon's iteration may take, in elements of floatX.
-  int64_t muon_elements = muon_workspace_elements;
-  bool muon = false;  // Muon updates the layers' matrices, of which a shard has whole ones
-};
-
-struct GenerationOptions {
-  int slots = 1;           // sequences in the K/V cache,
-  int64_t max_length = 1;  //   and their length
-  int64_t rows = 1;        // tokens computed at a time, at least one for each slot
-  bool losses = false;     // logits are computed of every token, in chunks, not only of each sequence's last one
-  bool keep_dead_kv = false;
-  Shard shard = {};  // of the model whose weights these are
-  int64_t logit_bytes = logit_chunk_bytes();
-};
-
-// Generation with weights of its own, or with those of a model that was planned with `training`.
-GenerationOptions generation_options(int slots, int64_t max_length, const PlanOptions& training = {}) {
-  const int64_t rows = std::max<int64_t>(slots, std::min(max_length, prompt_rows));
-  return {slots, max_length, rows, /*losses=*/false, training.keep_dead_kv, training.shard, training.logit_bytes};
-}
-
-struct GPT2 : ModelShape, ModelMemory {
-  Params<floatX> params;
-  Params<float> grads;
-  DeviceArray<ParameterChunk> chunks;  // AdamW's, then those of the matrices that Muon updates
-  int64_t num_adamw_chunks = 0;
-  DeviceArray<MuonMatrix> matrices;  // training->matrices
-
-  ActivationArena activations;
-  char* activation_memory = nullptr;
-  Activations acts;
-  Sublayers sublayers;  // operations read weights through sublayer(i), norm(i), head(), embeddings()
-  KVCache cache;        // used in generation alone
-  MemoryPlan memory;
-  int64_t remembered = 0;  // positions of each stream that the layers' memory holds, in training
-  // gpt2_forward_backward with B, T, remembered, dloss
-  CudaGraph<int, int, int64_t, float> forward_backward;
-  CudaGraph<> matrix_update;           // gpt2_move_matrices
-  PinnedBuffer<StepStats> host_stats;  // (1): where gpt2_read_stats reads them to
-  Collectives collectives;             // of the ranks that train together
-  // How many buckets of the weights that ranks gather after an update have been awaited: none right after the update;
-  // all of them where no rank gathers.
-  size_t buckets_awaited = 0;
-  Timeline timeline;
-
-  floatX* hidden_states() const { return sublayers.last_norm.out; }  // (N, C): the final ones
-
-  ~GPT2() { device_free(activation_memory, activations.layout.bytes); }
-
-  // What to compute with. With ZeRO-1 weights may still be arriving from other ranks: each accessor makes the
-  // operations that are called after it wait for its bucket, which costs nothing once that has been awaited.
-  const Params<floatX>& embeddings() { return await_bucket(params.embedding_bucket), params; }
-  const Sublayer& sublayer(int i) { return await_bucket(sublayers.list[size_t(i)].bucket), sublayers.list[size_t(i)]; }
-  const Norm& norm(int i) { return await_bucket(sublayers.norm(i).bucket), sublayers.norm(i); }
-  const Head& head() { return await_bucket(sublayers.head.bucket), sublayers.head; }
-  void await_all_weights() { await_bucket(int(parameters.buckets.size()) - 1); }
-
- private:
-  void await_bucket(int bucket) {
-    for (; int(buckets_awaited) <= bucket && buckets_awaited < parameters.buckets.size(); buckets_awaited++)
-      collectives.await(buckets_awaited);
-  }
-};
-
-// The part of a plan that training and generation have in common. `most_logit_rows`: so many rows of logits may be
-// wanted at once.
+// What training and generation have in common.
 void declare_model(GPT2& model, const ModelConfig& config, bool keep_dead_kv, const Shard& shard) {
   validate(config);
   if (config.head_size() % head_size_multiple != 0 || config.head_size() > largest_head_size)
@@ -137,9 +36,9 @@ void declare_model(GPT2& model, const ModelConfig& config, bool keep_dead_kv, co
   model.parameters = make_parameter_table(config, model.attention_plan, shard);
   model.buckets_awaited = model.parameters.buckets.size();
   model.logit_stride = padded_vocab_size(config);  // columns are whole tiles, with zeros where the vocabulary ends
-  model.memory = {};
-  model.memory[MemoryGroup::weights] = model.weight_bytes() + model.constant_bytes();
-  model.memory[MemoryGroup::workspaces] = device_workspace_bytes();
+  model.memory_plan = {};
+  model.memory_plan[MemoryGroup::weights] = model.weight_bytes() + model.constant_bytes();
+  model.memory_plan[MemoryGroup::workspaces] = device_workspace_bytes();
 }
 
 int64_t planned_logit_rows(const GPT2& model, int64_t rows, int64_t logit_bytes) {
@@ -148,12 +47,12 @@ int64_t planned_logit_rows(const GPT2& model, int64_t rows, int64_t logit_bytes)
 
 void declare_activations(GPT2& model) {
   model.activations = ActivationArena();
-  ActivationList list = {model, model.activations, model.memory};
+  ActivationList list = {model, model.activations, model.memory_plan};
   declare(model.acts, list);
   declare(model.sublayers, list);
 }
 
-// Fixes the model's shape and lays out its memory for training, without allocating any of it. Throws UserError for a
+// Fixes the model's shape and declares its tensors for training, without allocating any of them. Throws UserError for a
 // shape that the device's kernels don't take.
 void gpt2_declare(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
   CHECK(1 <= o.B && 1 <= o.T && o.T <= config.max_seq_len && o.recompute < Recompute::above_all_levels);
@@ -168,14 +67,14 @@ void gpt2_declare(GPT2& model, const ModelConfig& config, const PlanOptions& o) 
   model.logit_rows = planned_logit_rows(model, model.rows, o.logit_bytes);
   model.sublayers = make_sublayers(config, model.attention_plan);
   declare_recomputation(model.sublayers, model.training->recompute);
-  model.memory[MemoryGroup::master_weights] = has_master_weights ? model.state_bytes() : 0;
-  model.memory[MemoryGroup::gradients] = model.parameters.layout.bytes;
-  model.memory[MemoryGroup::moments] = 2 * model.state_bytes();
-  model.memory[MemoryGroup::sampling] = o.sampling_bytes;
+  model.memory_plan[MemoryGroup::master_weights] = has_master_weights ? model.state_bytes() : 0;
+  model.memory_plan[MemoryGroup::gradients] = model.parameters.layout.bytes;
+  model.memory_plan[MemoryGroup::moments] = 2 * model.state_bytes();
+  model.memory_plan[MemoryGroup::sampling] = o.sampling_bytes;
   declare_activations(model);
 }
 
-// Plans the model for generation: no gradients and no optimizer, a K/V cache, and activations that all layers share.
+// The same for generation: no gradients and no optimizer, a K/V cache, and activations that all layers share.
 void gpt2_declare_generation(GPT2& model, const ModelConfig& config, const GenerationOptions& o) {
   CHECK(1 <= o.slots && o.slots <= o.rows && 1 <= o.max_length && o.max_length <= config.longest_text());
   declare_model(model, config, o.keep_dead_kv, o.shard);
@@ -189,12 +88,12 @@ void gpt2_declare_generation(GPT2& model, const ModelConfig& config, const Gener
   declare_activations(model);
 }
 
-// The memory that micro-batches of B sequences would take; nothing is allocated.
-MemoryPlan gpt2_memory(const ModelConfig& config, int B, PlanOptions o) {
+// The plan of the memory that micro-batches of B sequences would take; nothing is allocated.
+MemoryPlan gpt2_memory_plan(const ModelConfig& config, int B, PlanOptions o) {
   GPT2 model;
   o.B = B;
   gpt2_declare(model, config, o);
-  return model.memory;
+  return model.memory_plan;
 }
 
 // Sets every byte of the activations, but for constants, whose staging buffers are then written to.
@@ -204,8 +103,8 @@ void gpt2_fill_activations(GPT2& model, int value) {
   uploads_wait_for_compute();
 }
 
-// Which pieces of the parameters the optimizers update.
-void plan_update(GPT2& model) {
+// Puts the pieces of the parameters that the optimizers update where the device reads them.
+void allocate_chunks(GPT2& model) {
   std::vector<MuonMatrix>& matrices = model.training->matrices;
   std::vector<ParameterChunk> chunks = parameter_chunks(model.parameters, /*muon=*/!matrices.empty());
   model.num_adamw_chunks = int64_t(chunks.size());
@@ -214,10 +113,10 @@ void plan_update(GPT2& model) {
   model.matrices = DeviceArray<MuonMatrix>(matrices);
 }
 
-// Allocates what has been planned, and sets all pointers. Weights, gradients and moments are zero; but the weights are
-// those of `weights_of`, if that is given. A build that checks (make DEBUG=1, dev/emu) fills the activations with NaN,
-// so that one that is read before it is written shows.
-void gpt2_allocate(GPT2& model, const GPT2* weights_of = nullptr) {
+// Allocates what has been declared, and binds all pointers to it. Weights, gradients and moments are zero; but the
+// weights are those of `weights_of`, if that is given. A build that checks (make DEBUG=1, dev/emu) fills the
+// activations with NaN, so that one that is read before it is written shows.
+void gpt2_allocate(GPT2& model, const GPT2* weights_of) {
   auto pointers = [&](auto* arena) {
     return parameter_pointers(model.config, model.attention_plan, model.parameters, arena, model.constant_memory);
   };
@@ -227,7 +126,7 @@ void gpt2_allocate(GPT2& model, const GPT2* weights_of = nullptr) {
   if (model.training) {
     model.allocate_training_state();
     model.grads = pointers(model.grad_memory);
-    plan_update(model);
+    allocate_chunks(model);
   }
   model.activation_memory = static_cast<char*>(device_malloc(model.activations.layout.bytes));
   uploads_wait_for_compute();
@@ -272,7 +171,7 @@ void gpt2_forward_segments(GPT2& model, const int* tokens, int64_t B, int64_t T)
   const Batch batch = batch_of_segments(B, T, model.remembered);
   gpt2_forward(model, tokens, batch);
   remember(model.sublayers, batch);
-  model.remembered = memory_after(model.attention_plan.table.memory, batch);
+  model.remembered = remembered_after(model.attention_plan.table.memory, batch);
 }
 
 // acts.losses (B, T) = cross-entropy of acts.targets, in nats, and 0 of those that are not_scored; acts.stats->loss +=
@@ -355,33 +254,37 @@ void gpt2_forward_backward(GPT2& model, const Batch& batch, bool sum_over_ranks 
 }
 
 // One micro-batch of an update that averages `num_micro_batches` of them, over all ranks: acts.stats->loss and grads +=
-// as above, as if all tokens were scored: StepStats::grad_weight has the rest, so that the captured dloss stays. Waits
-// for nothing: inputs and targets (B, T) lie in host memory, and if it is a PinnedBuffer's they stay as they are until
-// gpt2_read_stats has returned. After a rank's last one gradients are summed over the ranks, and before its first one
-// weights come from them; these two run eagerly, because they take two streams; the others are captured and replayed as
-// a CUDA graph.
+// as in gpt2_forward_backward. dloss is that of a micro-batch whose tokens are all scored, so that it is the same in
+// each; gpt2_update multiplies by StepStats::grad_weight where only some are. Waits for nothing: inputs and targets
+// (B, T) lie in host memory, and if that is a PinnedBuffer's, the caller leaves them as they are until gpt2_read_stats
+// has returned. A rank's last micro-batch also sums the gradients over the ranks, and its first one also receives
+// weights from them. These two run eagerly, because they take two streams. The others are captured and replayed as a
+// CUDA graph.
 void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, int T, int64_t num_micro_batches,
-                     bool last = true) {
+                     bool last) {
   Activations& a = model.acts;
   CHECK(1 <= B && 1 <= T && int64_t(B) * T <= model.rows);
   const size_t count = size_t(B) * size_t(T);
   upload({{a.tokens, a.staged_tokens, inputs, count}, {a.targets, a.staged_targets, targets, count}});
   const float dloss = float(1.0 / (double(B) * T * double(num_micro_batches)));
   const bool sum_over_ranks = last && model.collectives.size() > 1, weights_are_coming = model.buckets_awaited == 0;
-  auto forward_backward = [&](int b, int t, int64_t memory, float d) {
-    gpt2_forward_backward(model, batch_of_segments(b, t, memory, d), sum_over_ranks);
+  auto forward_backward = [&](int b, int t, int64_t remembered, float d) {
+    gpt2_forward_backward(model, batch_of_segments(b, t, remembered, d), sum_over_ranks);
   };
   if (sum_over_ranks || weights_are_coming || model.timeline.on) forward_backward(B, T, model.remembered, dloss);
   else model.forward_backward.run(forward_backward, B, T, model.remembered, dloss);
-  model.remembered = memory_after(model.attention_plan.table.memory, batch_of_segments(B, T, model.remembered));
+  model.remembered = remembered_after(model.attention_plan.table.memory, batch_of_segments(B, T, model.remembered));
 }
 
-// x (count) = its sum over ranks: of acts.stats, whose doubles lie side by side.
+// x (count) = its sum over ranks. x is in acts.stats, whose doubles lie side by side.
 void gpt2_sum_over_ranks(GPT2& model, double* x, int64_t count) {
   model.collectives.comm_waits_for_compute();
   model.collectives.all_reduce(x, count);
   model.collectives.compute_waits_for_comm();
 }
+
+// What gpt2_loss has added up, and after it the requests to stop, become sums over the ranks.
+void gpt2_sum_losses_over_ranks(GPT2& model) { gpt2_sum_over_ranks(model, &model.acts.stats->loss, num_loss_sums + 1); }
 
 // After gpt2_update acts.stats->stop_requests > 0 if this rank or another one asks for it: ranks stop after the same
 // step.
@@ -392,12 +295,6 @@ void gpt2_request_stop(GPT2& model, bool asks) {
 
 // ----------------------------------------------------------------------------
 // Update
-
-struct UpdateOptions {
-  double learning_rate, beta1, beta2, eps, weight_decay;
-  double grad_clip;        // 0: none
-  double momentum = 0.95;  // of Muon
-};
 
 // acts.stats->grad_squares = the square of the gradients' 2-norm, of those in this rank's shard.
 void gpt2_square_grads(GPT2& model) {
@@ -454,7 +351,7 @@ void gpt2_update(GPT2& model, int64_t step, const UpdateOptions& o) {
   c.compute_waits_for_comm();  // the sums of the gradients
   gpt2_square_grads(model);
   if (is_sharded) gpt2_sum_over_ranks(model, &model.acts.stats->grad_squares, num_loss_sums + 2);
-  else gpt2_sum_over_ranks(model, &model.acts.stats->loss, num_loss_sums + 1);  // each rank has all gradients
+  else gpt2_sum_losses_over_ranks(model);  // each rank has all gradients
   adamw_update(model.weight_memory, has_master_weights ? model.master_memory : nullptr, model.m_memory, model.v_memory,
                model.grad_memory, model.chunks.data, model.num_adamw_chunks, s, model.acts.stats);
   if (!model.training->matrices.empty()) {
@@ -516,9 +413,8 @@ std::vector<float> gpt2_fetch_logits(GPT2& model, int64_t first_row, int64_t cou
 }
 
 // Puts a prompt into an empty slot, model.rows tokens at a time. Returns the logits (V) of its last token. With `act`
-// N + R of its tokens are appended to `ponder`, unless that is null.
-std::vector<float> gpt2_read_prompt(GPT2& model, int slot, const std::vector<int>& prompt,
-                                    std::vector<float>* ponder = nullptr) {
+// how many cycles its tokens ran is appended to `ponder`, unless that is null.
+std::vector<float> gpt2_read_prompt(GPT2& model, int slot, const std::vector<int>& prompt, std::vector<float>* ponder) {
   model.cache.clear(slot);
   int64_t count = 0;
   for (size_t begin = 0; begin < prompt.size(); begin += size_t(count)) {
@@ -530,8 +426,8 @@ std::vector<float> gpt2_read_prompt(GPT2& model, int slot, const std::vector<int
 }
 
 // Continues `tokens` until there are `length` of them, in the cache's first slot. Every token goes through the model
-// once. The n-th token is drawn with the n-th random number of (seed, step). Returns N + R of the tokens that went
-// through the model, which are all but the last; nothing without `act`.
+// once. The n-th token is drawn with the n-th random number of (seed, step). Returns how many cycles the tokens that
+// went through the model ran, which are all but the last; nothing without `act`.
 std::vector<float> gpt2_generate(GPT2& model, std::vector<int>& tokens, int length, const SamplingOptions& options,
                                  uint64_t seed, int64_t step) {
   CHECK(!tokens.empty());
@@ -548,359 +444,12 @@ std::vector<float> gpt2_generate(GPT2& model, std::vector<int>& tokens, int leng
 }
 
 // ----------------------------------------------------------------------------
-// Training
-
-// A run of this model. What is declared later is destroyed first, while what it uses still exists.
-struct Trainer {
-  GPT2 model;
-  std::optional<GPT2> sampler;    // on rank 0, if samples are asked for: the same weights, planned for generation
-  PinnedBuffer<int> step_tokens;  // (2, 2, grad_accum_steps, B, T): inputs and targets of this step and the next
-  // m and v (state), and on rank 0 the weights (parameters), which the writer reads while it writes a checkpoint.
-  PinnedBuffer<float> checkpoint_copy;
-  Run run;
-  std::optional<StepLoader> step_loader;  // from the first step on
-  int64_t counted_segment = -1;           // of the micro-step before, and its FLOPs per token
-  double counted_flops = 0;
-};
-
-// What save_checkpoint copies to host memory for the writer: m and v of each rank that has a shard of them, or of rank
-// 0, which also has all weights.
-size_t checkpoint_copy_bytes(const GPT2& model, int rank) {
-  if (rank > 0 && model.parameters.shard.count == 1) return 0;
-  return (rank == 0 ? model.parameters.layout.bytes : 0) + 2 * model.state_bytes();
-}
-
-// `host_bytes`: what will be allocated in host memory for checkpoints. Throws UserError if the plan does not fit into
-// what is free.
-void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes = 0) {
-  // The workspaces have been allocated already.
-  const size_t available = device_memory_available() + device_workspace_bytes();
-  const size_t reserve = device_reserve_bytes(), beside = reserve + (device_memory_is_host_memory ? host_bytes : 0);
-  auto plan_of = [&](int B) { return gpt2_memory(model.config, B, o); };
-  const TrainingShape& shape = *model.training;
-  printf("memory plan for B %d, T %d, recompute level %d:\n", shape.B, shape.T, int(shape.recompute));
-  const MemoryPlan& memory = model.memory;
-  const double bytes_per_sequence =
-      double(model.activations.layout.bytes - memory[MemoryGroup::logits] - memory[MemoryGroup::muon]) / shape.B;
-  print_memory_plan(memory,
-                    {available, host_bytes, device_memory_is_host_memory, reserve, device_name(),
-                     largest_micro_batch(available - std::min(available, beside), plan_of), bytes_per_sequence},
-                    shape.recompute < Recompute::chunks);
-}
-
-// The mean loss over the scored tokens of ValidationBatches. It begins with an empty memory, and puts that of training
-// aside. Returns false, on every rank, if one of them could not load its tokens: then it has no loss, and
-// run.data_error of that rank says why.
-bool validate_model(Trainer& t) {
-  Run& run = t.run;
-  GPT2& model = t.model;
-  const double start = seconds_now();
-  const ValidationBatches batches(*run.val, run.B, run.options.val_batches, run.ranks.rank, run.ranks.size);
-  const double full_batch = double(run.B) * run.T;
-  std::vector<int> inputs(size_t(run.B) * size_t(run.T)), targets(inputs.size());
-  const std::vector<CheckpointTensor> of_training = fetch_memory(model.sublayers, run.B, model.remembered);
-  model.remembered = 0;
-  gpt2_zero_loss(model);
-  try {
-    for (int64_t i = 0; i < batches.count(); i++) {
-      const auto [B, T] = batches.load(i, inputs.data(), targets.data());
-      gpt2_forward_segments(model, inputs.data(), B, T);
-      gpt2_loss(model, targets.data(), {B, T}, full_batch);
-    }
-  } catch (const UserError& e) { run.data_error = e.what(); }
-  model.remembered = store_memory(model.sublayers, of_training);
-  gpt2_request_stop(model, !run.data_error.empty());
-  gpt2_sum_over_ranks(model, &model.acts.stats->loss, num_loss_sums + 1);
-  const StepStats stats = gpt2_read_stats(model);
-  if (stats.stop_requests > 0) return false;
-  report_validation(run, {stats.mean(stats.loss, full_batch), stats.mean(stats.ponder, full_batch),
-                          int64_t(stats.scored), int64_t(stats.tokens), int64_t(stats.correct), seconds_now() - start});
-  return true;
-}
-
-void sample(Trainer& t) {
-  Run& run = t.run;
-  const WatchdogPause pause(run.channel);
-  std::vector<int> tokens = run.prompt;
-  t.model.await_all_weights();
-  SamplingOptions sampling;
-  sampling.temperature = run.options.temperature;
-  if (run.tokenizer) sampling.vocabulary = run.tokenizer->vocab_size();
-  const std::vector<float> ponder =
-      gpt2_generate(*t.sampler, tokens, int(run.options.sample_length), sampling, uint64_t(run.options.seed), run.step);
-  print_sample(run, tokens, ponder);
-}
-
-// Begins to write a checkpoint. Waits for the one before, and for a copy to host memory; the rest happens while
-// training continues. Every rank that has a shard writes its own; the rest, and with --zero 0 all of it, is rank 0's.
-void save_checkpoint(Trainer& t) {
-  const double start = seconds_now();
-  report_saved(t.run, /*wait=*/true);
-  GPT2& model = t.model;
-  std::vector<CheckpointTensor> memory = gather_memory(model.collectives, t.run.channel, t.run.ranks,
-                                                       fetch_memory(model.sublayers, t.run.B, model.remembered));
-  if (t.checkpoint_copy.size == 0) return;
-  const size_t state_size = model.state_bytes() / sizeof(float);
-  float *m = t.checkpoint_copy.data, *v = m + state_size, *weights = v + state_size;
-  gpt2_gather_masters(model, weights);
-  fetch_shard(model, model.m_memory, m);
-  fetch_shard(model, model.v_memory, v);
-  t.run.stall_seconds = seconds_now() - start;
-  std::optional<int> end_of_text;
-  if (t.run.tokenizer) end_of_text = t.run.tokenizer->end_of_text();
-  std::vector<TextFile> files = model_text_files(model.config, end_of_text);
-  start_checkpoint(t.run, model.parameters,
-                   {{}, std::move(files), fetch_from_host(model, weights), m, v, std::move(memory)});
-}
-
-// This rank's tokens of the next step.
-StepTokens next_tokens(Trainer& t) {
-  Run& run = t.run;
-  if (!t.step_loader) {
-    const int64_t n = run.grad_accum_steps * run.B * run.T;
-    int* memory = t.step_tokens.data;
-    t.step_loader.emplace(*run.train, run.grad_accum_steps, run.B, run.ranks.rank, run.ranks.size,
-                          std::array<StepTokens, 2>{{{memory, memory + n}, {memory + 2 * n, memory + 3 * n}}});
-  }
-  return t.step_loader->next();
-}
-
-// The FLOPs of a token of the next micro-step. With `memory` they depend on what there is of earlier segments.
-double flops_of_next_segment(Trainer& t) {
-  const int64_t segment = (t.model.remembered + t.run.T - 1) / t.run.T;
-  if (std::exchange(t.counted_segment, segment) != segment)
-    t.counted_flops = flops_per_token(t.model.config, t.model.attention_plan, t.run.T, {segment, segment + 1});
-  return t.counted_flops;
-}
-
-// One update: grad_accum_steps micro-batches forward and backward, then AdamW. The host waits once, when all of it is
-// queued. If the loss or the norm is not finite, the device has changed nothing. The step is skipped then: it counts
-// for the data and the learning rate, which continue as if it had been a good one, but not as one of AdamW's updates,
-// whose moments don't include it.
-StepResult train_step(Trainer& t) {
-  const double start = seconds_now();
-  Run& run = t.run;
-  GPT2& model = t.model;
-  const TrainOptions& o = run.options;
-  StepResult result = {};
-  result.learning_rate = run.schedule(run.step + 1);
-  model.timeline.start_step(run.step + 1);
-  gpt2_zero_grad(model);
-  gpt2_zero_loss(model);
-  const double asked = seconds_now();
-  const int64_t first_sequence = run.train->next_sequence;
-  const StepTokens tokens = next_tokens(t);
-  result.data_seconds = seconds_now() - asked;
-  for (int64_t i = 0; i < run.grad_accum_steps; i++) {
-    const int64_t first = i * run.B * run.T;
-    if (run.train->begins_stream(first_sequence + i * run.B * run.ranks.size)) model.remembered = 0;
-    result.flops_per_token += flops_of_next_segment(t) / double(run.grad_accum_steps);
-    gpt2_micro_step(model, tokens.inputs + first, tokens.targets + first, run.B, run.T, run.num_micro_batches(),
-                    i + 1 == run.grad_accum_steps);
-  }
-  // Without the tokens of the next step all ranks stop after this one, as they do after a signal.
-  const double queued = seconds_now();
-  if (run.step + 1 < run.steps) run.data_error = t.step_loader->error();
-  result.data_seconds += seconds_now() - queued;
-  gpt2_request_stop(model, stop_signal() != 0 || !run.data_error.empty());
-  gpt2_update(model, run.step + 1 - run.skipped_steps,
-              {result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip, o.momentum});
-  const StepStats stats = gpt2_read_stats(model);
-  model.timeline.end_step();
-  const double rows = double(run.B) * run.T;
-  result.loss = stats.mean(stats.loss, rows), result.ponder = stats.mean(stats.ponder, rows);
-  result.scored_tokens = int64_t(stats.scored), result.grad_norm = stats.grad_norm();
-  result.stop_requested = stats.stop_requests > 0;
-  result.skipped = !std::isfinite(stats.loss) || !std::isfinite(result.grad_norm);
-  if (result.skipped) model.remembered = 0;  // what is not finite would stay in the memory
-  count_step(run, result);
-  result.seconds = seconds_now() - start;
-  return result;
-}
-
-// The spans of the step before the last one: by now collectives are done that run beside the step after theirs.
-void log_timeline(Trainer& t) {
-  const Timeline& timeline = t.model.timeline;
-  if (timeline.previous_step() < 0) return;
-  for (const TimelineSpan& span : timeline.previous_spans())
-    t.run.log.write({{"step", timeline.previous_step()},
-                     {"span", std::string(span.what)},
-                     {"of", t.model.parameters.buckets[span.bucket].name},
-                     {"begin_ms", span.begin_ms},
-                     {"end_ms", span.end_ms}});
-}
-
-void train(Trainer& t) {
-  Run& run = t.run;
-  const TrainOptions& o = run.options;
-  run.first_step = run.step;
-  if (run.step == 0 && run.val && o.val_every > 0 && !validate_model(t)) return;
-  if (t.sampler && run.step == run.steps) sample(t);  // nothing to train: -x 0, or a finished run resumed
-  for (bool stopping = run.ranks.size == 1 && stop_signal() != 0; run.step < run.steps && !stopping;) {
-    const StepResult result = train_step(t);
-    report_step(run, result);
-    log_timeline(t);
-    check_progress(run, result);
-    stopping = must_stop(run, result);
-    if (run.val && due(run, o.val_every) && !stopping) stopping = !validate_model(t);
-    if (t.sampler && due(run, o.sample_every) && !stopping) sample(t);
-    stopping = stopping || must_stop(run, result);
-    if (checkpoint_due(run, result, stopping)) save_checkpoint(t);
-    report_saved(run, /*wait=*/false);
-  }
-  // The last step's weights are awaited by no forward pass.
-  t.model.timeline.start_step(run.step + 1);
-  t.model.collectives.wait();
-  log_timeline(t);
-}
-
-// ----------------------------------------------------------------------------
 // main
 
-// The log's description of the run.
-LogFields describe(const Trainer& t) {
-  LogFields fields;
-  visit_fields(t.model.config, [&](const ConfigField& field, const auto& value) {
-    if constexpr (std::is_same_v<decltype(value), const int&>) fields.push_back({field.name, int64_t(value)});
-    else fields.push_back({field.name, value});
-  });
-  fields.push_back({"wiring", t.model.config.wiring.text});
-  fields.push_back({"num_parameters", t.model.parameters.num_parameters});
-  for (LogField& field : describe_run(t.run)) fields.push_back(std::move(field));
-  fields.push_back({"precision", std::string(precision_name)});
-  fields.push_back({"device", std::string(device_name())});
-  fields.push_back({"kv_bytes_per_token", kv_bytes_per_token(t.model.config, t.model.attention_plan, sizeof(floatX))});
-  fields.push_back({"memory", memory_fields(t.model.memory)});
-  return fields;
-}
-
-// The checksum of the weights in the folder of -e; "" if they are not there any more, nor needed.
-std::string model_checksum(const std::string& folder, bool is_needed) {
-  try {
-    return crc32c_hex(weights_checksum(folder));
-  } catch (const UserError&) {
-    if (is_needed) throw;
-    return "";
-  }
-}
-
-// Everything that can be wrong is found here, before anything is written. Returns the checkpoint to resume from, or "".
-// `in_folder`: the model in the folder that -e names.
-std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_folder) {
-  Run& run = t.run;
-  const TrainOptions& o = run.options;
-  run.channel.check_same_on_all_ranks("options", o.as_toml);
-  const std::string checkpoint = run.channel.broadcast(run.ranks.rank == 0 ? checkpoint_to_resume(run) : "");
-  if (!checkpoint.empty())
-    run.channel.check_same_on_all_ranks("the checkpoint's checksum", checkpoint_checksum(checkpoint));
-  ModelOptions model = o.model;
-  if (!checkpoint.empty() && !names_a_model(model.model)) {  // the checkpoint has all of the model
-    if (run.ranks.rank == 0)
-      print_warning(format("-e %s: is not there; the model is %s's", model.model.c_str(), checkpoint.c_str()));
-    model.model = checkpoint;
-  }
-  const ModelConfig config = model_config(model, in_folder);
-  if (!checkpoint.empty()) check_resumed_model(checkpoint, config);
-  if (in_folder && !o.out.empty() && run.ranks.rank == 0)
-    run.model_checksum = model_checksum(o.model.model, /*is_needed=*/checkpoint.empty());
-  plan_batches(run, config.max_seq_len, in_folder.has_value(), config.wiring_table().memory > 0);
-  open_data(run, !checkpoint.empty() ? checkpoint : in_folder ? o.model.model : "", config.vocab_size);
-  t.model.collectives.init(run.ranks, run.channel);  // selects the GPU; and no rank writes before all have looked
-  PlanOptions plan = {run.B, run.T, Recompute(o.recompute), o.keep_dead_kv};  // asks the GPU for its memory
-  plan.muon = o.optimizer == "muon";
-  if (o.zero == 1) plan.shard = {run.ranks.rank, run.ranks.size, /*whole_matrices=*/plan.muon};
-  const double state_of_each = (has_master_weights ? 3.0 : 2.0) * sizeof(float) / plan.shard.count;  // masters, m and v
-  check_parameters_fit(config, sizeof(floatX) + sizeof(float) + state_of_each, "weights, gradients and moments",
-                       device_memory_available() + device_workspace_bytes(), device_name());
-  if (o.sample_every > 0 && run.ranks.rank == 0) {  // all ranks have the same weights
-    gpt2_declare_generation(t.sampler.emplace(), config, generation_options(1, o.sample_length, plan));
-    plan.sampling_bytes =
-        t.sampler->memory.total() - t.sampler->memory[MemoryGroup::weights] - device_workspace_bytes();
-  }
-  gpt2_declare(t.model, config, plan);
-  if (o.tf32) gemm_allow_tf32();
-  t.model.timeline.on = o.log_level == "debug";
-  run.flops_per_token = flops_per_token(config, t.model.attention_plan, run.T, {0, segments_of_stream(run)});
-  print_model(t.model, run.T, t.model.parameters);
-  if (checkpoint.empty() && in_folder && !same_model(*in_folder, config))
-    printf("%s was trained with the wiring %s and continues with %s; what changes:\n%s", o.model.model.c_str(),
-           in_folder->wiring.text.c_str(), config.wiring.text.c_str(),
-           describe(plan_wiring_change(*in_folder, t.model.attention_plan)).c_str());
-  print_memory(t.model, plan, o.out.empty() ? 0 : checkpoint_copy_bytes(t.model, run.ranks.rank));
-  resume_progress(run, checkpoint, describe(t));
-  return checkpoint;
-}
-
-void allocate(Trainer& t) {
-  const Run& run = t.run;
-  gpt2_allocate(t.model);
-  if (t.sampler) gpt2_allocate(*t.sampler, &t.model);
-  t.step_tokens = PinnedBuffer<int>(4 * size_t(run.grad_accum_steps * run.B * run.T));
-  const size_t copy_bytes = run.options.out.empty() ? 0 : checkpoint_copy_bytes(t.model, run.ranks.rank);
-  if (copy_bytes > 0) t.checkpoint_copy = PinnedBuffer<float>(copy_bytes / sizeof(float));
-}
-
-// Weights, moments and progress: as a checkpoint left them, or a model's folder, or new ones.
-void load_or_init_weights(Trainer& t, const std::optional<ModelConfig>& in_folder, const std::string& checkpoint) {
-  GPT2& model = t.model;
-  if (!checkpoint.empty()) {
-    read_weight_files(weight_files(checkpoint), model.parameters, store_weights(model));
-    read_moments(checkpoint, model.parameters, store_shard(model, model.m_memory), store_shard(model, model.v_memory));
-    if (!t.run.options.reset_memory)
-      model.remembered =
-          store_memory(model.sublayers, memory_of_rank(read_memory(checkpoint), t.run.ranks.rank, t.run.B));
-  } else if (in_folder) {
-    read_weights_of(model, model, t.run.options.model.model, *in_folder, uint64_t(t.run.options.seed));
-  } else {
-    init_weights(model, uint64_t(t.run.options.seed));
-  }
-}
-
-void finalize(Trainer& t) {
-  t.model.collectives.finalize();
-  t.run.channel.finalize();
-  finalize_ranks(t.run.ranks);
-}
-
-int run_trainer(int argc, char** argv, Trainer& t) {
-  Run& run = t.run;
-  if (!parse_options(argc, argv, run.options)) return 0;
-  handle_stop_signals();  // before MPI and others have threads, which would be given the signals
-  run.ranks = init_ranks(run.options.ranks);
-  Collectives::check_supported(run.ranks);
-  if (run.ranks.rank > 0 && freopen("/dev/null", "w", stdout) == nullptr)
-    user_error("cannot open /dev/null");  // only rank 0 prints
-  run.channel.open(run.ranks, run.options.hang_timeout);
-  std::optional<ModelConfig> in_folder;
-  const std::string checkpoint = check_and_plan(t, in_folder);
-  if (run.options.dry_run) return finalize(t), 0;
-  if (run.ranks.rank == 0)
-    run.gemm_peak = gemm_peak(0.3);  // before the plan is allocated: its matrices take 400 MB on a large GPU
-  allocate(t);
-  load_or_init_weights(t, in_folder, checkpoint);
-  stop_after_steps();
-  open_output(run, checkpoint, describe(t));
-  check_same_data(run);  // also so that no rank waits in a collective for one that still loads
-  print_start(run, checkpoint, matmul_precision());
-
-  const double start = seconds_now();
-  try {
-    train(t);
-  } catch (const UserError&) {
-    try {
-      finish_output(run);
-    } catch (const UserError& e) {
-      print_error(e.what());  // the first error is the one that the run ends with
-    }
-    throw;
-  }
-  finish_output(run);
-  share_data_error(run);
-  finalize(t);
-  return finish_run(run, seconds_now() - start);
-}
-
 #ifndef SLA_NO_MAIN
+#include "llmc/training.h"
+#include "llmc/utils/program.h"
+
 int main(int argc, char** argv) {
   std::optional<Trainer> t;  // stays while an error is told: to free a GPU's memory waits for collectives, which may
                              // never end

@@ -13,6 +13,8 @@
 #include <utility>
 #include "profile.h"
 #include "../../train_gpt2_sla.cu"
+#include "llmc/model/flops.h"
+#include "llmc/run/print.h"
 #include "llmc/run/statistics.h"
 #include "random_tokens.h"
 
@@ -75,7 +77,7 @@ void measure(const Setting& s, bool skips, Measurement& best) {
     if (step > 1) best.step_seconds = std::min(best.step_seconds, seconds_now() - begin);
   }
   best.peak_bytes = std::max(best.peak_bytes, peak_memory());
-  best.planned_bytes = double(model.memory.total());
+  best.planned_bytes = double(model.memory_plan.total());
   best.flops = flops_per_token(config, model.attention_plan, s.T) * s.B * s.T;
   best.gemm = std::max(best.gemm, gemm_rate(2048, 0.5));
 }
@@ -167,7 +169,7 @@ void measure_passes(const ModelConfig& config, int T, double seconds, Measuremen
     if (pass > 0 || taken > 10) m.step_seconds = std::min(m.step_seconds, taken);
     if (taken > 10) break;
   }
-  m.peak_bytes = peak_memory(), m.planned_bytes = double(model.memory.total());
+  m.peak_bytes = peak_memory(), m.planned_bytes = double(model.memory_plan.total());
 }
 
 // Forward and backward passes of a model of 4 layers of 4 heads of 64 on one sequence of T bytes, up to `longest`.

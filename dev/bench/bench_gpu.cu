@@ -15,6 +15,8 @@
 #include <nlohmann/json.hpp>
 #include "dev/bench/gpu_model.h"
 #include "dev/bench/gpu_time.h"
+#include "llmc/model/flops.h"
+#include "llmc/run/print.h"
 #include "random_tokens.h"
 
 using nlohmann::json;
@@ -381,7 +383,7 @@ json bench_training(const Scale& scale, const Ceilings& ceilings) {
           },
           scale.seconds_per_training, scale.least_runs);
       const double used = double(free_before) - double(device_memory_available());
-      const double planned = double(model.memory.total() - device_workspace_bytes());
+      const double planned = double(model.memory_plan.total() - device_workspace_bytes());
       const double rate = double(scale.tokens) / seconds,
                    flops = rate * flops_per_token(config, model.attention_plan, T);
       if (config.wiring.is_plain()) baseline = rate;

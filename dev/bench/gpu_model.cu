@@ -8,6 +8,7 @@
 
 #include <CLI/CLI.hpp>
 #include "dev/bench/gpu_model.h"
+#include "llmc/model/flops.h"
 
 // What is modelled: a column of the tables for each GPU and wiring.
 struct Case {

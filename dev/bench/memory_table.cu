@@ -4,6 +4,8 @@
 //   memory_table      Markdown to stdout; `make memory-table` builds and runs it
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
+#include "llmc/run/print.h"
+#include "llmc/run/print_memory_plan.h"
 
 // "1,024"
 std::string thousands(int n) { return n < 1000 ? format("%d", n) : format("%d,%03d", n / 1000, n % 1000); }
@@ -28,12 +30,12 @@ void print_table(const char* preset, const char* name) {
              recompute == 0   ? "nothing (`-r 0`)"
              : recompute == 3 ? "all but K/V (`-r 3`)"
                               : "and MLPs in chunks (`-r 4`)",
-             bytes_text(double(model.activations.layout.bytes - model.memory[MemoryGroup::logits])).c_str());
+             bytes_text(double(model.activations.layout.bytes - model.memory_plan[MemoryGroup::logits])).c_str());
       for (int gb : gpu_gb) {
         const size_t memory = size_t(gb) * 1000000000;
         PlanOptions plan = sequence;
         plan.logit_bytes = logit_chunk_bytes(memory);
-        auto plan_of = [&](int sequences) { return gpt2_memory(config, sequences, plan); };
+        auto plan_of = [&](int sequences) { return gpt2_memory_plan(config, sequences, plan); };
         const int B = largest_micro_batch(memory - device_reserve_bytes(), plan_of);
         printf(" %s |", B == 0 ? "-" : thousands(B).c_str());
       }

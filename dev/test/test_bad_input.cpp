@@ -1,7 +1,7 @@
 // What the trainer says of bad data, models and options, and what it leaves when a disk is full or a loss is not
 // finite. Runs from the repository's root, where build/fp32/train_gpt2_sla_cpu and build/fuzz_safetensors lie.
 //
-// COVERS train_gpt2_sla.cu llmc/model/config_json llmc/utils/files
+// COVERS train_gpt2_sla.cu llmc/training.h llmc/model/config_json llmc/utils/files
 #include <gtest/gtest.h>
 #include <cstring>
 #include <filesystem>
@@ -287,7 +287,7 @@ class LongImprobableToken : public ChangedModel {
   std::string command() const { return trainer + "-e " + in("model") + " -b 2 -t 32 -k constant -l 1e-3 -v 0 "; }
 };
 
-// BUG train_gpt2_sla.cu: `run.step + 1 - run.skipped_steps, {` -> `run.step + 1, {`
+// BUG llmc/training.h: `run.step + 1 - run.skipped_steps, {` -> `run.step + 1, {`
 TEST_F(LongImprobableToken, MakesAStepThatAdamWDoesNotCount) {
   write_file(in("with.bin"), data(1, 12, {1, 2}));
   write_file(in("without.bin"), data(3, 10, {}));

@@ -1,7 +1,7 @@
 // The trainer as its users meet it: a process with arguments, files and an exit status. Runs from the repository's
 // root, where build/fp32/train_gpt2_sla_cpu and build/fp32/train_gpt2_sla_emu lie.
 //
-// COVERS train_gpt2_sla.cu llmc/run/options llmc/run/run.
+// COVERS train_gpt2_sla.cu llmc/training.h llmc/run/options llmc/run/run.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <algorithm>
@@ -256,7 +256,7 @@ TEST_F(LongCommandLine, AModelContinuesWithAnotherWiringAndSaysWhatChanges) {
 }
 
 // The golden case was trained with sla(3,3): layer 3 has no k and v of three heads.
-// BUG train_gpt2_sla.cu: `*in_folder, uint64_t(t.run.options.seed)` -> `*in_folder, 0`
+// BUG llmc/training.h: `*in_folder, uint64_t(t.run.options.seed)` -> `*in_folder, 0`
 TEST_F(CommandLine, RowsThatAnotherWiringNeedsStartByTheSeed) {
   const std::string golden = "dev/test/golden/paper_default";
   std::vector<double> losses;

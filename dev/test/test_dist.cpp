@@ -1,7 +1,7 @@
 // Several ranks, each a process that mpirun starts with its own emulated GPU: tests of the emulated NCCL and of the
 // trainer on it. Runs from the repository's root, where build/emu_ranks and build/*/train_gpt2_sla_emu are.
 //
-// COVERS train_gpt2_sla.cu llmc/dist/ llmc/run/timeline.h dev/emu/nccl.cpp
+// COVERS train_gpt2_sla.cu llmc/dist/ llmc/model/timeline.h llmc/training.h dev/emu/nccl.cpp
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -220,7 +220,7 @@ TEST_F(LongTraining, HasTheSameLossesWithAnyNumberOfRanks) {
 }
 
 // In some steps a rank has no token that is scored.
-// BUG train_gpt2_sla.cu: `else gpt2_sum_over_ranks(model, &model.acts.stats->loss, num_loss_sums + 1)` -> `else
+// BUG train_gpt2_sla.cu: `else gpt2_sum_losses_over_ranks(model)` -> `else
 //   gpt2_sum_over_ranks(model, &model.acts.stats->loss, num_loss_sums - 3)`
 TEST_F(LongTraining, HasTheSameLossesOfScoredTokensWithAnyNumberOfRanks) {
   write_file(in("tokens.mask"),
@@ -580,7 +580,7 @@ TEST_F(LongTraining, NamesARankThatIsStopped) {
 
 // Ranks in different folders, in which the same names are other files.
 // A rank that finds its tokens gone tells the others by the request to stop that they all see.
-// BUG train_gpt2_sla.cu: `stop_signal() != 0 || !run.data_error.empty());` -> `stop_signal() != 0);`
+// BUG llmc/training.h: `stop_signal() != 0 || !run.data_error.empty());` -> `stop_signal() != 0);`
 TEST_F(LongTraining, OfATokenFileThatIsCutAllRanksSaveAndEnd) {
   std::thread cutter([&] {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 #include "dev/bench/gpu_model.h"
 #include "dev/test/helpers.h"
+#include "llmc/training.h"
 
 static const std::vector<int> lengths = {4096, 8192, 16384, 32768, 65536};
 
@@ -28,7 +29,7 @@ static ModelConfig small_config(int positions) {
 
 // All of the arena but the logits, in bytes.
 static double activation_bytes(const GPT2& model) {
-  return double(model.activations.layout.bytes - model.memory[MemoryGroup::logits]);
+  return double(model.activations.layout.bytes - model.memory_plan[MemoryGroup::logits]);
 }
 
 static std::string describe(const GPT2& model) {
@@ -67,7 +68,7 @@ TEST(MemoryPlan, SaysWhatAModelTakes) {
     for (int recompute = 0; recompute <= 4; recompute++) {
       GPT2 model;
       gpt2_declare(model, shape.config, {shape.B, shape.T, Recompute(recompute)});
-      const double before = allocated(), planned = double(model.memory.total() - device_workspace_bytes());
+      const double before = allocated(), planned = double(model.memory_plan.total() - device_workspace_bytes());
       gpt2_allocate(model);
       EXPECT_NEAR((allocated() - before) / planned, 1, 0.03) << describe(model);
     }
@@ -79,7 +80,7 @@ TEST(MemoryPlan, SaysWhatAModelTakesAtMostDuringAStep) {
     for (int recompute = 0; recompute <= 4; recompute++) {
       GPT2 model;
       gpt2_declare(model, shape.config, {shape.B, shape.T, Recompute(recompute)});
-      const double before = allocated(), planned = double(model.memory.total() - device_workspace_bytes());
+      const double before = allocated(), planned = double(model.memory_plan.total() - device_workspace_bytes());
       gpt2_allocate(model);
       init_weights(model, 1);
       emu::forget_most_bytes_allocated();
@@ -115,7 +116,7 @@ TEST(MemoryPlan, OfARankHasItsShareOfMastersAndMoments) {
       gpt2_allocate(shard);
       // Padding that lets buckets be cut into shards, or what does not come out even where matrices are whole.
       const double saved = states * 4 * parameters * (1 - 1.0 / ranks), padding = 1.25;
-      EXPECT_NEAR((double(whole.memory.total()) - double(shard.memory.total())) / saved, 1, padding - 1);
+      EXPECT_NEAR((double(whole.memory_plan.total()) - double(shard.memory_plan.total())) / saved, 1, padding - 1);
       EXPECT_GT(whole_bytes - (allocated() - before), (2 - padding) * saved);
       EXPECT_LE(double(shard.state_bytes()) / (4 * parameters / ranks), padding);
     }
@@ -163,7 +164,7 @@ TEST(LongContexts, TakeActivationsInProportionToLengthByPlan) {
         SCOPED_TRACE(describe(model));
         if (a_token == 0) a_token = activation_bytes(model) / T;
         EXPECT_NEAR(activation_bytes(model) / T / a_token, 1, 0.01);
-        EXPECT_LE(model.memory[MemoryGroup::logits],
+        EXPECT_LE(model.memory_plan[MemoryGroup::logits],
                   size_t(logit_chunk_bytes()) + guard_bytes + ArenaLayout::alignment);
       }
     }
@@ -180,8 +181,8 @@ TEST(LongContexts, TakeActivationsInProportionToLengthOnTheDevice) {
       const double before = allocated();
       gpt2_allocate(model);
       const double parameters =
-          double(model.memory.total() - model.activations.layout.bytes - device_workspace_bytes());
-      const double taken = allocated() - before - parameters - double(model.memory[MemoryGroup::logits]);
+          double(model.memory_plan.total() - model.activations.layout.bytes - device_workspace_bytes());
+      const double taken = allocated() - before - parameters - double(model.memory_plan[MemoryGroup::logits]);
       if (a_token == 0) a_token = taken / T;
       EXPECT_NEAR(taken / T / a_token, 1, 0.01);
     }
@@ -232,7 +233,7 @@ TEST(LongContexts, Of64kTokensOf124MFitInto32Gb) {
   for (int recompute = 0; recompute <= 4; recompute++) {
     GPT2 model;
     gpt2_declare(model, config, {1, 65536, Recompute(recompute)});
-    EXPECT_LE(double(model.memory.total()), 32e9) << describe(model);
+    EXPECT_LE(double(model.memory_plan.total()), 32e9) << describe(model);
   }
 }
 
@@ -243,8 +244,8 @@ TEST(LongContexts, TakeLessAtEachLevelOfRecomputation) {
       for (int recompute = 0; recompute <= 4; recompute++) {
         GPT2 model;
         gpt2_declare(model, preset(name, T), {1, T, Recompute(recompute)});
-        EXPECT_LT(model.memory.total(), level_below) << describe(model);
-        level_below = model.memory.total();
+        EXPECT_LT(model.memory_plan.total(), level_below) << describe(model);
+        level_below = model.memory_plan.total();
       }
     }
   }
@@ -261,7 +262,7 @@ TEST(LogitChunks, AreFewAndEqualInWholeTiles) {
     plan.logit_bytes = logit_chunk_bytes(size_t(gb) * 1000000000);
     GPT2 model;
     gpt2_declare(model, config, plan);
-    EXPECT_LE(model.memory[MemoryGroup::logits],
+    EXPECT_LE(model.memory_plan[MemoryGroup::logits],
               size_t(model.logit_rows) * 100608 + guard_bytes + ArenaLayout::alignment);
     return model.logit_rows;
   };
@@ -287,7 +288,7 @@ TEST(LargestMicroBatch, IsTheLastOneWhosePlanFits) {
     for (int recompute : {0, 3}) {
       PlanOptions plan = {1, 64, Recompute(recompute)};
       plan.logit_bytes = 80 << 20;
-      auto plan_of = [&](int B) { return gpt2_memory(config, B, plan); };
+      auto plan_of = [&](int B) { return gpt2_memory_plan(config, B, plan); };
       std::vector<size_t> bytes = {0};  // by B
       for (int B = 1; B <= 200; B++) bytes.push_back(plan_of(B).total());
       EXPECT_EQ(bytes[12] > bytes[13], config.vocab_size == 50257);

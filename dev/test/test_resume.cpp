@@ -1,7 +1,7 @@
 // Runs of the trainer that end before their last step, by a signal or a kill, and those that resume them: a process
 // with arguments, files and an exit status. Runs from the repository's root.
 //
-// COVERS train_gpt2_sla.cu llmc/io/checkpoint llmc/run/run. llmc/run/stop_signal.h
+// COVERS train_gpt2_sla.cu llmc/training.h llmc/io/checkpoint llmc/run/run. llmc/run/stop_signal.h
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -15,7 +15,7 @@
 #include "llmc/utils/crc32c.h"
 #include "llmc/utils/random.h"
 
-// BUG train_gpt2_sla.cu: `run.schedule(run.step + 1)` -> `run.schedule(run.step + 1 - run.first_step)`
+// BUG llmc/training.h: `run.schedule(run.step + 1)` -> `run.schedule(run.step + 1 - run.first_step)`
 TEST_F(CommandLine, AResumedRunHasTheBitsOfAnUninterruptedOne) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string common = trainer + "-i " + in("tokens.bin") + small_model + "-d 128 -u 3 --shuffle -x 10 -n 5 ";
@@ -33,8 +33,8 @@ TEST_F(CommandLine, AResumedRunHasTheBitsOfAnUninterruptedOne) {
 
 // Rows are streams of 14 segments, which end amid step 8 of 10; each has a memory that is longer than a segment. To
 // validate, with a memory of its own, changes nothing. With other streams the memory belongs to nobody.
-// BUG train_gpt2_sla.cu: `model.remembered = store_memory(model.sublayers, of_training)` -> `model.remembered = 0`
-// BUG train_gpt2_sla.cu: `if (!t.run.options.reset_memory)` -> `if (false)`
+// BUG llmc/training.h: `model.remembered = store_memory(model.sublayers, of_training)` -> `model.remembered = 0`
+// BUG llmc/training.h: `if (!t.run.options.reset_memory)` -> `if (false)`
 TEST_F(CommandLine, AResumedRunOfStreamsHasTheBitsOfAnUninterruptedOne) {
   write_file(in("tokens.bin"), shard_bytes(30 * 32 + 1));
   const std::string common = trainer + "-i " + in("tokens.bin") + small_model +

@@ -133,7 +133,7 @@ TEST_F(Sampling, OfATypedLineIsThatOfAPromptWithTheSameSeed) {
 }
 
 // The likeliest tokens come again and again; with a large penalty no token does.
-// BUG llmc/model/sampling_engine.h: `uniform, sampling, text.tokens);` -> `uniform, sampling, {});`
+// BUG llmc/sampling_engine.h: `uniform, sampling, text.tokens);` -> `uniform, sampling, {});`
 TEST_F(Sampling, WithARepetitionPenaltyTokensDoNotComeAgain) {
   const auto text = [&](const std::string& options) {
     const Outcome o = run(sampler + plain + "--prompt a --temperature 0 -n 30 -q --repetition-penalty " + options);
@@ -151,7 +151,7 @@ TEST_F(Sampling, WithARepetitionPenaltyTokensDoNotComeAgain) {
 // The numbers that the program prints of a long prompt and one pass that draws, with and without a window.
 // BUG sample_gpt2_sla.cu: `double(s.pass_tokens) / std::max(s.drawing_seconds, 1e-9)` -> `double(s.pass_tokens) /
 // std::max(s.prompt_seconds, 1e-9)`
-// BUG llmc/model/sampling_engine.h: `- model.cache.first_position(slot, l)` -> ``
+// BUG llmc/sampling_engine.h: `- model.cache.first_position(slot, l)` -> ``
 TEST_F(Sampling, SpeedsAreOfThePromptAndOfTheDrawingAlone) {
   ASSERT_EQ(run(trainer + "-i " + write("data.bin", shard_bytes(9000)) +
                 " --layers 2 --heads 2 --channels 32 --vocab-size 257 --max-seq-len 9000 -t 64 -b 1 -x 1 -v 0 "

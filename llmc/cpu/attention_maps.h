@@ -6,6 +6,7 @@
 #pragma once
 #include <cstdint>
 #include "llmc/ops/map_weights.h"
+#include "llmc/ops/precision.h"
 #include "threads.h"
 #include "vec.h"
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 // A block of a product, which one thread computes: c (m, n) = alpha op(a) op(b), or += if `accumulate`, in fp32.
 struct Bf16Block {

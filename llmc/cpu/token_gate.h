@@ -5,6 +5,7 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
+#include "llmc/ops/precision.h"
 #include "threads.h"
 #include "vec.h"
 

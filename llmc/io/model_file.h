@@ -1,5 +1,5 @@
-// The tensors of models on disk: safetensors with GPT-2's names. Files are full-size: dead K/V rows are there, as
-// zeros.
+// The tensors of models on disk: safetensors with GPT-2's names. Files are full-size: K/V rows of unused heads are
+// there, as zeros.
 //
 // A file of weights is Hugging Face's: linear weights as Conv1D (in, out), lm_head tied to wte, and the biases of a
 // model without any are zeros, so that any implementation of GPT-2 loads it. A file of moments (AdamW's m and v, as
@@ -14,7 +14,7 @@
 #include "safetensors.h"
 
 // Elements begin ... end - 1 of a parameter in the arena, and where they lie in a file's tensor: among elements first
-// ... first + count - 1, with the zeros of dead rows.
+// ... first + count - 1, with the zeros of unused heads.
 struct FilePart {
   bool transposed;  // (in, out) in the file, (out, in) in the arena
   int64_t begin, end;
@@ -22,8 +22,8 @@ struct FilePart {
 };
 
 // Which part of the parameter `index` of the table a file holds. whole_weight: all of it, for a file of weights.
-// own_moment: this process's shard, for a file of moments, with the dead rows after it, and in the first shard those
-// before it too. The parts of all shards, in their order, are the whole tensor.
+// own_moment: this process's shard, for a file of moments, with the rows of unused heads after it, and in the first
+// shard those before it too. The parts of all shards, in their order, are the whole tensor.
 FilePart whole_weight(const ParameterTable& table, int index);
 FilePart own_moment(const ParameterTable& table, int index);
 

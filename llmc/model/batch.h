@@ -16,9 +16,9 @@ struct Batch {
   int64_t B = 0, T = 0;
   std::vector<SequencePart> parts = {};     // empty in training
   const int* positions_of_parts = nullptr;  // (rows), on the device; null in training
-  // In training with `memory`: the positions of each sequence that the memory holds. They have keys before those of the
-  // T tokens, and positions are counted from the first of them.
-  int64_t memory = 0;
+  // In training with `memory`: how many positions before the T tokens each sequence remembers. They have keys, too, and
+  // positions are counted from the first of them.
+  int64_t remembered = 0;
   float dloss = 0;  // in the backward pass: what the loss of a token weighs in what is minimised
 
   int64_t rows() const {
@@ -26,15 +26,15 @@ struct Batch {
     for (const SequencePart& part : parts) rows += part.count;
     return rows;
   }
-  RowPositions positions() const { return {T, positions_of_parts, memory}; }
+  RowPositions positions() const { return {T, positions_of_parts, remembered}; }
   // The rows of k and v, and their positions.
-  int64_t key_rows() const { return rows() + B * memory; }
-  RowPositions key_positions() const { return {memory + T, positions_of_parts}; }
+  int64_t key_rows() const { return rows() + B * remembered; }
+  RowPositions key_positions() const { return {remembered + T, positions_of_parts}; }
 };
 
-// B segments of T tokens, after `memory` positions of their streams.
-inline Batch batch_of_segments(int64_t B, int64_t T, int64_t memory, float dloss = 0) {
+// B segments of T tokens, of whose streams `remembered` positions before them are remembered.
+inline Batch batch_of_segments(int64_t B, int64_t T, int64_t remembered, float dloss = 0) {
   Batch batch = {B, T};
-  batch.memory = memory, batch.dloss = dloss;
+  batch.remembered = remembered, batch.dloss = dloss;
   return batch;
 }

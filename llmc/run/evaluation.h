@@ -37,7 +37,7 @@ struct TextResult {
   double nats_of_bytes = 0;  // the sum of those tokens' losses
   int64_t correct = 0;       // scored tokens whose logit is the largest
   bool has_mask = false;     // some tokens may not be scored
-  double pondered = 0;       // with `act` the sum of N + R of the tokens before those that are scored
+  double pondered = 0;       // with `act` the sum of the cycles of the tokens before those that are scored
 
   double loss() const { return nats / double(tokens); }
   double accuracy() const { return double(correct) / double(tokens); }

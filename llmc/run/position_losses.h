@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-// Sums of losses, in nats, at each position: 1 ... context tokens before. And of what the token before the predicted
-// one ponders, N + R, where the model has `act`; else these are 0.
+// Sums of losses, in nats, at each position: 1 ... context tokens before. And of how many cycles the token before the
+// predicted one ran, where the model has `act`; else these are 0.
 struct PositionLosses {
   std::vector<int64_t> counts;
   std::vector<double> sums, ponder;
@@ -19,7 +19,7 @@ struct PositionLosses {
   bool has_ponder() const;
 };
 
-// Positions first ... last, the mean loss there, and the mean of N + R, 0 without it.
+// Positions first ... last, the mean loss there, and the mean of cycles, 0 without them.
 struct PositionRange {
   int64_t first, last, tokens;
   double loss, ponder = 0;
@@ -28,7 +28,7 @@ struct PositionRange {
 // 1, 2 to 3, 4 to 7, ...; ranges without tokens are left out.
 std::vector<PositionRange> ranges_of(const PositionLosses& positions);
 
-// The losses as CSV: position, tokens, loss and, where there is one, the mean of N + R, ponder. Numbers have all their
+// The losses as CSV: position, tokens, loss and, where there is one, the mean of cycles, ponder. Numbers have all their
 // digits.
 std::string positions_csv(const PositionLosses& positions);
 

@@ -36,7 +36,7 @@ struct Run {
   int64_t step = 0, steps = 0;                      // steps done, and steps to do in all
   int64_t skipped_steps = 0, bad_steps_in_row = 0;  // steps without an update: all, and the last in a row
   double gemm_peak = 0;                             // FLOP/s of one rank, measured
-  double flops_per_token = 0;                       // of the model; with memory, the mean over the run
+  double flops_per_token = 0;                       // of the model; with segment memory, the mean over the run
   std::string data_error;                           // why tokens cannot be loaded any more; "" if they can
   // progress
   double training_seconds = 0;
@@ -58,9 +58,9 @@ struct Run {
 struct StepResult {
   double loss;  // NaN if no token is scored
   double grad_norm, learning_rate, seconds;
-  double ponder;           // the mean of N + R of `act`: about how many cycles a token runs; 0 without it
+  double ponder;           // with `act` the cycles a token, Graves' ponder time N + R, in the mean; else 0
   double data_seconds;     // the part of `seconds` that was spent waiting for tokens
-  double flops_per_token;  // with memory those of the segments that the step has computed
+  double flops_per_token;  // with segment memory those of the segments that the step has computed
   int64_t scored_tokens;   // of all ranks: those whose losses count
   bool skipped;            // loss or norm not finite: nothing was updated
   bool stop_requested;     // some rank asked to stop when it queued the step's update
@@ -75,7 +75,8 @@ struct StepResult {
 void plan_batches(Run& run, int context_length, bool from_folder, bool has_memory);
 
 // Opens the data, chooses the vocabulary (`model_folder` may have one; "": there is none) and fixes the number of
-// steps. With memory (plan_batches) both data are cut into streams, one for each row of a micro-batch over all ranks.
+// steps. With segment memory (plan_batches) both data are cut into streams, one for each row of a micro-batch over all
+// ranks.
 void open_data(Run& run, const std::string& model_folder, int vocab_size);
 
 // How many segments of a stream the run computes in an epoch. Without training data one.
@@ -147,7 +148,7 @@ bool must_stop(const Run& run, const StepResult& result);
 bool checkpoint_due(const Run& run, const StepResult& result, bool stopping);
 
 // Prints and logs the prompt and its continuation, `tokens`, as text of the vocabulary; as numbers without one. The log
-// gets `ponder`, too, unless it is empty: N + R of all tokens but the last, beside each token's text.
+// gets `ponder`, too, unless it is empty: the cycles of all tokens but the last, beside each token's text.
 void print_sample(Run& run, const std::vector<int>& tokens, const std::vector<float>& ponder);
 
 // ----------------------------------------------------------------------------

@@ -16,7 +16,7 @@ struct TrainPoint {
   double tokens_per_second;
   double gemm_share;       // the share of the GEMM rate measured when the process began; 0 to 1
   double seconds, tokens;  // of all steps up to this one
-  double ponder;           // the mean of N + R, with `act`
+  double ponder;           // with `act` the cycles a token; else NaN
   bool is_scored = true;   // whether some tokens are: without one there is no loss
 };
 
@@ -32,8 +32,8 @@ struct ValPoint {
 struct Sample {
   int64_t step;
   std::string text;
-  // With `act` the text of each token, with the end of text that they begin with, and N + R of all tokens but the last;
-  // else both are empty.
+  // With `act` the text of each token, with the end of text that they begin with, and the cycles of all tokens but the
+  // last; else both are empty.
   std::vector<std::string> tokens = {};
   std::vector<double> ponder = {};
 };

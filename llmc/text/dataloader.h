@@ -151,9 +151,9 @@ struct TokenFile {
   // Words from all over a headerless file, as why_no_tokens wants them.
   std::vector<uint16_t> sample() const {
     constexpr int64_t pieces = 16, piece_words = 2048;
-    const int64_t words = file_.bytes / 2, step = std::max(piece_words, words / pieces / 4 * 4);
+    const int64_t words = file_.bytes / 2, stride = std::max(piece_words, words / pieces / 4 * 4);
     std::vector<uint16_t> sample;
-    for (int64_t at = 0; at < words; at += step) {
+    for (int64_t at = 0; at < words; at += stride) {
       const std::vector<uint16_t> piece = read_unchecked(at, std::min(piece_words, words - at));
       sample.insert(sample.end(), piece.begin(), piece.end());
     }
@@ -246,8 +246,8 @@ struct TokenShards {
 
 // A permutation of 0 .. n-1 for each (seed, epoch), computed one element at a time in O(1) memory: a Feistel network
 // over the next even power of two, applied until the result is in range (cycle walking; Black and Rogaway 2002,
-// "Ciphers with arbitrary finite domains"). The domain is smaller than 4n, so that takes fewer than 4 steps on average.
-// 0 <= index < n.
+// "Ciphers with arbitrary finite domains"). The domain is smaller than 4n, so that takes fewer than 4 rounds on
+// average. 0 <= index < n.
 inline int64_t permuted_index(uint64_t seed, int64_t epoch, int64_t index, int64_t n) {
   CHECK(index >= 0 && index < n);
   int half_bits = 1;

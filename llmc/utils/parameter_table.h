@@ -15,7 +15,7 @@ struct ParameterSpec {
   int tensor = 0;                        // index into ParameterTable::layout.tensors, whose name is the file's
   int bucket = 0;                        // index into ParameterTable::buckets
   int layer = -1;                        // of the names in files, h.<layer>; -1: it belongs to no layer
-  std::vector<int64_t> file_shape = {};  // as Hugging Face's GPT-2 stores it, dead K/V included
+  std::vector<int64_t> file_shape = {};  // as Hugging Face's GPT-2 stores it, unused heads' K/V included
   bool transposed = false;               // a linear weight: (out, in) here, (in, out) there
   bool decay = false;                    // weight decay applies: two or more dimensions
   double init_mean = 0, init_std = 0;
@@ -78,7 +78,7 @@ struct ParameterTable {
   std::vector<ConstantTensor> constants;
   int64_t constant_count = 0;       // elements of all of them
   int64_t num_parameters = 0;       // what is trained
-  int64_t num_parameters_full = 0;  // what the model would have with dead K/V rows
+  int64_t num_parameters_full = 0;  // what the model would have with unused heads' K/V
 
   const TensorSpec& tensor(int index) const { return layout.tensors[specs[index].tensor]; }
   int size() const { return int(specs.size()); }

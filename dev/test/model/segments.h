@@ -85,7 +85,7 @@ TEST(Segments, LetGenerationGoOnInConstantMemory) {
     auto bytes = [&](int64_t length) {
       GPT2 model;
       gpt2_declare_generation(model, with_segments(wiring, 24), generation_options(1, length));
-      return model.memory.total();
+      return model.memory_plan.total();
     };
     EXPECT_EQ(bytes(100'000), bytes(INT_MAX)) << wiring;
   }

@@ -7,6 +7,7 @@
 #include "dev/test/model/model.h"
 #include "dev/test/values.h"
 #include "dev/test/reference/reference.h"
+#include "llmc/model/flops.h"
 
 // Ten updates of both, on random tokens. AdamW's epsilon is large here: with a small one the update of an element whose
 // gradient is next to nothing (the keys' biases) is the sign of its rounding errors.
@@ -179,7 +180,7 @@ TEST(Updates, OfBatchesOfMatricesAreThoseOfOneAfterTheOther) {
   const auto model = make_muon_model(config, int64_t(1) << 30), one_by_one = make_muon_model(config, 0);
   EXPECT_LE(model->training->batches.size(), 3u);  // (C, C), (C, 4C), and k and v of fewer heads
   EXPECT_EQ(one_by_one->training->batches.size(), one_by_one->training->matrices.size());
-  EXPECT_GT(model->memory[MemoryGroup::muon], 4 * one_by_one->memory[MemoryGroup::muon]);
+  EXPECT_GT(model->memory_plan[MemoryGroup::muon], 4 * one_by_one->memory_plan[MemoryGroup::muon]);
   for (int step = 1; step <= 2; step++)
     for (GPT2* one : {model.get(), one_by_one.get()}) update_by_random_gradients(*one, step);
   for (int i = 0; i < model->num_tensors(); i++)

@@ -43,7 +43,7 @@ struct TestProgram {
   bool is_quick;                    // it belongs to `make test`
   std::set<std::string> files;      // that it is compiled from
   std::vector<std::string> runs;    // programs
-  std::vector<std::string> covers;  // prefixes of files: a line // COVERS llmc/dist/ llmc/run/timeline.h
+  std::vector<std::string> covers;  // prefixes of files: a line // COVERS llmc/dist/ llmc/run/
   bool covers_only_those = false;   // // COVERS ONLY llmc/cuda/attention.h
 
   bool names(const std::string& path) const {

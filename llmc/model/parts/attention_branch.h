@@ -323,7 +323,7 @@ inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, 
 
 // The i-th attention of a training batch.
 inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, const Batch& batch) {
-  AttentionArgs<floatX> args = attention_args(b, i, {0, batch.memory, batch.T}, batch.B, /*row=*/0);
+  AttentionArgs<floatX> args = attention_args(b, i, {0, batch.remembered, batch.T}, batch.B, /*row=*/0);
   if (b.relative) args.relative = positions_of(*b.relative, args.relative, batch);
   return args;
 }

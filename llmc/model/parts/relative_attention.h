@@ -43,7 +43,7 @@ inline void bind_relative(RelativeAttention& relative, const AttentionParams<flo
 
 // The first row of the distances that occur in a batch of training.
 inline int64_t first_distance_row(const RelativeAttention& relative, const Batch& batch) {
-  return relative.distances - (batch.memory + batch.T);
+  return relative.distances - (batch.remembered + batch.T);
 }
 
 // The operand of attention with the distances of a batch of training.

@@ -62,7 +62,7 @@ inline void copy_rows_of_sequences(const RowsOfSequences<floatX>& to, const Rows
 
 // extended (B, m + T, C) = the LayerNorm's outputs for the memory and for the segment, which are `in` (B, T, C).
 inline void extend_by_memory(const SegmentMemory& memory, const floatX* in, const Batch& batch) {
-  const int64_t B = batch.B, T = batch.T, m = batch.memory, C = memory.C;
+  const int64_t B = batch.B, T = batch.T, m = batch.remembered, C = memory.C;
   if (m > 0) norm_forward(memory.norm, B * m);
   copy_rows_of_sequences({memory.extended, m + T, 0}, {memory.norm.out, m, 0}, B, m, C);
   copy_rows_of_sequences({memory.extended, m + T, m}, {in, T, 0}, B, T, C);
@@ -71,19 +71,19 @@ inline void extend_by_memory(const SegmentMemory& memory, const floatX* in, cons
 // From dextended: din (B, T, C) = the gradient of the segment's LayerNorm; the LayerNorm's own gradients +=, as far as
 // they come from the memory.
 inline void extend_by_memory_backward(const SegmentMemory& memory, floatX* din, const Batch& batch) {
-  const int64_t B = batch.B, T = batch.T, m = batch.memory, C = memory.C;
+  const int64_t B = batch.B, T = batch.T, m = batch.remembered, C = memory.C;
   copy_rows_of_sequences({din, T, 0}, {memory.dextended, m + T, m}, B, T, C);
   copy_rows_of_sequences({memory.norm.out, m, 0}, {memory.dextended, m + T, 0}, B, m, C);
   if (m > 0) norm_backward(memory.norm, B * m);
 }
 
-// How many positions of each stream the memory holds after the batch.
-inline int64_t memory_after(int64_t M, const Batch& batch) { return std::min(M, batch.memory + batch.T); }
+// How many positions of each stream are remembered after the batch.
+inline int64_t remembered_after(int64_t M, const Batch& batch) { return std::min(M, batch.remembered + batch.T); }
 
 // The memory becomes that of the last positions of the memory and the segment.
 inline void remember(const SegmentMemory& memory, const Batch& batch) {
-  const int64_t B = batch.B, T = batch.T, m = batch.memory, C = memory.C;
-  const int64_t kept = memory_after(memory.M, batch), old = std::max<int64_t>(0, kept - T), taken = kept - old;
+  const int64_t B = batch.B, T = batch.T, m = batch.remembered, C = memory.C;
+  const int64_t kept = remembered_after(memory.M, batch), old = std::max<int64_t>(0, kept - T), taken = kept - old;
   // The old rows that stay move by way of another tensor, because their places overlap.
   copy_rows_of_sequences({memory.extended, old, 0}, {memory.rows, m, m - old}, B, old, C);
   copy_rows_of_sequences({memory.rows, kept, 0}, {memory.extended, old, 0}, B, old, C);

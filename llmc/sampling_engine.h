@@ -1,6 +1,5 @@
 // Draws the tokens of several texts at a time with a model that is planned for generation. Prompts are computed one by
-// one, in chunks; then each pass through the model draws a token of every text. Included after train_gpt2_sla.cu, whose
-// model it runs.
+// one, in chunks; then each pass through the model draws a token of every text.
 #pragma once
 #include <algorithm>
 #include <cstdio>
@@ -8,11 +7,20 @@
 #include <string>
 #include <utility>
 #include <vector>
+#include "llmc/model/config.h"
+#include "llmc/model/flops.h"
+#include "llmc/model/gpt2.h"
+#include "llmc/operations.h"
+#include "llmc/run/print.h"
 #include "llmc/run/sampling.h"
 #include "llmc/run/stop_signal.h"
+#include "llmc/text/sampler.h"
 #include "llmc/text/text_stream.h"
 #include "llmc/text/tokenizer.h"
+#include "llmc/utils/clock.h"
+#include "llmc/utils/error.h"
 #include "llmc/utils/program.h"
+#include "llmc/utils/random.h"
 
 // The model of a folder, planned for generation. Throws UserError if that does not fit into memory.
 inline void load_model(GPT2& model, const std::string& folder, const ModelConfig& config,
@@ -20,7 +28,7 @@ inline void load_model(GPT2& model, const std::string& folder, const ModelConfig
   const size_t available = device_memory_available() + device_workspace_bytes();
   check_parameters_fit(config, sizeof(floatX), "weights", available, device_name());
   gpt2_declare_generation(model, config, plan);
-  const size_t needed = model.memory.total();
+  const size_t needed = model.memory_plan.total();
   if (needed > available)
     user_error("the model and its K/V cache take %s, but %s are free on the %s; take fewer --slots or shorter texts",
                bytes_text(double(needed)).c_str(), bytes_text(double(available)).c_str(), device_name());
@@ -84,8 +92,8 @@ struct SamplingEngine {
     draw(text, std::move(logits), show);
   }
 
-  // One pass: a token of each text. `active`: (slot, text).
-  void step(const std::vector<std::pair<int, Sampled*>>& active, bool show) {
+  // One pass through the model: draws a token of each text. `active`: (slot, text).
+  void draw_of_each(const std::vector<std::pair<int, Sampled*>>& active, bool show) {
     const double begin = seconds_now();
     std::vector<int> tokens;
     std::vector<std::pair<int, int64_t>> counts;
@@ -155,7 +163,7 @@ struct SamplingEngine {
       }
       for (size_t first = 0, count; first < active.size(); first += count) {
         count = std::min(most_texts_of_a_pass, active.size() - first);
-        step({active.begin() + long(first), active.begin() + long(first + count)}, show);
+        draw_of_each({active.begin() + long(first), active.begin() + long(first + count)}, show);
       }
       remove_ended(active, free_slots);
       for (; !texts.empty() && !texts.front().ended_by.empty(); texts.pop_front()) finished(texts.front());

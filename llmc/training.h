@@ -1,0 +1,413 @@
+// A training run of the model: what it asks for is planned and compared with what there is, then steps, validations,
+// samples and checkpoints follow each other. What a run knows beside its model is in llmc/run/run.h.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+#include "llmc/io/checkpoint.h"
+#include "llmc/io/model_file.h"
+#include "llmc/model/change_wiring.h"
+#include "llmc/model/config_json.h"
+#include "llmc/model/flops.h"
+#include "llmc/model/gpt2.h"
+#include "llmc/model/print_model.h"
+#include "llmc/model/stream_memory.h"
+#include "llmc/operations.h"
+#include "llmc/ops/precision.h"
+#include "llmc/run/model_options.h"
+#include "llmc/run/print_memory_plan.h"
+#include "llmc/run/run.h"
+#include "llmc/run/stop_signal.h"
+#include "llmc/text/step_loader.h"
+#include "llmc/text/validation_batches.h"
+#include "llmc/utils/clock.h"
+#include "llmc/utils/crc32c.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/message.h"
+
+// A run of this model. What is declared later is destroyed first, while what it uses still exists.
+struct Trainer {
+  GPT2 model;
+  std::optional<GPT2> sampler;    // on rank 0, if samples are asked for: the same weights, planned for generation
+  PinnedBuffer<int> step_tokens;  // (2, 2, grad_accum_steps, B, T): inputs and targets of this step and the next
+  // m and v (state), and on rank 0 the weights (parameters), which the writer reads while it writes a checkpoint.
+  PinnedBuffer<float> checkpoint_copy;
+  Run run;
+  std::optional<StepLoader> step_loader;  // from the first step on
+  int64_t counted_segment = -1;           // of the micro-step before, and its FLOPs per token
+  double counted_flops = 0;
+};
+
+// ----------------------------------------------------------------------------
+// Before anything is written
+
+// The log's description of the run.
+inline LogFields describe(const Trainer& t) {
+  LogFields fields;
+  visit_fields(t.model.config, [&](const ConfigField& field, const auto& value) {
+    if constexpr (std::is_same_v<decltype(value), const int&>) fields.push_back({field.name, int64_t(value)});
+    else fields.push_back({field.name, value});
+  });
+  fields.push_back({"wiring", t.model.config.wiring.text});
+  fields.push_back({"num_parameters", t.model.parameters.num_parameters});
+  for (LogField& field : describe_run(t.run)) fields.push_back(std::move(field));
+  fields.push_back({"precision", std::string(precision_name)});
+  fields.push_back({"device", std::string(device_name())});
+  fields.push_back({"kv_bytes_per_token", kv_bytes_per_token(t.model.config, t.model.attention_plan, sizeof(floatX))});
+  fields.push_back({"memory", memory_fields(t.model.memory_plan)});
+  return fields;
+}
+
+// What save_checkpoint copies to host memory for the writer: m and v of each rank that has a shard of them, or of rank
+// 0, which also has all weights.
+inline size_t checkpoint_copy_bytes(const GPT2& model, int rank) {
+  if (rank > 0 && model.parameters.shard.count == 1) return 0;
+  return (rank == 0 ? model.parameters.layout.bytes : 0) + 2 * model.state_bytes();
+}
+
+// Prints the memory plan. `host_bytes`: what will be allocated in host memory for checkpoints. Throws UserError if the
+// plan does not fit into what is free.
+inline void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes = 0) {
+  // The workspaces have been allocated already.
+  const size_t available = device_memory_available() + device_workspace_bytes();
+  const size_t reserve = device_reserve_bytes(), beside = reserve + (device_memory_is_host_memory ? host_bytes : 0);
+  auto plan_of = [&](int B) { return gpt2_memory_plan(model.config, B, o); };
+  const TrainingShape& shape = *model.training;
+  printf("memory plan for B %d, T %d, recompute level %d:\n", shape.B, shape.T, int(shape.recompute));
+  const MemoryPlan& memory_plan = model.memory_plan;
+  const double bytes_per_sequence =
+      double(model.activations.layout.bytes - memory_plan[MemoryGroup::logits] - memory_plan[MemoryGroup::muon]) /
+      shape.B;
+  print_memory_plan(memory_plan,
+                    {available, host_bytes, device_memory_is_host_memory, reserve, device_name(),
+                     largest_micro_batch(available - std::min(available, beside), plan_of), bytes_per_sequence},
+                    shape.recompute < Recompute::chunks);
+}
+
+// The checksum of the weights in the folder of -e; "" if they are not there any more, nor needed.
+inline std::string model_checksum(const std::string& folder, bool is_needed) {
+  try {
+    return crc32c_hex(weights_checksum(folder));
+  } catch (const UserError&) {
+    if (is_needed) throw;
+    return "";
+  }
+}
+
+// The model that the options describe, or, where -e names none, that of the checkpoint. `in_folder`: the model in the
+// folder that -e names.
+inline ModelConfig choose_model(Run& run, const std::string& checkpoint, std::optional<ModelConfig>& in_folder) {
+  const TrainOptions& o = run.options;
+  ModelOptions model = o.model;
+  if (!checkpoint.empty() && !names_a_model(model.model)) {  // the checkpoint has all of the model
+    if (run.ranks.rank == 0)
+      print_warning(format("-e %s: is not there; the model is %s's", model.model.c_str(), checkpoint.c_str()));
+    model.model = checkpoint;
+  }
+  const ModelConfig config = model_config(model, in_folder);
+  if (!checkpoint.empty()) check_resumed_model(checkpoint, config);
+  if (in_folder && !o.out.empty() && run.ranks.rank == 0)
+    run.model_checksum = model_checksum(o.model.model, /*is_needed=*/checkpoint.empty());
+  return config;
+}
+
+// Declares the model, and the sampler, if there is one. Returns what the model was declared with.
+inline PlanOptions declare_models(Trainer& t, const ModelConfig& config) {
+  const Run& run = t.run;
+  const TrainOptions& o = run.options;
+  PlanOptions plan = {run.B, run.T, Recompute(o.recompute), o.keep_dead_kv};  // asks the GPU for its memory
+  plan.muon = o.optimizer == "muon";
+  if (o.zero == 1) plan.shard = {run.ranks.rank, run.ranks.size, /*whole_matrices=*/plan.muon};
+  const double state_of_each = (has_master_weights ? 3.0 : 2.0) * sizeof(float) / plan.shard.count;  // masters, m and v
+  check_parameters_fit(config, sizeof(floatX) + sizeof(float) + state_of_each, "weights, gradients and moments",
+                       device_memory_available() + device_workspace_bytes(), device_name());
+  if (o.sample_every > 0 && run.ranks.rank == 0) {  // all ranks have the same weights
+    gpt2_declare_generation(t.sampler.emplace(), config, generation_options(1, o.sample_length, plan));
+    plan.sampling_bytes =
+        t.sampler->memory_plan.total() - t.sampler->memory_plan[MemoryGroup::weights] - device_workspace_bytes();
+  }
+  gpt2_declare(t.model, config, plan);
+  return plan;
+}
+
+// Everything that can be wrong is found here, before anything is written. Returns the checkpoint to resume from, or "".
+// `in_folder`: the model in the folder that -e names.
+inline std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_folder) {
+  Run& run = t.run;
+  const TrainOptions& o = run.options;
+  run.channel.check_same_on_all_ranks("options", o.as_toml);
+  const std::string checkpoint = run.channel.broadcast(run.ranks.rank == 0 ? checkpoint_to_resume(run) : "");
+  if (!checkpoint.empty())
+    run.channel.check_same_on_all_ranks("the checkpoint's checksum", checkpoint_checksum(checkpoint));
+  const ModelConfig config = choose_model(run, checkpoint, in_folder);
+  plan_batches(run, config.max_seq_len, in_folder.has_value(), config.wiring_table().memory > 0);
+  open_data(run, !checkpoint.empty() ? checkpoint : in_folder ? o.model.model : "", config.vocab_size);
+  t.model.collectives.init(run.ranks, run.channel);  // selects the GPU; and no rank writes before all have looked
+  const PlanOptions plan = declare_models(t, config);
+  if (o.tf32) gemm_allow_tf32();
+  t.model.timeline.on = o.log_level == "debug";
+  run.flops_per_token = flops_per_token(config, t.model.attention_plan, run.T, {0, segments_of_stream(run)});
+  print_model(t.model, run.T, t.model.parameters);
+  if (checkpoint.empty() && in_folder && !same_model(*in_folder, config))
+    printf("%s was trained with the wiring %s and continues with %s; what changes:\n%s", o.model.model.c_str(),
+           in_folder->wiring.text.c_str(), config.wiring.text.c_str(),
+           describe(plan_wiring_change(*in_folder, t.model.attention_plan)).c_str());
+  print_memory(t.model, plan, o.out.empty() ? 0 : checkpoint_copy_bytes(t.model, run.ranks.rank));
+  resume_progress(run, checkpoint, describe(t));
+  return checkpoint;
+}
+
+// ----------------------------------------------------------------------------
+// Memory and weights
+
+inline void allocate(Trainer& t) {
+  const Run& run = t.run;
+  gpt2_allocate(t.model);
+  if (t.sampler) gpt2_allocate(*t.sampler, &t.model);
+  t.step_tokens = PinnedBuffer<int>(4 * size_t(run.grad_accum_steps * run.B * run.T));
+  const size_t copy_bytes = run.options.out.empty() ? 0 : checkpoint_copy_bytes(t.model, run.ranks.rank);
+  if (copy_bytes > 0) t.checkpoint_copy = PinnedBuffer<float>(copy_bytes / sizeof(float));
+}
+
+// Weights, moments and progress: as a checkpoint left them, or a model's folder, or new ones.
+inline void load_or_init_weights(Trainer& t, const std::optional<ModelConfig>& in_folder,
+                                 const std::string& checkpoint) {
+  GPT2& model = t.model;
+  if (!checkpoint.empty()) {
+    read_weight_files(weight_files(checkpoint), model.parameters, store_weights(model));
+    read_moments(checkpoint, model.parameters, store_shard(model, model.m_memory), store_shard(model, model.v_memory));
+    if (!t.run.options.reset_memory)
+      model.remembered =
+          store_memory(model.sublayers, memory_of_rank(read_memory(checkpoint), t.run.ranks.rank, t.run.B));
+  } else if (in_folder) {
+    read_weights_of(model, model, t.run.options.model.model, *in_folder, uint64_t(t.run.options.seed));
+  } else {
+    init_weights(model, uint64_t(t.run.options.seed));
+  }
+}
+
+// ----------------------------------------------------------------------------
+// Steps
+
+// This rank's tokens of the next step.
+inline StepTokens next_tokens(Trainer& t) {
+  Run& run = t.run;
+  if (!t.step_loader) {
+    const int64_t n = run.grad_accum_steps * run.B * run.T;
+    int* buffer = t.step_tokens.data;
+    t.step_loader.emplace(*run.train, run.grad_accum_steps, run.B, run.ranks.rank, run.ranks.size,
+                          std::array<StepTokens, 2>{{{buffer, buffer + n}, {buffer + 2 * n, buffer + 3 * n}}});
+  }
+  return t.step_loader->next();
+}
+
+// The FLOPs of a token of the next micro-step. With the term `memory` they depend on what there is of earlier segments.
+inline double flops_of_next_segment(Trainer& t) {
+  const int64_t segment = (t.model.remembered + t.run.T - 1) / t.run.T;
+  if (std::exchange(t.counted_segment, segment) != segment)
+    t.counted_flops = flops_per_token(t.model.config, t.model.attention_plan, t.run.T, {segment, segment + 1});
+  return t.counted_flops;
+}
+
+// One update: grad_accum_steps micro-batches forward and backward, then AdamW. The host waits once, when all of it is
+// queued. If the loss or the norm is not finite, the device has changed nothing. The step is skipped then: it counts
+// for the data and the learning rate, which continue as if it had been a good one, but not as one of AdamW's updates,
+// whose moments don't include it.
+inline StepResult train_step(Trainer& t) {
+  const double start = seconds_now();
+  Run& run = t.run;
+  GPT2& model = t.model;
+  const TrainOptions& o = run.options;
+  StepResult result = {};
+  result.learning_rate = run.schedule(run.step + 1);
+  model.timeline.start_step(run.step + 1);
+  gpt2_zero_grad(model);
+  gpt2_zero_loss(model);
+  const double asked = seconds_now();
+  const int64_t first_sequence = run.train->next_sequence;
+  const StepTokens tokens = next_tokens(t);
+  result.data_seconds = seconds_now() - asked;
+  for (int64_t i = 0; i < run.grad_accum_steps; i++) {
+    const int64_t first = i * run.B * run.T;
+    if (run.train->begins_stream(first_sequence + i * run.B * run.ranks.size)) model.remembered = 0;
+    result.flops_per_token += flops_of_next_segment(t) / double(run.grad_accum_steps);
+    gpt2_micro_step(model, tokens.inputs + first, tokens.targets + first, run.B, run.T, run.num_micro_batches(),
+                    i + 1 == run.grad_accum_steps);
+  }
+  // Without the tokens of the next step all ranks stop after this one, as they do after a signal.
+  const double queued = seconds_now();
+  if (run.step + 1 < run.steps) run.data_error = t.step_loader->error();
+  result.data_seconds += seconds_now() - queued;
+  gpt2_request_stop(model, stop_signal() != 0 || !run.data_error.empty());
+  gpt2_update(model, run.step + 1 - run.skipped_steps,
+              {result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip, o.momentum});
+  const StepStats stats = gpt2_read_stats(model);
+  model.timeline.end_step();
+  const double rows = double(run.B) * run.T;
+  result.loss = stats.mean(stats.loss, rows), result.ponder = stats.mean(stats.ponder, rows);
+  result.scored_tokens = int64_t(stats.scored), result.grad_norm = stats.grad_norm();
+  result.stop_requested = stats.stop_requests > 0;
+  result.skipped = !std::isfinite(stats.loss) || !std::isfinite(result.grad_norm);
+  if (result.skipped) model.remembered = 0;  // what is not finite would stay in the segment memory
+  count_step(run, result);
+  result.seconds = seconds_now() - start;
+  return result;
+}
+
+// The spans of the step before the last one: by now collectives are done that run beside the step after theirs.
+inline void log_timeline(Trainer& t) {
+  const Timeline& timeline = t.model.timeline;
+  if (timeline.previous_step() < 0) return;
+  for (const TimelineSpan& span : timeline.previous_spans())
+    t.run.log.write({{"step", timeline.previous_step()},
+                     {"span", std::string(span.what)},
+                     {"of", t.model.parameters.buckets[span.bucket].name},
+                     {"begin_ms", span.begin_ms},
+                     {"end_ms", span.end_ms}});
+}
+
+// ----------------------------------------------------------------------------
+// Beside the steps
+
+// The mean loss over the scored tokens of ValidationBatches. It begins with an empty segment memory, and puts that of
+// training aside. Returns false, on every rank, if one of them could not load its tokens: then it has no loss, and
+// run.data_error of that rank says why.
+inline bool validate_model(Trainer& t) {
+  Run& run = t.run;
+  GPT2& model = t.model;
+  const double start = seconds_now();
+  const ValidationBatches batches(*run.val, run.B, run.options.val_batches, run.ranks.rank, run.ranks.size);
+  const double full_batch = double(run.B) * run.T;
+  std::vector<int> inputs(size_t(run.B) * size_t(run.T)), targets(inputs.size());
+  const std::vector<CheckpointTensor> of_training = fetch_memory(model.sublayers, run.B, model.remembered);
+  model.remembered = 0;
+  gpt2_zero_loss(model);
+  try {
+    for (int64_t i = 0; i < batches.count(); i++) {
+      const auto [B, T] = batches.load(i, inputs.data(), targets.data());
+      gpt2_forward_segments(model, inputs.data(), B, T);
+      gpt2_loss(model, targets.data(), {B, T}, full_batch);
+    }
+  } catch (const UserError& e) { run.data_error = e.what(); }
+  model.remembered = store_memory(model.sublayers, of_training);
+  gpt2_request_stop(model, !run.data_error.empty());
+  gpt2_sum_losses_over_ranks(model);
+  const StepStats stats = gpt2_read_stats(model);
+  if (stats.stop_requests > 0) return false;
+  report_validation(run, {stats.mean(stats.loss, full_batch), stats.mean(stats.ponder, full_batch),
+                          int64_t(stats.scored), int64_t(stats.tokens), int64_t(stats.correct), seconds_now() - start});
+  return true;
+}
+
+inline void sample(Trainer& t) {
+  Run& run = t.run;
+  const WatchdogPause pause(run.channel);
+  std::vector<int> tokens = run.prompt;
+  t.model.await_all_weights();
+  SamplingOptions sampling;
+  sampling.temperature = run.options.temperature;
+  if (run.tokenizer) sampling.vocabulary = run.tokenizer->vocab_size();
+  const std::vector<float> ponder =
+      gpt2_generate(*t.sampler, tokens, int(run.options.sample_length), sampling, uint64_t(run.options.seed), run.step);
+  print_sample(run, tokens, ponder);
+}
+
+// Begins to write a checkpoint. Waits for the one before, and for a copy to host memory; the rest happens while
+// training continues. Every rank that has a shard writes its own; the rest, and with --zero 0 all of it, is rank 0's.
+inline void save_checkpoint(Trainer& t) {
+  const double start = seconds_now();
+  report_saved(t.run, /*wait=*/true);
+  GPT2& model = t.model;
+  std::vector<CheckpointTensor> segment_memory =
+      gather_memory(model.collectives, t.run.channel, t.run.ranks,
+                    fetch_memory(model.sublayers, t.run.B, model.remembered));
+  if (t.checkpoint_copy.size == 0) return;
+  const size_t state_size = model.state_bytes() / sizeof(float);
+  float *m = t.checkpoint_copy.data, *v = m + state_size, *weights = v + state_size;
+  gpt2_gather_masters(model, weights);
+  fetch_shard(model, model.m_memory, m);
+  fetch_shard(model, model.v_memory, v);
+  t.run.stall_seconds = seconds_now() - start;
+  std::optional<int> end_of_text;
+  if (t.run.tokenizer) end_of_text = t.run.tokenizer->end_of_text();
+  std::vector<TextFile> files = model_text_files(model.config, end_of_text);
+  start_checkpoint(t.run, model.parameters,
+                   {{}, std::move(files), fetch_from_host(model, weights), m, v, std::move(segment_memory)});
+}
+
+// ----------------------------------------------------------------------------
+// The run
+
+inline void train(Trainer& t) {
+  Run& run = t.run;
+  const TrainOptions& o = run.options;
+  run.first_step = run.step;
+  if (run.step == 0 && run.val && o.val_every > 0 && !validate_model(t)) return;
+  if (t.sampler && run.step == run.steps) sample(t);  // nothing to train: -x 0, or a finished run resumed
+  for (bool stopping = run.ranks.size == 1 && stop_signal() != 0; run.step < run.steps && !stopping;) {
+    const StepResult result = train_step(t);
+    report_step(run, result);
+    log_timeline(t);
+    check_progress(run, result);
+    stopping = must_stop(run, result);
+    if (run.val && due(run, o.val_every) && !stopping) stopping = !validate_model(t);
+    if (t.sampler && due(run, o.sample_every) && !stopping) sample(t);
+    stopping = stopping || must_stop(run, result);
+    if (checkpoint_due(run, result, stopping)) save_checkpoint(t);
+    report_saved(run, /*wait=*/false);
+  }
+  // The last step's weights are awaited by no forward pass.
+  t.model.timeline.start_step(run.step + 1);
+  t.model.collectives.wait();
+  log_timeline(t);
+}
+
+inline void finalize(Trainer& t) {
+  t.model.collectives.finalize();
+  t.run.channel.finalize();
+  finalize_ranks(t.run.ranks);
+}
+
+inline int run_trainer(int argc, char** argv, Trainer& t) {
+  Run& run = t.run;
+  if (!parse_options(argc, argv, run.options)) return 0;
+  handle_stop_signals();  // before MPI and others have threads, which would be given the signals
+  run.ranks = init_ranks(run.options.ranks);
+  Collectives::check_supported(run.ranks);
+  if (run.ranks.rank > 0 && freopen("/dev/null", "w", stdout) == nullptr)
+    user_error("cannot open /dev/null");  // only rank 0 prints
+  run.channel.open(run.ranks, run.options.hang_timeout);
+  std::optional<ModelConfig> in_folder;
+  const std::string checkpoint = check_and_plan(t, in_folder);
+  if (run.options.dry_run) return finalize(t), 0;
+  if (run.ranks.rank == 0)
+    run.gemm_peak = gemm_peak(0.3);  // before the plan is allocated: its matrices take 400 MB on a large GPU
+  allocate(t);
+  load_or_init_weights(t, in_folder, checkpoint);
+  stop_after_steps();
+  open_output(run, checkpoint, describe(t));
+  check_same_data(run);  // also so that no rank waits in a collective for one that still loads
+  print_start(run, checkpoint, matmul_precision());
+
+  const double start = seconds_now();
+  try {
+    train(t);
+  } catch (const UserError&) {
+    try {
+      finish_output(run);
+    } catch (const UserError& e) {
+      print_error(e.what());  // the first error is the one that the run ends with
+    }
+    throw;
+  }
+  finish_output(run);
+  share_data_error(run);
+  finalize(t);
+  return finish_run(run, seconds_now() - start);
+}
