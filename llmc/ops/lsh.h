@@ -1,10 +1,10 @@
 // Attention by locality-sensitive hashing (Reformer, Kitaev et al. 2020; `lsh` in wiring.h), the same for every device.
 // A head's keys are its queries on the unit sphere, k_j = q_j / |q_j|, or 0 where q_j = 0. In round n the position with
-// the query x falls into hash bucket argmax([x R, -x R]), of equal ones the first. The query at t sees the positions j
-// < t that share its bucket in some round, each of them once, by score = q_t . k_j / sqrt(HS), and has one softmax over
-// all of them. If there are none it sees itself alone.
+// the query x falls into bucket argmax([x R, -x R]), of equal ones the first. The query at t sees the positions j < t
+// that share its bucket in some round, each of them once, by score = q_t . k_j / sqrt(HS), and has one softmax over all
+// of them. If there are none it sees itself alone.
 //
-//   lsh_hash      the buckets of queries, and 1 / |q|
+//   lsh_hash      the hash buckets of queries, and 1 / |q|
 //   lsh_sort      from the buckets of whole sequences the order in which those of a bucket are neighbours
 //   lsh_forward   attention in whole sequences, lsh_backward its gradients
 //   lsh_decode    attention of the last positions of sequences that lie in a cache, which needs no order
