@@ -68,7 +68,7 @@ static HostModel read_model(const Options& o) {
 }
 
 // Whether a file's name ends so, in capital letters or not.
-static bool ends_with(const std::string& name, const std::string& end) {
+static bool has_ending(const std::string& name, const std::string& end) {
   return name.size() > end.size() && strcasecmp(name.c_str() + name.size() - end.size(), end.c_str()) == 0;
 }
 
@@ -99,7 +99,7 @@ static ChoiceQuestion read_question(const std::string& line, Encoder& encoder) {
 static void convert_questions(const Options& o) {
   if (o.tokenizer.empty())
     user_error("%s: questions become tokens; name the vocabulary with --tokenizer", o.in.c_str());
-  if (!ends_with(o.out, ".bin")) user_error("%s: a file of questions is NAME.bin", o.out.c_str());
+  if (!has_ending(o.out, ".bin")) user_error("%s: a file of questions is NAME.bin", o.out.c_str());
   const Tokenizer tokenizer = Tokenizer::load(o.tokenizer);
   Encoder encoder(tokenizer);
   std::vector<ChoiceQuestion> questions;
@@ -117,7 +117,7 @@ static void convert_questions(const Options& o) {
 }
 
 static void convert_model(const Options& o) {
-  const bool to_llmc = ends_with(o.out, ".bin"), to_gguf = ends_with(o.out, ".gguf"), is_bf16 = o.type == "bf16";
+  const bool to_llmc = has_ending(o.out, ".bin"), to_gguf = has_ending(o.out, ".gguf"), is_bf16 = o.type == "bf16";
   if (!to_llmc && !to_gguf && is_bf16)
     user_error("--type bf16: a folder has float32 weights; it is for NAME.bin and NAME.gguf");
   HostModel model = read_model(o);
@@ -146,8 +146,7 @@ static int run_convert(int argc, char** argv) {
                "--type bf16");
   app.add_option("IN", o.in,
                  "a model's folder (config.json, model.safetensors), or a model of llm.c (version 3 or 5); or "
-                 "NAME.jsonl, questions like "
-                 "HellaSwag's")
+                 "NAME.jsonl, questions like HellaSwag's")
       ->required();
   app.add_option("OUT", o.out,
                  "NAME.bin: a model or questions of llm.c; NAME.gguf: one for llama.cpp of March 2025 or "
@@ -161,7 +160,7 @@ static int run_convert(int argc, char** argv) {
   if (!parse_command_line(app, argc, argv)) return 0;
   while (o.out.size() > 1 && o.out.back() == '/') o.out.pop_back();
   check_free_name(o.out);
-  ends_with(o.in, ".jsonl") ? convert_questions(o) : convert_model(o);
+  has_ending(o.in, ".jsonl") ? convert_questions(o) : convert_model(o);
   return 0;
 }
 

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 #include "archive_stream.h"
 #include "llmc/text/tokenizer.h"

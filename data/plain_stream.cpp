@@ -3,6 +3,7 @@
 #include <cstring>
 #include "archive_stream.h"
 #include "llmc/utils/error.h"
+#include "llmc/utils/text.h"
 #include "source_reader.h"
 
 // A source, of which the first bytes have been read to see what it is.
@@ -33,11 +34,8 @@ int64_t ArchiveStream::bytes_read() const {
 
 // Whether a file that begins with `head` is compressed by gzip, bzip2, xz or zstd, or is a tar file.
 static bool is_packed(const std::string& head) {
-  for (const std::string& magic : {std::string("\x1f\x8b"), std::string("BZh"),
-                                   std::string("\xfd"
-                                               "7zXZ"),
-                                   std::string("\x28\xb5\x2f\xfd")})
-    if (head.compare(0, magic.size(), magic) == 0) return true;
+  for (const char* magic : {"\x1f\x8b", "BZh", "\3757zXZ", "\x28\xb5\x2f\xfd"})
+    if (begins_with(head, magic)) return true;
   return head.size() > 257 && head.compare(257, 5, "ustar") == 0;
 }
 

@@ -38,51 +38,43 @@ struct ProbeTask {
 
 // All tasks, each with its source where it has one.
 inline const std::vector<ProbeTask>& probe_tasks() {
-  static const std::vector<ProbeTask> tasks = {{"recall",
-                                                "pairs",
-                                                {"pairs", "distance", "symbols"},
-                                                "finds the value that followed a key; every key is asked once, near "
-                                                "ones more often soon (MQAR, Zoology)"},
-                                               {"noisy-recall",
-                                                "noise",
-                                                {"pairs", "noise", "distance", "symbols"},
-                                                "recall with tokens that mean nothing among the pairs and questions "
-                                                "(MAD)"},
-                                               {"fuzzy-recall",
-                                                "width",
-                                                {"pairs", "width", "distance", "symbols"},
-                                                "recall with keys and values of several tokens; keys share their "
-                                                "tokens, so that one token does not tell (MAD)"},
-                                               {"copy",
-                                                "length",
-                                                {"length", "symbols"},
-                                                "repeats in order, at the end, the tokens that lie among blanks at "
-                                                "random places (MAD, selective copying)"},
-                                               {"induction",
-                                                "length",
-                                                {"length", "distance", "symbols"},
-                                                "continues a token of a random sequence by its successor there: key "
-                                                "and value are of one alphabet (Olsson et "
-                                                "al. 2022)"},
-                                               {"compress",
-                                                "length",
-                                                {"length", "distance", "symbols"},
-                                                "names the token at a place of a sequence, asked in random order after "
-                                                "a mark that ends it. In MAD a decoder "
-                                                "sees only the mark's vector; here attention may also look the place "
-                                                "up, unless --distance is beyond its reach"},
-                                               {"memorize",
-                                                "facts",
-                                                {"facts", "symbols"},
-                                                "knows a dictionary that is the same in all examples and does not "
-                                                "stand in them: weights must hold it (MAD)"},
-                                               {"depth",
-                                                "hops",
-                                                {"pairs", "hops", "distance", "symbols"},
-                                                "follows pointers from node to node, and names the token beside the "
-                                                "last: a high layer, which knows the node "
-                                                "only after the hops, must fetch what a low layer has of the token "
-                                                "there (of this project)"}};
+  static const std::vector<ProbeTask> tasks = {
+      {"recall",
+       "pairs",
+       {"pairs", "distance", "symbols"},
+       "finds the value that followed a key; every key is asked once, near ones more often soon (MQAR, Zoology)"},
+      {"noisy-recall",
+       "noise",
+       {"pairs", "noise", "distance", "symbols"},
+       "recall with tokens that mean nothing among the pairs and questions (MAD)"},
+      {"fuzzy-recall",
+       "width",
+       {"pairs", "width", "distance", "symbols"},
+       "recall with keys and values of several tokens; keys share their tokens, so that one token does not tell (MAD)"},
+      {"copy",
+       "length",
+       {"length", "symbols"},
+       "repeats in order, at the end, the tokens that lie among blanks at random places (MAD, selective copying)"},
+      {"induction",
+       "length",
+       {"length", "distance", "symbols"},
+       "continues a token of a random sequence by its successor there: key "
+       "and value are of one alphabet (Olsson et al. 2022)"},
+      {"compress",
+       "length",
+       {"length", "distance", "symbols"},
+       "names the token at a place of a sequence, asked in random order after a mark that ends it. In MAD a decoder "
+       "sees only the mark's vector; here attention may also look the place up, unless --distance is beyond its reach"},
+      {"memorize",
+       "facts",
+       {"facts", "symbols"},
+       "knows a dictionary that is the same in all examples and does not stand in them: weights must hold it (MAD)"},
+      {"depth",
+       "hops",
+       {"pairs", "hops", "distance", "symbols"},
+       "follows pointers from node to node, and names the token beside the last: a high layer, which knows the node "
+       "only after the hops, must fetch what a low layer has of the token there (of this project)"},
+  };
   return tasks;
 }
 

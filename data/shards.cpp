@@ -12,6 +12,7 @@
 #include "llmc/text/token_mask.h"
 #include "llmc/utils/files.h"
 #include "llmc/utils/error.h"
+#include "llmc/utils/text.h"
 
 using json = nlohmann::ordered_json;
 
@@ -174,13 +175,9 @@ bool ShardWriter::resume_mask(const json& state) {
 // -------------------------------------------------------------------------------------------------------------------
 // The folder
 
-static bool ends_with(const std::string& name, const std::string& end) {
-  return name.size() > end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
-}
-
 // Names that this program writes; it deletes no others.
 static bool is_ours(const std::string& name) {
-  const bool shard = name.rfind("train_", 0) == 0 || name.rfind("val_", 0) == 0;
+  const bool shard = begins_with(name, "train_") || begins_with(name, "val_");
   const std::string file = is_unfinished_output(name) ? name.substr(0, name.rfind(".tmp.")) : name;
   for (const char* end : {".bin", ".bin.part", ".mask", ".mask.part"})
     if (shard && ends_with(file, end)) return true;

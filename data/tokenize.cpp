@@ -26,6 +26,7 @@
 #include "llmc/utils/error.h"
 #include "llmc/utils/json.h"
 #include "llmc/utils/program.h"
+#include "llmc/utils/text.h"
 #include "llmc/text/tokenizer.h"
 #include "shards.h"
 #include "source_reader.h"
@@ -146,7 +147,7 @@ struct BatchEncoder {
       const std::string wrong = strings_of_line(text, options.corpus.fields, strings, result.counts.replaced);
       if (!wrong.empty())
         user_error("%s: line %lld %s%s", lines.file.c_str(), (long long)(lines.line + int64_t(i - lines.first_part)),
-                   wrong.c_str(), options.pairs || wrong.rfind("is no JSON object", 0) == 0 ? which_fields() : "");
+                   wrong.c_str(), options.pairs || begins_with(wrong, "is no JSON object") ? which_fields() : "");
       add_line(part, tokens, result.counts);
     }
     return result;
@@ -520,9 +521,8 @@ void tokenize(const Options& options) {
 void define_options(CLI::App& app, Options& options) {
   app.add_option("--tokenizer", options.tokenizer,
                  "bytes: a token is a byte, and 256 is the end of a text; vocabulary 257. Otherwise GPT-2's "
-                 "vocabulary: tiktoken's ranks "
-                 "(r50k_base.tiktoken), vocab.bpe or encoder.json with the other beside it, tokenizer.json, or a "
-                 "folder with these")
+                 "vocabulary: tiktoken's ranks (r50k_base.tiktoken), vocab.bpe or encoder.json with the other beside "
+                 "it, tokenizer.json, or a folder with these")
       ->capture_default_str()
       ->type_name("bytes|PATH");
   app.add_option("--out", options.out,
@@ -552,10 +552,9 @@ void define_options(CLI::App& app, Options& options) {
       ->excludes(end_of_text);
   app.add_option("--val-fraction", options.val_fraction,
                  "share of the corpus that becomes validation data; 0: none. With at least 200 documents, with JSON "
-                 "lines and from "
-                 "standard input, one of k documents goes there, k = 1/fraction, rounded, the same ones each time; "
-                 "with fewer, the "
-                 "last bytes of the whole. Default: one of 20 documents, or the last 0.1 of the bytes")
+                 "lines and from standard input, one of k documents goes there, k = 1/fraction, rounded, the same ones "
+                 "each time; with fewer, the last bytes of the whole. Default: one of 20 documents, or the last 0.1 of "
+                 "the bytes")
       ->check(CLI::Range(0.0, 0.5));
   app.add_option("--shard-tokens", options.shard_tokens, "tokens that a shard holds at most, at 2 bytes each")
       ->check(CLI::Range(int64_t(1), int64_t(INT32_MAX)))
@@ -569,12 +568,10 @@ void define_options(CLI::App& app, Options& options) {
                "MANIFEST.json");
   app.add_option("PATH", options.corpus.paths,
                  "text files, folders (all regular files in them, however deep, sorted by path; links to files are "
-                 "followed, to folders "
-                 "not), or -, standard input. What is compressed (gzip, bzip2, xz, zstd) or a tar file is read as what "
-                 "is in it, also inside a "
-                 "tar file. Other bytes are text, but zip archives, UTF-16 and the like are errors; invalid UTF-8 "
-                 "becomes U+FFFD, except "
-                 "with --tokenizer bytes. Folders named .git, .hg and .svn in folders are left out")
+                 "followed, to folders not), or -, standard input. What is compressed (gzip, bzip2, xz, zstd) or a tar "
+                 "file is read as what is in it, also inside a tar file. Other bytes are text, but zip archives, "
+                 "UTF-16 and the like are errors; invalid UTF-8 becomes U+FFFD, except with --tokenizer bytes. Folders "
+                 "named .git, .hg and .svn in folders are left out")
       ->required();
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# One of the paper's runs on all GPUs of this machine. 524,288 tokens per update, 18,000 updates and learning rate 1.5e-4
-# are the paper's; warm-up, clipping and decay, which it does not give, are nanoGPT's. If the run fails, it is resumed
-# (-y), until it is finished or has failed three times in a row without a new checkpoint.
+# One of the paper's runs on all GPUs of this machine. 524,288 tokens per update, 18,000 updates and learning rate
+# 1.5e-4 are the paper's; warm-up, clipping and decay, which it does not give, are nanoGPT's. If the run fails, it is
+# resumed (-y), until it is finished or has failed three times in a row without a new checkpoint.
 #
 #   scripts/run_gpt2.sh 124M|350M|774M sla|plain [T] [options of the trainer ...]
 #

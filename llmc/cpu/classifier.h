@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <vector>
-#include "llmc/ops/adamw.h"
+#include "llmc/ops/step_stats.h"
 #include "llmc/ops/classifier_args.h"
 #include "llmc/ops/not_scored.h"
 #include "threads.h"

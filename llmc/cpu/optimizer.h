@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 #include "llmc/ops/adamw.h"
+#include "llmc/ops/step_stats.h"
 #include "llmc/ops/precision.h"
 #include "threads.h"
 #include "vec.h"

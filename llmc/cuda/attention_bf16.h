@@ -463,18 +463,17 @@ using DqTilesOf = std::conditional_t<Kind == relative_attention, RelativeDqTiles
 // Without that much shared memory a warp has 16 keys.
 template <int D, bool Large>
 struct DkdvTiles {
-  static constexpr int share = D > 64 && Large ? 2 : 1, groups = 4;  // warps that share their keys; how many such
-                                                                     // groups a block has
+  // Warps that share their keys; how many such groups a block has.
+  static constexpr int share = D > 64 && Large ? 2 : 1, groups = 4;
   static constexpr int M = D <= 64 || Large ? 2 : 1, queries = D <= 64 || Large ? 64 : 32, columns = 32,
                        chunk = columns * share;
   static_assert(share == 1 || chunk == queries, "p and ds are read before the barrier of the next tile");
   static constexpr int threads = groups * share * warp_size, blocks_per_sm = 2 / share;
   static constexpr int group_keys = 16 * M, keys = group_keys * groups, channels = D / share;
   static constexpr size_t exchanged = share > 1 ? 2 * keys* chunk * sizeof(bf16) : 0;
-  static constexpr size_t floats = 4 * queries * sizeof(float);                                      // lse and delta
-  static constexpr size_t bytes = (2 * keys + 4 * queries) * D * sizeof(bf16) + floats + exchanged;  // D = 64: 65 KB,
-                                                                                                     // 128: 65 or 161
-                                                                                                     // KB
+  static constexpr size_t floats = 4 * queries * sizeof(float);  // lse and delta
+  // D = 64: 65 KB, 128: 65 or 161 KB.
+  static constexpr size_t bytes = (2 * keys + 4 * queries) * D * sizeof(bf16) + floats + exchanged;
 };
 
 // With relative positions there is a tile of q' beside that of q, and the rows of r for the distances of the block's
@@ -487,9 +486,8 @@ struct RelativeDkdvTiles {
   static constexpr int group_keys = 16 * M, keys = group_keys * groups, channels = D;
   static constexpr int distances = keys + queries;  // rows of a tile of r, as in RelativeRows
   static constexpr size_t floats = 4 * queries * sizeof(float);
-  static constexpr size_t bytes = (2 * keys + 6 * queries + 2 * distances) * D * sizeof(bf16) + floats;  // D = 64: 65
-                                                                                                         // KB, 96 and
-                                                                                                         // 128: 97 KB
+  // D = 64: 65 KB, 96 and 128: 97 KB.
+  static constexpr size_t bytes = (2 * keys + 6 * queries + 2 * distances) * D * sizeof(bf16) + floats;
 };
 
 template <int D, int Kind, bool Large>
@@ -645,8 +643,8 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
   constexpr int M = Tiles::M, N = Tiles::columns / 8;
   const int HS = int(a.HS), group = warp_index() / Tiles::share,
             part = Tiles::share == 1 ? 0 : warp_index() % Tiles::share;
-  const KVHead<bf16>& kv = a.kv_heads[blockIdx.x];  // not a copy: dk, dv and their stride are loaded at the end, not
-                                                    // kept in registers
+  // Not a copy: dk, dv and their strides are loaded at the end, not kept in registers.
+  const KVHead<bf16>& kv = a.kv_heads[blockIdx.x];
   const OwnTile own = own_tile(General ? stride_of(a, kv) : 1, int(blockIdx.z));
   const Positions positions = own.positions;  // everything below is in terms of these
   const int T = positions.count(int(a.T)), stride = positions.stride;
@@ -674,8 +672,8 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
                                  r_tiles = relative_q_tiles.from_row(2 * Tiles::queries);
   const int k0 = own.tile * Tiles::keys, end = min(T, k0 + Tiles::keys);
   const int key = k0 + group * Tiles::group_keys;
-  const int part_column = part * Tiles::columns, channel = part * Tiles::channels;  // where the warp's part begins: of
-                                                                                    // a chunk; of dk and dv
+  // Where the warp's part begins: of a chunk; of dk and dv.
+  const int part_column = part * Tiles::columns, channel = part * Tiles::channels;
 
   const QueryTiles<Tiles::queries, bf16, General> tiles(a, kv, positions, k0, end);
   auto start_loading = [&](auto tile) {

@@ -1,7 +1,6 @@
 // The kernel for dr, the gradient of relative positions' r, in bf16. Those for q' are attention's own
 // (attention_bf16.h).
 #pragma once
-#include <cmath>
 #include "llmc/ops/attention_args.h"
 #include "attention_bf16.h"
 #include "attention_tiles.h"
@@ -14,9 +13,8 @@ struct DrTiles {
   static constexpr int queries = D <= 96 ? 32 : 16, warp_distances = 16, distances = warp_distances * attention_warps;
   static constexpr int keys = distances + queries;               // rows of k and v, as in RelativeRows
   static constexpr size_t floats = 4 * queries * sizeof(float);  // lse and delta
-  static constexpr size_t bytes = (distances + 2 * keys + 4 * queries) * D * sizeof(bf16) + floats;  // D = 64: 49 KB,
-                                                                                                     // 96 and 128: 73
-                                                                                                     // KB
+  // D = 64: 49 KB, 96 and 128: 73 KB.
+  static constexpr size_t bytes = (distances + 2 * keys + 4 * queries) * D * sizeof(bf16) + floats;
 };
 
 // Elements of s without sees(row, column) become -inf.
@@ -87,8 +85,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_dr_kernel(Atte
     Accumulator<1, N> s = {}, dp = {};
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
-      const int key = not_hoisted(warp_index()) * Tiles::warp_distances + 8 * n;  // that of the first distance and
-                                                                                  // query
+      // That of the first distance and query.
+      const int key = not_hoisted(warp_index()) * Tiles::warp_distances + 8 * n;
       Accumulator<2, 2> g = {};
       mma_ABt(g, k_tile.from_row(key), q_tile.from_row(8 * n));
       skew_columns<true>(s, n, g);

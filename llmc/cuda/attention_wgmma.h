@@ -260,9 +260,9 @@ struct WgmmaDkdvTiles {
   static constexpr int queries = 64, buffers = 4;
   using KV = SplitTile<D, wgmma_rows>;
   using Q = SplitTile<D, queries>;
-  static constexpr int vector_bytes = queries * int(sizeof(float));                         // of lse and of delta
-  static constexpr size_t bytes = 2 * KV::bytes + 2 * buffers * (Q::bytes + vector_bytes);  // D = 64: 98 KB, 128:
-                                                                                            // 194 KB
+  static constexpr int vector_bytes = queries * int(sizeof(float));  // of lse and of delta
+  // D = 64: 98 KB, 128: 194 KB.
+  static constexpr size_t bytes = 2 * KV::bytes + 2 * buffers * (Q::bytes + vector_bytes);
 };
 
 // dk, dv = or +=. A block owns 128 keys of one K/V head in one sequence, a warp 16 of them, a thread its elements of

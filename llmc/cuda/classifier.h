@@ -11,7 +11,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include "llmc/ops/adamw.h"
+#include "llmc/ops/step_stats.h"
 #include "llmc/ops/classifier_args.h"
 #include "llmc/ops/not_scored.h"
 #include "llmc/utils/error.h"

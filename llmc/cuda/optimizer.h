@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include "llmc/ops/adamw.h"
+#include "llmc/ops/step_stats.h"
 #include "llmc/ops/precision.h"
 #include "device.h"
 #include "launch.h"

@@ -24,6 +24,7 @@
 #include "llmc/utils/host_name.h"
 #include "llmc/utils/message.h"
 #include "llmc/utils/number.h"
+#include "llmc/utils/text.h"
 #include "hmac.h"
 #include "tcp.h"
 #include "watchdog.h"
@@ -148,7 +149,7 @@ std::optional<std::string> proven_text(const std::string& key, const std::string
 
 // PATH of file:PATH; otherwise "".
 std::string rendezvous_file(const Ranks& ranks) {
-  return ranks.rendezvous.rfind("file:", 0) == 0 ? ranks.rendezvous.substr(5) : "";
+  return begins_with(ranks.rendezvous, "file:") ? ranks.rendezvous.substr(5) : "";
 }
 
 // The rendezvous, in messages.

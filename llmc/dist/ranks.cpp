@@ -11,6 +11,7 @@
 #include "llmc/utils/error.h"
 #include "llmc/utils/files.h"
 #include "llmc/utils/number.h"
+#include "llmc/utils/text.h"
 
 // The number in an environment variable, or `otherwise` if it is not set.
 static int number_of(const char* variable, int otherwise) {
@@ -91,13 +92,12 @@ Ranks init_ranks(const RankOptions& o) {
     if (processes == 1) return {};
 #ifndef SLA_MPI
     user_error("started as one of %d processes, but this program was built without MPI; install OpenMPI "
-               "(libopenmpi-dev) and build "
-               "again, or give --rendezvous",
+               "(libopenmpi-dev) and build again, or give --rendezvous",
                processes);
 #endif
     return ranks_of_mpi();
   }
-  if (o.rendezvous.rfind("file:", 0) != 0 && o.rendezvous.rfind("tcp:", 0) != 0)
+  if (!begins_with(o.rendezvous, "file:") && !begins_with(o.rendezvous, "tcp:"))
     user_error("--rendezvous %s: it must be file:PATH or tcp:HOST:PORT", o.rendezvous.c_str());
   Ranks r;
   r.rendezvous = o.rendezvous, r.secret = secret_of(o);

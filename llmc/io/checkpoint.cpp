@@ -8,6 +8,7 @@
 #include "llmc/utils/error.h"
 #include "llmc/utils/json.h"
 #include "llmc/utils/number.h"
+#include "llmc/utils/text.h"
 
 namespace fs = std::filesystem;
 using json = nlohmann::ordered_json;
@@ -82,7 +83,7 @@ std::string write_checkpoint_shard(const std::string& out, int64_t step, const P
 // its shard holds.
 static std::vector<MomentPiece> read_report(const std::string& report, int rank, int64_t step,
                                             const ParameterTable& table) {
-  if (report.rfind(error_prefix, 0) == 0)
+  if (begins_with(report, error_prefix))
     user_error("rank %d could not write its shard: %s", rank, report.c_str() + strlen(error_prefix));
   ParameterTable its_table = table;
   its_table.shard.index = rank;
@@ -201,8 +202,7 @@ std::string write_checkpoint(const std::string& out, const ParameterTable& table
 // The step of a folder named step_<digits>, or -1.
 static int64_t step_of(const std::string& name) {
   const std::string prefix = "step_";
-  if (name.size() <= prefix.size() || name.size() > prefix.size() + 18 || name.compare(0, prefix.size(), prefix) != 0)
-    return -1;
+  if (name.size() <= prefix.size() || name.size() > prefix.size() + 18 || !begins_with(name, prefix)) return -1;
   for (size_t i = prefix.size(); i < name.size(); i++)
     if (!isdigit((unsigned char)name[i])) return -1;
   return parse_number<int64_t>(name.substr(prefix.size()));
@@ -249,7 +249,7 @@ void remove_unfinished_checkpoints(const std::string& out) {
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(out, error))
     for (const char* prefix : {unfinished_prefix, removed_prefix})
-      if (entry.path().filename().string().rfind(prefix, 0) == 0) fs::remove_all(entry.path(), error);
+      if (begins_with(entry.path().filename().string(), prefix)) fs::remove_all(entry.path(), error);
 }
 
 std::vector<std::string> set_aside_checkpoints_after(const std::string& out, int64_t step) {

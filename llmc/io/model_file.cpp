@@ -9,6 +9,7 @@
 #include "llmc/utils/error.h"
 #include "llmc/utils/files.h"
 #include "llmc/utils/json.h"
+#include "llmc/utils/text.h"
 
 // ----------------------------------------------------------------------------
 // A parameter's place in a file
@@ -153,15 +154,12 @@ std::vector<MomentPiece> write_moment_shard(const std::string& path, const Param
 // The name GPT-2 files on the hub give a tensor: some begin with "transformer.".
 static std::string plain_name(const std::string& name) {
   const std::string prefix = "transformer.";
-  return name.compare(0, prefix.size(), prefix) == 0 ? name.substr(prefix.size()) : name;
+  return begins_with(name, prefix) ? name.substr(prefix.size()) : name;
 }
 
 // Old exports carry each layer's causal mask, h.N.attn.bias and h.N.attn.masked_bias.
 static bool is_mask(const std::string& name) {
-  auto ends_with = [&](const std::string& end) {
-    return name.size() >= end.size() && name.compare(name.size() - end.size(), end.size(), end) == 0;
-  };
-  return ends_with(".attn.bias") || ends_with(".attn.masked_bias");
+  return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
 }
 
 static std::string shape_text(const std::vector<int64_t>& shape) {

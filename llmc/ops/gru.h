@@ -5,7 +5,6 @@
 //   gates (N, 3C)   r | z | g, which the backward pass makes the gradients of what r, z and g are functions of
 //   sums (N, 2C)    what the residual stream x adds to the arguments of r and z; then, (N, C), what r x adds to g's
 #pragma once
-#include <cstdint>
 
 template <class T>
 struct GruGates {

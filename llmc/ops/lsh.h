@@ -4,7 +4,7 @@
 // positions j < t that share its bucket in some round, each of them once, by score = q_t . k_j / sqrt(HS), and has one
 // softmax over all of them. If there are none it sees itself alone.
 //
-//   lsh_hash      the buckets of queries, and 1 / |q|
+//   lsh_hash      the hash buckets of queries, and 1 / |q|
 //   lsh_sort      from the buckets of whole sequences the order in which those of a bucket are neighbours
 //   lsh_forward   attention in whole sequences, lsh_backward its gradients
 //   lsh_decode    attention of the last positions of sequences that lie in a cache, which needs no order

@@ -63,7 +63,7 @@ inline std::vector<MuonBatch> make_muon_batches(std::vector<MuonMatrix>& matrice
   return batches;
 }
 
-// The numbers of one step. The norm by which gradients are clipped is in StepStats (adamw.h).
+// The numbers of one step. The norm by which gradients are clipped is in StepStats.
 struct MuonStep {
   float learning_rate, momentum, weight_decay;
   double grad_clip;  // largest norm; 0: none

@@ -3,7 +3,8 @@
 #include <cstdint>
 #include "adamw.h"
 #include "muon.h"
-#include "llmc/ops/precision.h"
+#include "precision.h"
+#include "step_stats.h"
 
 struct MuonArgs {
   floatX* params;                // an arena of all parameters, as are grads

@@ -78,10 +78,8 @@ PositionLosses parse_positions(const std::string& path, const std::string& csv) 
     try {
       row = read_row(line, has_ponder);
     } catch (const UserError& e) { check(false, e.what()); }
-    check(row.position >= int64_t(positions.counts.size()) && row.position <= most && row.tokens >= 1, "positions "
-                                                                                                       "ascend, and "
-                                                                                                       "each has "
-                                                                                                       "tokens");
+    const bool is_next = int64_t(positions.counts.size()) <= row.position && row.position <= most;
+    check(is_next && row.tokens >= 1, "positions ascend, and each has tokens");
     positions.resize(size_t(row.position) + 1);
     positions.counts[size_t(row.position)] = row.tokens;
     positions.sums[size_t(row.position)] = row.loss * double(row.tokens);

@@ -181,9 +181,8 @@ std::string over_seeds(const std::vector<Kind>& kinds, const std::map<int, std::
     rows += row(cells);
   }
   return "<p>Means with 95 % confidence intervals by Student's t; differences are of runs with the same seed, and p "
-         "that of the paired t-test. "
-         "Speeds are medians, over steps and then over runs. Only runs that are finished count.</p>\n<div "
-         "class=\"wide\"><table class=\"seeds\">\n" +
+         "that of the paired t-test. Speeds are medians, over steps and then over runs. Only runs that are finished "
+         "count.</p>\n<div class=\"wide\"><table class=\"seeds\">\n" +
          rows + "</table></div>\n" + seeds_for(squares, freedom);
 }
 

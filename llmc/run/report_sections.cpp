@@ -15,26 +15,25 @@ std::vector<ReportSection> read_outline(const std::string& path) {
   for (const std::string& line : lines_of(read_whole_file(path))) {
     number++;
     if (line.empty()) continue;
-    if (line.compare(0, 2, "# ") == 0) {
+    if (begins_with(line, "# ")) {
       sections.push_back({line.substr(2), {}, {}});
       continue;
     }
     if (sections.empty()) user_error("%s:%d: a title, `# TITLE`, must come first", path.c_str(), number);
     ReportSection& section = sections.back();
-    if (line.compare(0, 4, "run ") == 0) {
+    if (begins_with(line, "run ")) {
       section.folders.push_back(line.substr(4));
-    } else if (line.compare(0, 10, "published ") == 0) {
+    } else if (begins_with(line, "published ")) {
       if (section.folders.empty())
-        user_error("%s:%d: `published` says something of the run before it, and there is "
-                   "none in this section",
+        user_error("%s:%d: `published` says something of the run before it, and there is none in this section",
                    path.c_str(), number);
       section.published[section.folders.back()] = line.substr(10);
-    } else if (line.compare(0, 6, "level ") == 0) {
+    } else if (begins_with(line, "level ")) {
       int end = 0;
       if (sscanf(line.c_str(), "level %" SCNd64 " of %n", &section.level, &end) != 1 || end == 0)
         user_error("%s:%d: `%s`: it is `level NUMBER of TASK`", path.c_str(), number, line.c_str());
       section.task = line.substr(size_t(end));
-    } else if (line.compare(0, 7, "chance ") == 0) {
+    } else if (begins_with(line, "chance ")) {
       char rest;
       if (sscanf(line.c_str(), "chance %lf%c", &section.chance, &rest) != 1 || !(section.chance >= 0) ||
           section.chance > 1)

@@ -1,6 +1,5 @@
 #include "sampling.h"
 #include <CLI/CLI.hpp>
-#include <cmath>
 #include <poll.h>
 #include <unistd.h>
 #include <nlohmann/json.hpp>
@@ -23,8 +22,7 @@ static void declare_options(CLI::App& app, SampleOptions& o) {
       ->group(text);
   app.add_flag("-i,--interactive", o.interactive, "each line that is typed")->group(text);
   app.add_flag("--no-end-of-text", o.no_end_of_text,
-               "begin with the prompt itself, without the end of text that training documents "
-               "begin with")
+               "begin with the prompt itself, without the end of text that training documents begin with")
       ->group(text);
   const char* sampling = "Sampling";
   app.add_option("-n,--tokens", o.tokens, "tokens to draw, at most")->group(sampling);
@@ -36,8 +34,7 @@ static void declare_options(CLI::App& app, SampleOptions& o) {
                  "token")
       ->group(sampling);
   app.add_option("--repetition-penalty", o.sampling.repetition_penalty,
-                 "divide the positive logits of tokens that occur already by this, and "
-                 "multiply the negative ones")
+                 "divide the positive logits of tokens that occur already by this, and multiply the negative ones")
       ->group(sampling);
   app.add_option("--seed", o.seed, "the same seed and prompt give the same text")->group(sampling);
   app.add_option("--stop", o.stop, "end before this text; may be given several times")

@@ -1,7 +1,6 @@
 // What the program that samples is asked for, and what it writes.
 #pragma once
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 #include "llmc/text/sampler.h"

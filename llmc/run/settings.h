@@ -1,7 +1,6 @@
 // What a run was made with: its options, its model, its data by their checksums, as its log and its checkpoints say it;
 // and in what that differs from what a process that resumes it is told.
 #pragma once
-#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>

@@ -41,8 +41,7 @@ inline int sample_token(std::vector<float> logits, double uniform, const Samplin
   for (int i = 0; i < n; i++) sum += weights[i] = std::exp(double(logits[i] - max) / divisor);
   if (!std::isfinite(sum))
     user_error("no sample can be drawn: the model's logits are not finite; its weights, or what it computes from them, "
-               "have become NaN or "
-               "infinite: take an earlier checkpoint");
+               "have become NaN or infinite: take an earlier checkpoint");
   if (o.temperature == 0) return int(std::max_element(logits.begin(), logits.end()) - logits.begin());
 
   thread_local std::vector<int> kept;  // all in their order, or the likeliest in theirs

@@ -5,7 +5,6 @@
 #include <array>
 #include <future>
 #include <string>
-#include <utility>
 #include "dataloader.h"
 
 struct StepTokens {

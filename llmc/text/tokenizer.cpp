@@ -12,6 +12,7 @@
 #include "llmc/utils/foreign_file.h"
 #include "llmc/utils/json.h"
 #include "llmc/utils/number.h"
+#include "llmc/utils/text.h"
 #include "unicode_classes.h"
 
 namespace fs = std::filesystem;
@@ -120,7 +121,7 @@ bool Tokenizer::cuts_added_token(std::string_view text, size_t at) const {
   for (const auto& [name, id] : special_)
     for (size_t before = 1; before < name.size() && before <= at && id != end_of_text_; before++) {
       const std::string_view rest = text.substr(at - before, name.size());
-      if (name.compare(0, rest.size(), rest) == 0) return true;
+      if (begins_with(name, rest)) return true;
     }
   return false;
 }
@@ -379,8 +380,7 @@ void Tokenizer::VocabularyFile::read_ranks() {
     const std::string_view number = spaced ? line.substr(at + 1) : std::string_view();
     if (number.empty() || number.size() > 9 || number.find_first_not_of("0123456789") != std::string::npos)
       user_error("%s: line %zu is not a token in base64, a space and an id: neither tiktoken's ranks, nor vocab.bpe, "
-                 "encoder.json or "
-                 "tokenizer.json; name such a file",
+                 "encoder.json or tokenizer.json; name such a file",
                  path.c_str(), line_number);
     add(parse_number<int64_t>(number), bytes);
   }
@@ -427,7 +427,7 @@ void Tokenizer::VocabularyFile::read_encoder_json(const std::string& encoder, co
   std::istringstream lines(read(merges_path));
   for (std::string line; std::getline(lines, line);) {
     line = without_return(line);
-    if (line.empty() || (merges.empty() && line.rfind("#version", 0) == 0)) continue;
+    if (line.empty() || (merges.empty() && begins_with(line, "#version"))) continue;
     const size_t space = line.find(' ');
     if (space == std::string::npos)
       user_error("%s: \"%s\" is not a merge of two tokens; fetch it again", path.c_str(), line.c_str());
@@ -514,7 +514,7 @@ Tokenizer Tokenizer::load(const std::string& path) {
     if (found.empty()) user_error("%s: needs %s beside it", path.c_str(), *names.begin());
     return found;
   };
-  if (file.text.rfind("#version", 0) == 0) {
+  if (begins_with(file.text, "#version")) {
     file.read_encoder_json(beside({"encoder.json", "vocab.json"}), path);
   } else if (file.text.find_first_not_of(" \t\r\n") != std::string::npos &&
              file.text[file.text.find_first_not_of(" \t\r\n")] == '{') {

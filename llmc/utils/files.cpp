@@ -14,6 +14,7 @@
 #include <string_view>
 #include "error.h"
 #include "foreign_file.h"
+#include "text.h"
 
 FileDescriptor::~FileDescriptor() {
   if (fd >= 0) close(fd);
@@ -98,8 +99,8 @@ std::string read_whole_file(const std::string& path, int64_t most, FileKind kind
 
 int32_t magic_number_of(const std::string& path) {
   int32_t magic = 0;
-  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // O_NONBLOCK: opening a named pipe
-                                                                                     // must not block
+  // O_NONBLOCK: opening a named pipe must not block.
+  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   return file.fd >= 0 && read(file.fd, &magic, sizeof magic) == ssize_t(sizeof magic) ? magic : 0;
 }
 
@@ -220,7 +221,7 @@ void remove_abandoned(const std::string& folder, const std::string& prefix) {
   std::error_code error;
   for (const std::filesystem::directory_entry& entry : std::filesystem::directory_iterator(folder, error)) {
     const std::string path = entry.path(), name = entry.path().filename();
-    if (name.rfind(prefix, 0) != 0 || !is_unfinished_output(name)) continue;
+    if (!begins_with(name, prefix) || !is_unfinished_output(name)) continue;
     const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
     if (file.fd >= 0 && flock(file.fd, LOCK_EX | LOCK_NB) == 0) std::filesystem::remove_all(path, error);
   }

@@ -4,7 +4,13 @@
 #include <charconv>
 #include <numeric>
 #include <string>
+#include <string_view>
 #include <vector>
+
+inline bool begins_with(std::string_view text, std::string_view part) { return text.substr(0, part.size()) == part; }
+inline bool ends_with(std::string_view text, std::string_view part) {
+  return text.size() >= part.size() && text.substr(text.size() - part.size()) == part;
+}
 
 // The lines of a text, without their ends, "\n" or "\r\n", and without the byte order mark that some editors begin
 // with.

@@ -79,7 +79,7 @@ INSTANTIATE_TEST_SUITE_P(Wiring, MaskedLoss, testing::Values("sla(2,3)", "univer
 INSTANTIATE(LONG_ON_EMU(OtherWiring), MaskedLoss,
             testing::Values("plain", "rope memory(20)", "reversible", "also(1,2) gqa(2)"));
 
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/ops/adamw.h: `sum / (scored / rows)` -> `sum / (tokens / rows)`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/ops/step_stats.h: `sum / (scored / rows)` -> `sum / (tokens / rows)`
 TEST(LONG_ON_EMU(MaskedStep), HasTheSameLossInAnyMicroBatches) {
   const int T = 24;
   auto model = make_model(four_layers("sla(2,3)"), 8, T);
@@ -93,7 +93,7 @@ TEST(LONG_ON_EMU(MaskedStep), HasTheSameLossInAnyMicroBatches) {
   }
 }
 
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/ops/adamw.h: `0 < scored && scored < tokens` -> `scored < tokens`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/ops/step_stats.h: `0 < scored && scored < tokens` -> `scored < tokens`
 TEST(MaskedStep, HasNoGradientWhereNoTokenIsScored) {
   const int B = 2, T = 24;
   auto model = make_model(four_layers("universal(1) act(0.3,0.5)"), B, T);

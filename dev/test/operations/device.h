@@ -10,6 +10,7 @@
 #include "dev/test/files.h"
 #include "dev/test/operations/operation.h"
 #include "llmc/ops/adamw.h"
+#include "llmc/ops/step_stats.h"
 
 // ----------------------------------------------------------------------------
 // The device's memory

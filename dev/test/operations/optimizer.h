@@ -4,6 +4,7 @@
 #include <utility>
 #include "dev/test/operations/operation.h"
 #include "llmc/ops/adamw.h"
+#include "llmc/ops/step_stats.h"
 
 // ----------------------------------------------------------------------------
 // Optimizer
@@ -157,7 +158,7 @@ TEST(AdamW, ClipsTheGradientByItsNormAsPyTorchDoes) {
   EXPECT_EQ(grad_scale_of({0, 3}, 1), 1);
 }
 
-// BUG (build/fp32/test_ops_cpu) llmc/ops/adamw.h: `return sqrt(grad_squares) * grad_weight();` ->
+// BUG (build/fp32/test_ops_cpu) llmc/ops/step_stats.h: `return sqrt(grad_squares) * grad_weight();` ->
 //   `return sqrt(grad_squares);`
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/optimizer.h: `return float(clip * sums.grad_weight());` ->
 //   `return float(clip);`
