@@ -1,10 +1,11 @@
-// What all terms of a wiring have in common. A term is a struct in a file of its own, which terms/all.h lists:
+// What all terms of a wiring have in common. A term is a struct in a file of its own, which terms/all.h lists. It has a
+// syntax, a line of help, and features, from which what combines with what follows. Its functions, besides those that
+// struct Term has for terms without arguments and limits:
 //
-//   syntax, help, features            how to write it, what it does, and what it goes with
-//   void read(const TermReader&)      takes its arguments from a text, or throws UserError, which says what would be
-//   right std::string arguments() const     as they are written, without what a reader may leave out; "" if there are
-//   none std::string misfit(L, h) const    what is wrong with it in a model of L layers and h heads; "" if nothing is
-//   void apply(WiringTable&) const    what it changes
+//   read(TermReader)      takes its arguments from a text, or throws UserError, which says what would be right
+//   arguments()           these as they are written, without what a reader may leave out; "" if there are none
+//   misfit(L, h)          what is wrong with it in a model of L layers and h heads; "" if nothing is
+//   apply(WiringTable&)   what it changes
 #pragma once
 #include <algorithm>
 #include <cstring>
