@@ -44,7 +44,7 @@ struct Activations {
   floatX* dhidden = nullptr;           // (hidden_rows, H): of the MLP's hidden units
   floatX* dqkv = nullptr;              // (N, the largest QKV); with `memory` (N, C): of q alone, and beside it
   floatX* dkv = nullptr;               //   (B (M + T), the largest QKV - C)
-  float* delta = nullptr;              // (N, h): rowsum(dout * out) of attention
+  float* delta = nullptr;              // (B, h, T): rowsum(dout * out) of attention
   float* layernorm_scratch = nullptr;  // (layernorm_backward_scratch(N, C))
   float* attention_scratch = nullptr;  // (attention_backward_scratch(...))
   // num_accumulators of them, each (N, accumulator_heads * hs), with `memory` (B (M + T), ...): dq | dk | dv of a
@@ -191,7 +191,7 @@ inline void declare_backward_activations(Activations& acts, ActivationList& list
   }
   if (plan.table.mix == WiringTable::Mix::gate) {
     list.add(backward, "dmap_gates", acts.dmap_gates, {c.num_layers, N});
-    if (has_master_weights) list.add(backward, "exact_map_out", acts.exact_map_out, {N, C});
+    if (is_bf16) list.add(backward, "exact_map_out", acts.exact_map_out, {N, C});
   }
   if (plan.table.mix != WiringTable::Mix::none)
     list.add(backward, "dmap_weights", acts.dmap_weights, {c.num_layers, N});

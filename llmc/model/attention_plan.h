@@ -2,9 +2,9 @@
 // attentions a layer computes, and where the gradients of shared heads wait in the backward pass. Whole numbers only;
 // binding.h and parts/ derive pointers from them.
 //
-// A *head* (layer, head) of q, k or v is what a layer projected for it. One that no attention uses is dead: it is not
-// projected, so its rows exist in no weight, gradient, optimizer state, GEMM or cache. Its gradient would be zero, so
-// the function, the loss curve and the gradient norm are those of the full model.
+// A *head* (layer, head) of q, k or v is what a layer projected for it. One that no attention uses is not
+// projected: its rows exist in no weight, gradient, optimizer state, GEMM or cache. Its gradient would be zero, so the
+// function, the loss curve and the gradient norm are those of the full model.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -190,7 +190,7 @@ inline AttentionPlan make_attention_plan(const ModelConfig& c, bool keep_dead = 
   plan.num_heads = c.num_heads;
   plan.table = c.wiring_table();
   const int L = c.num_layers, h = c.num_heads;
-  PerPart<std::vector<int>> highest_use;  // (L, h): the highest layer that uses each head; -1: dead
+  PerPart<std::vector<int>> highest_use;  // (L, h): the highest layer that uses each head; -1: unused
   for (Part part : all_parts) highest_use[part].assign(size_t(L * h), -1);
   for (int l = 0; l < L; l++) {
     plan.attentions.push_back(plan_attentions(plan.table, l));

@@ -13,9 +13,9 @@ struct AttentionActs {
   floatX *q = nullptr, *kv = nullptr;  //   then q (N, C) and kv (N, QKV - C) are tensors of their own
   floatX* kv_cache = nullptr;          // (slots, capacity, QKV - C): in generation
   floatX* att = nullptr;               // (N, C): the heads' outputs
-  float* lse = nullptr;                // (N, h)
-  float* topk_score = nullptr;         // (N, h): of topk
-  int* topk_last = nullptr;            // (N, h)
+  float* lse = nullptr;                // (B, h, T)
+  float* topk_score = nullptr;         // (B, h, T): of topk
+  int* topk_last = nullptr;            // (B, h, T)
 };
 
 // The model's shape and shared activations, and what the attention of each layer leaves, by its number as layers run.

@@ -1,10 +1,10 @@
 // A trained model continued with another wiring than it was trained with: GPT-2 as a model with skip-layer attention,
 // say. Most of its weights stay as they are. Of a layer's c_attn
 //   - the rows of a head of q, k or v that the new wiring uses too stay, whichever layers attend to it now;
-//   - rows that no attention uses any more are dead, as in every model with that wiring;
+//   - rows that no attention uses any more are left out, as in every model with that wiring;
 //   - a K/V head takes the mean of what its query heads had, as in grouped-query attention (Ainslie et al. 2023,
 //     section 2.1), and where there are more K/V heads than before a copy;
-//   - rows that were dead have no trained values: they are those of a new model.
+//   - rows that were left out have no trained values: they are those of a new model.
 // Where layers repeat, before or now (`universal`), each layer takes the weights of the one that has run in its place.
 // Gates, of maps and of the residual stream, halting, rotations, and positions that the model did not have are those of
 // a new model as well.
@@ -26,7 +26,7 @@
 struct WiringChange {
   ModelConfig model;     // the model as it was trained
   AttentionPlan plan;    // the plan of that model's attention
-  ParameterTable table;  // the parameters of that model, without dead rows
+  ParameterTable table;  // the parameters of that model, without rows of unused heads
   AttentionPlan new_plan;
 };
 

@@ -1,5 +1,5 @@
 // The arithmetic of a model, in floating-point operations: what a perfect implementation would have to do, no
-// recomputation counted but the flash backward's, no dead K/V rows.
+// recomputation counted but the flash backward's, no rows of unused heads.
 #pragma once
 #include <variant>
 #include "attention_pairs.h"
@@ -7,7 +7,7 @@
 #include "config.h"
 #include "sublayers.h"
 
-// Elements of the weights that a token is multiplied with: those of the steps, and the tied head.
+// Elements of the weights that a token is multiplied with: those of the sublayers, and of the head.
 inline double matmul_parameters(const ModelConfig& c, const AttentionPlan& plan, const Segments& segments = {}) {
   double n = double(c.vocab_size) * c.channels;
   for (const Sublayer& s : make_sublayers(c, plan).list) {

@@ -133,7 +133,7 @@ inline StoreTensor store_weights(ModelMemory& model) {
 }
 
 // A tensor's values in a new model. Each depends on the seed, its tensor and its place in the full-size tensor alone:
-// models with and without dead rows begin as the same function.
+// models with and without rows of unused heads begin as the same function.
 inline std::vector<float> initial_values(const ModelMemory& model, int index, uint64_t seed) {
   if (model.parameters.is_constant(index)) {
     const ConstantTensor& constant = model.parameters.constant(index);

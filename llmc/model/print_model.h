@@ -14,11 +14,11 @@ inline void print_model(const ModelShape& model, int T, const ParameterTable& p)
          c.num_layers, c.num_heads, c.head_size(), c.channels, c.vocab_size, c.max_seq_len,
          c.bias ? "biases" : "no biases", c.wiring.text.c_str());
   if (!c.wiring.is_plain()) printf("%s", draw(model.attention_plan).c_str());
-  const int64_t dead = p.num_parameters_full - p.num_parameters;
+  const int64_t unused = p.num_parameters_full - p.num_parameters;
   printf("parameters: %lld", (long long)p.num_parameters);
-  if (dead > 0)
+  if (unused > 0)
     printf(" (%lld less %lld, %.2f %%, of q, k and v rows that no attention uses)", (long long)p.num_parameters_full,
-           (long long)dead, 100.0 * double(dead) / double(p.num_parameters_full));
+           (long long)unused, 100.0 * double(unused) / double(p.num_parameters_full));
   printf("\n");
   ModelConfig plain = c;
   plain.wiring = Wiring();
