@@ -40,7 +40,7 @@ struct Trainer {
   PinnedBuffer<float> checkpoint_copy;
   Run run;
   std::optional<StepLoader> step_loader;  // from the first step on
-  int64_t counted_segment = -1;           // of the micro-step before, and its FLOPs per token
+  int64_t counted_segment = -1;           // of the micro-batch before, and its FLOPs per token
   double counted_flops = 0;
 };
 
@@ -73,7 +73,7 @@ inline size_t checkpoint_copy_bytes(const GPT2& model, int rank) {
 
 // Prints the memory plan. `host_bytes`: what will be allocated in host memory for checkpoints. Throws UserError if the
 // plan does not fit into what is free.
-inline void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes = 0) {
+inline void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes) {
   // The workspaces have been allocated already.
   const size_t available = device_memory_available() + device_workspace_bytes();
   const size_t reserve = device_reserve_bytes(), beside = reserve + (device_memory_is_host_memory ? host_bytes : 0);
@@ -207,7 +207,8 @@ inline StepTokens next_tokens(Trainer& t) {
   return t.step_loader->next();
 }
 
-// The FLOPs of a token of the next micro-step. With the term `memory` they depend on what there is of earlier segments.
+// The FLOPs of a token of the next micro-batch. With the term `memory` they depend on what there is of earlier
+// segments.
 inline double flops_of_next_segment(Trainer& t) {
   const int64_t segment = (t.model.remembered + t.run.T - 1) / t.run.T;
   if (std::exchange(t.counted_segment, segment) != segment)
