@@ -153,7 +153,7 @@ void gpt2_forward(GPT2& model, const Batch& batch) {
   for (int i = 0; i < model.sublayers.size(); i++) {
     const Sublayer& sublayer = model.sublayer(i);
     const Timeline::Scope span = model.timeline.span("forward", sublayer.bucket);
-    branch_forward(sublayer, batch);                       // acts.branch_out =
+    std::visit([&](const auto& branch) { branch_forward(branch, batch); }, sublayer.branch);  // acts.branch_out =
     residual_forward(sublayer, model.norm(i + 1), batch);  // the residual stream after it, and what follows
   }
 }

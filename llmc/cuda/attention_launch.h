@@ -40,7 +40,12 @@ void launch_dr_kernels(const AttentionArgs<bf16>& a, float scale) {
   launch_sum_of_sequences(a);
 }
 
-inline void launch_mma_forward(const AttentionArgs<bf16>& a) {
+// Defined below: whether kernels by wgmma have been asked for and launched.
+inline bool launch_wgmma_forward(const AttentionArgs<bf16>& a);
+inline bool launch_wgmma_backward(const AttentionArgs<bf16>& a);
+
+inline void launch_attention_forward(const AttentionArgs<bf16>& a) {
+  if (launch_wgmma_forward(a)) return;
   const float scale = score_scale(a);
   for_head_size(a.HS, [&](auto D) {
     if (a.topk > 0)
@@ -54,7 +59,8 @@ inline void launch_mma_forward(const AttentionArgs<bf16>& a) {
   });
 }
 
-inline void launch_mma_backward(const AttentionArgs<bf16>& a) {
+inline void launch_attention_backward(const AttentionArgs<bf16>& a) {
+  if (launch_wgmma_backward(a)) return;
   const float scale = score_scale(a);
   for_head_size(a.HS, [&](auto D) {
     if (a.relative.q != nullptr) {
@@ -81,7 +87,6 @@ bool for_wgmma_head_size(int64_t HS, F f) {
   return exists;
 }
 
-// Whether it has launched.
 inline bool launch_wgmma_forward(const AttentionArgs<bf16>& a) {
   if (is_general(a) || a.relative.q != nullptr) return false;
   return for_wgmma_head_size(a.HS, [&](auto D) {
@@ -98,14 +103,4 @@ inline bool launch_wgmma_backward(const AttentionArgs<bf16>& a) {
     launch(attention_dkdv_wgmma_kernel<D>, attention_grid(a, a.num_kv_heads, a.T, wgmma_rows), wgmma_threads,
            WgmmaDkdvTiles<D>::bytes, gpu().stream, a, score_scale(a));
   });
-}
-
-// ----------------------------------------------------------------------------
-
-inline void launch_attention_forward(const AttentionArgs<bf16>& a) {
-  if (!launch_wgmma_forward(a)) launch_mma_forward(a);
-}
-
-inline void launch_attention_backward(const AttentionArgs<bf16>& a) {
-  if (!launch_wgmma_backward(a)) launch_mma_backward(a);
 }

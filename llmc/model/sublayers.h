@@ -294,11 +294,6 @@ inline void embed_backward(const Sublayers& sublayers, const Params<float>& grad
   embedding_backward(grads.wte, dwpe, acts.dresidual, acts.tokens, batch.B, batch.T, C);
 }
 
-// acts.branch_out (N, C) = the branch's output for its norm's.
-inline void branch_forward(const Sublayer& s, const Batch& batch) {
-  std::visit([&](const auto& branch) { branch_forward(branch, batch); }, s.branch);
-}
-
 // Computes the residual stream after the sublayer, and the norm that follows.
 inline void residual_forward(const Sublayer& s, const Norm& next, const Batch& batch) {
   if (!s.cycle_end)

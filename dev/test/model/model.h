@@ -87,7 +87,7 @@ inline std::vector<reference::HeadBuckets> buckets_of_pass(GPT2& model, const st
   embed(model.sublayers, model.embeddings(), model.acts, batch);
   norm_forward(model.norm(0), N);
   for (int i = 0; i < model.sublayers.size(); i++) {
-    branch_forward(model.sublayer(i), batch);
+    std::visit([&](const auto& branch) { branch_forward(branch, batch); }, model.sublayer(i).branch);
     residual_forward(model.sublayer(i), model.norm(i + 1), batch);
     const auto* branch = std::get_if<LshBranch>(&model.sublayer(i).branch);
     if (branch == nullptr) continue;
