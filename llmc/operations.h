@@ -1,4 +1,5 @@
 // The operations of the device that the program is compiled for: the same names and signatures in each folder.
+// They know neither files nor sockets, nor the model.
 #pragma once
 #ifdef SLA_CPU
 #include "llmc/cpu/attention.h"

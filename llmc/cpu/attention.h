@@ -1,7 +1,8 @@
 // Attention without a T*T buffer, in the manner of FlashAttention-2 (Dao 2023): blocks of queries against tiles of the
 // keys that they see with an online softmax, so that memory is linear in T. k and v are read where they were projected;
-// of a tile whose keys are not neighbours they are copied. Shapes and strides: llmc/ops/attention_args.h; any head size
-// and stride will do.
+// of a tile whose keys are not neighbours they are copied. In bf16 scores and softmax are fp32; probabilities and ds
+// are rounded where they are the operand of a matmul, as on a GPU. Shapes and strides: llmc/ops/attention_args.h; any
+// head size and stride will do.
 //
 //   attention_forward:  out =, lse =, topk_score =, topk_last =
 //   attention_backward: delta =, dq = or +=, dk and dv of each K/V head = or +=; dq and dr of relative positions =

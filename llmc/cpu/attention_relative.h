@@ -1,4 +1,6 @@
-// What relative positions add to attention on the CPU.
+// What relative positions add to attention on the CPU. The rows of r for a block's queries and a tile's keys are
+// multiplied with q' in one matmul, which has a column for each distance; a query's scores are neighbouring columns of
+// its row, from an offset that is one less than that of the query before it.
 #pragma once
 #include <algorithm>
 #include <vector>

@@ -1,5 +1,6 @@
-// topk of attention on the CPU: of the keys that a query sees, those with the highest scores. Where they are few, only
-// they are multiplied.
+// topk of attention on the CPU: of the keys that a query sees, those with the highest scores. Where they are few,
+// the scores alone are a matmul, computed once in each pass; all else is computed pair by pair, in fp32, for the chosen
+// keys.
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -17,7 +17,13 @@
 // each distance; it gets one for each key by moving each row by one element against the row before it, in registers
 // (skew in tile.h). ds goes the other way for the gradient of q'. For dr there is a third kernel, with a block per tile
 // of distances, which computes the scores and dp once more; its parts of the sequences are added up in their order
-// (attention_relative.h). Nothing of size T * T is in memory, and what is loaded grows as that of k and v does.
+// (attention_relative.h). Nothing of size T * T is in memory, and what is loaded grows as that of k and v does. With
+// heads of 64 channels a tile of queries and keys costs 3.25 products forward in place of 2, and 18 backward in place
+// of 7.
+//
+// Measured errors are those of bf16 itself: at most 1.02 times those of a computation in double that rounds where
+// tensor cores must. What nvcc makes of these kernels decides how fast they are: dev/test/test_machine_code.cpp
+// compares their registers, spills and instructions with recorded ones, for a spill changes no result.
 #pragma once
 #include <cmath>
 #include <type_traits>

@@ -24,7 +24,8 @@ __device__ inline int relative_row(const AttentionArgs<Element>& a, int query, i
 
 // The positions that a block works on: all of a sequence, or those with one remainder by `stride`. The latter serves
 // masks with a stride(): a query sees some keys of every tile of neighbouring positions, but the T / stride positions
-// with one remainder see only each other, as a plain sequence does. The i-th of them is position first + i * stride.
+// with one remainder see only each other, as a plain sequence does: that costs T * T / stride in place of T * T, as a
+// window of w keys costs T * w. The i-th of them is position first + i * stride.
 struct Positions {
   int first = 0, stride = 1;
 

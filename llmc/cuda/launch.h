@@ -25,7 +25,8 @@ inline void cuda_check(cudaError_t status, const char* what, const char* file, i
 #define CUDA_CHECK(call) cuda_check(call, #call, __FILE__, __LINE__)
 
 // Every kernel's shared memory, in the size that its launch gives. No kernel declares a __shared__ array of its own:
-// dev/emu checks the bounds of dynamic shared memory only.
+// dev/emu checks the bounds of dynamic shared memory only. This, and no launch by <<<...>>>, is what lets dev/emu run
+// the same source.
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
 // A kernel's name as in the source.

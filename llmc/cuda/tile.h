@@ -15,6 +15,9 @@
 // mma.m16n8k16" in the PTX manual): lane = 4 group + i holds, of each 16 x 8 accumulator, rows group and group + 8,
 // columns 2 i and 2 i + 1. Two neighbouring accumulators, rounded, are a 16 x 16 A operand as they are: the
 // probabilities go from one product into the next without leaving the registers.
+//
+// On the emulated GPU each instruction has a twin (dev/emu/tensor_core.cpp), which dev/test/test_tile.cu compares with
+// the manual.
 #pragma once
 #include <cuda_bf16.h>
 #include <cstdint>

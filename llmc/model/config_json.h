@@ -1,6 +1,6 @@
 // A model folder's config.json: Hugging Face's GPT-2 keys plus those of the wiring and `bias`. Plain GPT-2 is of the
 // type "gpt2", which other programs know; another wiring is of the type "gpt2_sla", so that none takes it for plain
-// GPT-2.
+// GPT-2. The paper's num_skip_layer and num_skip_head are read as sla(n, k).
 #pragma once
 #include <optional>
 #include <string>

@@ -10,7 +10,9 @@
 #include "kv_cache.h"
 #include "llmc/ops/muon.h"
 
-// What the backward pass computes again instead of keeping it (-r). Each level includes those before it.
+// What the backward pass computes again instead of keeping it (-r). Each level includes those before it. With the
+// highest ones three to four times as many sequences fit (dev/bench/results/memory.md). Chunks change last bits, of the
+// gradients of MLPs' weights: these are sums over rows, which are added up chunk by chunk.
 enum class Recompute {
   nothing,
   activation,

@@ -1,4 +1,5 @@
-// How a branch's output joins the residual stream with `gru` (terms/gru.h): in a gate in place of the sum.
+// How a branch's output joins the residual stream with `gru` (terms/gru.h): in a gate in place of the sum. It takes
+// three matmuls forward and six backward.
 #pragma once
 #include <optional>
 #include "llmc/model/activation_list.h"

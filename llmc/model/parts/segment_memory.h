@@ -1,6 +1,7 @@
 // The memory of a layer's attention in training (terms/memory.h): its input, the residual stream before its
 // LayerNorm, at the last positions of each stream, as earlier segments left it. It is a constant, but the LayerNorm,
-// k and v of it are computed with today's weights, which get gradients from them.
+// k and v of it are computed with today's weights, which get gradients from them. A layer's k and v have rows for the
+// memory before those of the segment, so that queries begin at key m; layers that share K/V read those rows too.
 //
 // B: streams, T: tokens of a segment, M: positions that the memory has room for, m: those that it holds
 // (Batch::memory).

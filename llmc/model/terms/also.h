@@ -1,3 +1,5 @@
+// As sla (sla.h), but head i of layer l attends to the K/V of head i of layer l - distance beside what it attends to
+// already: one softmax over the keys of all its sources.
 #pragma once
 #include "source_below.h"
 

@@ -1,4 +1,5 @@
-// The map of layer l is P_l = a P_(l-1) + (1 - a) S_l, where S_l is the layer's own, and P_0 = S_0.
+// The attention map of layer l, which it uses on its own v, is P_l = a P_(l-1) + (1 - a) S_l, where S_l is the layer's
+// own, and P_0 = S_0.
 #pragma once
 #include "maps_below.h"
 

@@ -1,4 +1,5 @@
-// A1: j / block == t / block; A2: j % block >= block - columns.
+// Sparse Transformer (Child et al. 2019): the query at t sees the key at j by one mask, A1: j / block == t / block, or
+// by the other, A2: j % block >= block - columns. Who has which: sparse_pattern.h.
 #pragma once
 #include "sparse_pattern.h"
 

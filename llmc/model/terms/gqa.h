@@ -1,4 +1,4 @@
-// Ainslie et al. 2023: query head i attends to K/V head i * heads / h.
+// Grouped-query attention (Ainslie et al. 2023): of `heads` K/V heads query head i attends to number i * heads / h.
 #pragma once
 #include "term.h"
 

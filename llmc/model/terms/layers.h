@@ -1,3 +1,4 @@
+// With layers(0_0_2_2) all heads of layer l attend to the K/V of the layer named for it, which is l or below.
 #pragma once
 #include "term.h"
 

@@ -1,5 +1,6 @@
 // Reformer (Kitaev et al. 2020): k_j = q_j / |q_j|. In each round x falls into bucket argmax([x R, -x R]), where R (hs,
-// buckets / 2) is a constant of the head and the round. A query sees itself only if it sees no earlier position.
+// buckets / 2) is a constant of the head and the round. A query sees the earlier positions that share its bucket in
+// some round, and itself only if there are none.
 #pragma once
 #include "llmc/ops/lsh.h"
 #include "term.h"

@@ -1,3 +1,4 @@
+// GPT-2 (Radford et al. 2019): head i of layer l attends to the K/V that its own layer projected for head i.
 #pragma once
 #include "term.h"
 

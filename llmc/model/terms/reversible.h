@@ -1,5 +1,6 @@
 // RevNet (Gomez et al. 2017), as in Reformer: the streams are fp32, both the embeddings at first: x1 +=
-// attention(ln_1(x2)), x2 += mlp(ln_2(x1)). ln_f gets their mean.
+// attention(ln_1(x2)), x2 += mlp(ln_2(x1)). ln_f gets their mean. The backward pass recovers a layer's
+// streams from those after it.
 #pragma once
 #include "term.h"
 

@@ -1,5 +1,6 @@
-// "Skip-Layer Attention: Bridging Abstract and Detailed Dependencies in Transformers". From layer `distance` on;
-// several such terms make several distances.
+// "Skip-Layer Attention: Bridging Abstract and Detailed Dependencies in Transformers": head i of layer l attends to the
+// K/V of head i of layer l - distance if l >= distance and it is one of the last `heads`, or a <= i < b for a range
+// a:b. Other heads stay as they were, so several such terms make several distances.
 #pragma once
 #include "source_below.h"
 

@@ -1,4 +1,5 @@
-// A1: t - stride <= j; A2: (t - j) % stride == 0.
+// Sparse Transformer (Child et al. 2019): the query at t sees the key at j by one mask, A1: t - stride <= j, or by the
+// other, A2: (t - j) % stride == 0. Who has which: sparse_pattern.h.
 #pragma once
 #include "sparse_pattern.h"
 

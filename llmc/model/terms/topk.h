@@ -1,4 +1,4 @@
-// Of equal scores the first keys.
+// Of the keys that a query sees, its softmax has the `keys` with the highest scores, of equal ones the first.
 #pragma once
 #include "term.h"
 

@@ -1,4 +1,4 @@
-// The pattern repeats over the layers: S has the window, L has none.
+// The query at t sees the key at j if t - j < keys. The pattern repeats over the layers: S has the window, L has none.
 #pragma once
 #include "term.h"
 
