@@ -1,4 +1,4 @@
-// What a branch gets to plan its pointers and sizes.
+// What a branch gets to set its pointers and sizes.
 #pragma once
 #include <vector>
 #include "activations.h"

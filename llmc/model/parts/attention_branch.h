@@ -1,6 +1,6 @@
 // Attention as a branch: q, k and v of the heads that the layer projects, attention of its query heads to K/V heads
 // wherever they were projected, and the output projection. Everything that follows from the wiring and the level of
-// recomputation is planned here once, as pointers and sizes; the passes look nothing else up.
+// recomputation is bound here once, as pointers and sizes; the passes look nothing else up.
 #pragma once
 #include <algorithm>
 #include <optional>
@@ -22,7 +22,7 @@
 #include "relative_attention.h"
 #include "segment_memory.h"
 
-// A matmul from the LayerNorm to q, k and v, or to a part of them: out (N, OC) = in weight^T + bias. With `memory` k
+// A matmul from the norm to q, k and v, or to a part of them: out (N, OC) = in weight^T + bias. With `memory` k
 // and v have rows for that too.
 struct Projection {
   const floatX *in, *weight, *bias;  // (N, C), (OC, C), (OC)
@@ -130,7 +130,7 @@ inline void declare(AttentionBranch& b, ActivationList& list) {
 }
 
 // ----------------------------------------------------------------------------
-// Planning
+// Pointers
 
 // The place of a projected head: `x` points to its first element. For k and v in the cache that is the first row of the
 // sequence in `slot`.
@@ -228,7 +228,7 @@ inline std::vector<RowCopy> bind_load_dqkv(const Binding& p, int l) {
   return copies;
 }
 
-// Plans the rotation of the layer's projected heads of q and of k, which lie beside them.
+// Binds the rotation of the layer's projected heads of q and of k, which lie beside them.
 inline void bind_rotations(AttentionBranch& b, const Binding& p) {
   if (p.plan().table.rope == 0) return;
   const int hs = int(p.head_size());
@@ -254,7 +254,7 @@ inline void bind_rotations(AttentionBranch& b, const Binding& p) {
   }
 }
 
-// Plans how k and v come into the cache, and where attention finds them.
+// Binds how k and v come into the cache, and where attention finds them.
 inline void bind_cache(AttentionBranch& b, const Binding& p) {
   const KVCachePlan& cache = *p.shape.generation;
   const int64_t q = p.q_width(b.layer), width = b.QKV - q;
