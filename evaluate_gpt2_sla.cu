@@ -264,9 +264,9 @@ void check_scored(const Evaluator& e, const TextToScore& text) {
 void read_inputs(Evaluator& e, const ModelConfig& config) {
   const EvaluateOptions& o = e.options;
   int64_t &context = e.results.context, &stride = e.results.stride;
-  // A model with memory reads a text in segments, however long it is.
-  context = o.context > 0 ? o.context : config.longest_text(), stride = o.stride > 0 ? o.stride : context;
-  if (context > config.longest_text())
+  const int longest_text = config.longest_text();  // a model with memory reads a text in segments, however long it is
+  context = o.context > 0 ? o.context : longest_text, stride = o.stride > 0 ? o.stride : context;
+  if (context > longest_text)
     user_error("--context %lld: the model's context length is %d", (long long)context, config.max_seq_len);
   if (stride > context)
     user_error("--stride %lld: it must be at most the context, %lld: some tokens would be scored in no window",
@@ -291,7 +291,7 @@ void read_inputs(Evaluator& e, const ModelConfig& config) {
     for (size_t i = 0; i < c.answers.size(); i++) see(c.path, "question", c.answers[i].first, c.sequence(i));
   for (const LastWordsToScore& words : e.last_words)
     for (size_t i = 0; i < words.texts.size(); i++) see(words.path, "line", i + 1, words.texts[i]);
-  e.longest = o.serve ? config.longest_text() : std::min(e.longest, context);
+  e.longest = o.serve ? longest_text : std::min(e.longest, context);
   if (o.context == 0 && !o.serve) context = std::min(context, std::max<int64_t>(e.longest, config.max_seq_len));
   stride = std::min(stride, context);
   for (const TextToScore& text : e.texts) check_scored(e, text);

@@ -56,13 +56,14 @@ int run_sampler(int argc, char** argv) {
   RankChannel channel;
   const ModelConfig config = read_config_json(o.model);
   const Tokenizer tokenizer = model_tokenizer(o.model, o.tokenizer, config.vocab_size);
+  const int longest_text = config.longest_text();
   std::vector<SampleRequest> requests;
-  if (!o.interactive) requests = sample_requests(o, tokenizer, config.longest_text());
+  if (!o.interactive) requests = sample_requests(o, tokenizer, longest_text);
   GPT2 model;
   SamplingEngine engine = {o, tokenizer, model, {}};
   model.collectives.init(ranks, channel);  // selects the GPU
   const int slots = int(std::min<size_t>(size_t(o.slots), std::max<size_t>(1, requests.size())));
-  load_model(model, o.model, config, generation_options(slots, longest_sequence(requests, o, config.longest_text())));
+  load_model(model, o.model, config, generation_options(slots, longest_sequence(requests, o, longest_text)));
   stop_after_steps();
 
   if (!o.batch.empty()) {
@@ -76,7 +77,7 @@ int run_sampler(int argc, char** argv) {
   } else {
     for (std::string line; read_line(line);) {
       try {
-        engine.run({sample_request(o, tokenizer, line, uint64_t(o.seed), config.longest_text())}, /*show=*/true,
+        engine.run({sample_request(o, tokenizer, line, uint64_t(o.seed), longest_text)}, /*show=*/true,
                    [](const Sampled&) {});
       } catch (const UserError& e) { print_error(e.what()); }
     }

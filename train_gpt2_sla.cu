@@ -78,7 +78,7 @@ void gpt2_declare(GPT2& model, const ModelConfig& config, const PlanOptions& o) 
 void gpt2_declare_generation(GPT2& model, const ModelConfig& config, const GenerationOptions& o) {
   CHECK(1 <= o.slots && o.slots <= o.rows && 1 <= o.max_length && o.max_length <= config.longest_text());
   declare_model(model, config, o.keep_dead_kv, o.shard);
-  hide_what_memory_has_lost(model.attention_plan, config.max_seq_len, o.max_length);
+  mask_beyond_segment_memory(model.attention_plan, config.max_seq_len, o.max_length);
   model.rows = o.rows;
   model.generation = plan_kv_cache(model.attention_plan, o.slots, o.max_length, o.rows);
   model.cache = KVCache(*model.generation);
@@ -319,7 +319,7 @@ void gpt2_gather_weights(GPT2& model) {
 
 // Muon's part of an update, by the numbers in acts.muon_step. What it makes of a matrix's gradient before the iteration
 // takes that gradient's place.
-void gpt2_move_matrices(GPT2& model) {
+void gpt2_muon_update(GPT2& model) {
   const Activations& acts = model.acts;
   const MuonArgs args = {model.weight_memory,
                          model.grad_memory,
@@ -356,7 +356,7 @@ void gpt2_update(GPT2& model, int64_t step, const UpdateOptions& o) {
                model.grad_memory, model.chunks.data, model.num_adamw_chunks, s, model.acts.stats);
   if (!model.training->matrices.empty()) {
     muon_set_step(model.acts.muon_step, {s.learning_rate, float(o.momentum), s.weight_decay, s.grad_clip});
-    model.matrix_update.run([&] { gpt2_move_matrices(model); });
+    model.matrix_update.run([&] { gpt2_muon_update(model); });
   }
   if (is_sharded) gpt2_gather_weights(model);
 }

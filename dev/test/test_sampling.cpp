@@ -118,7 +118,7 @@ TEST_F(Sampling, TakesLinesThatAreTyped) {
       << too_long.err;
 }
 
-// BUG sample_gpt2_sla.cu: `line, uint64_t(o.seed), config` -> `line, 0, config`
+// BUG sample_gpt2_sla.cu: `line, uint64_t(o.seed), longest_text` -> `line, 0, longest_text`
 TEST_F(Sampling, OfATypedLineIsThatOfAPromptWithTheSameSeed) {
   std::set<std::string> texts;
   for (const char* seed : {"5", "6"}) {

@@ -15,17 +15,17 @@ struct ActivationArena {
   ArenaLayout layout;
   std::vector<std::function<void(char*)>> set_pointers;
 
-  // Sets the pointers of all activations, which lie in an arena of layout.bytes that begins at `memory`. What holds the
+  // Sets the pointers of all activations, which lie in an arena of layout.bytes that begins at `buffer`. What holds the
   // pointers must still be where it was when they were declared.
-  void bind(char* memory) const {
-    for (const auto& set_pointer : set_pointers) set_pointer(memory);
+  void bind(char* buffer) const {
+    for (const auto& set_pointer : set_pointers) set_pointer(buffer);
   }
 };
 
 struct ActivationList {
   const ModelShape& shape;
   ActivationArena& arena;
-  MemoryPlan& memory;                         // counts bytes by group
+  MemoryPlan& memory_plan;                    // counts bytes by group
   std::map<std::string, size_t> shared = {};  // where each tensor that all sublayers share begins, by name
 
   // Declares a tensor that no other sublayer shares.
@@ -33,7 +33,7 @@ struct ActivationList {
   void add(MemoryGroup group, const std::string& name, T*& pointer, std::vector<int64_t> tensor_shape) {
     const size_t before = arena.layout.bytes;
     arena.layout.add(name, std::move(tensor_shape), sizeof(T));
-    memory[group] += arena.layout.bytes - before;
+    memory_plan[group] += arena.layout.bytes - before;
     bind_to(pointer, arena.layout.tensors.back().offset);
   }
 
@@ -58,6 +58,6 @@ struct ActivationList {
  private:
   template <class T>
   void bind_to(T*& pointer, size_t offset) {
-    arena.set_pointers.push_back([&pointer, offset](char* memory) { pointer = reinterpret_cast<T*>(memory + offset); });
+    arena.set_pointers.push_back([&pointer, offset](char* buffer) { pointer = reinterpret_cast<T*>(buffer + offset); });
   }
 };

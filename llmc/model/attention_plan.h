@@ -217,7 +217,7 @@ inline AttentionPlan make_attention_plan(const ModelConfig& c, bool keep_dead = 
 
 // In generation and evaluation a text is computed as one sequence, of `length` positions at most: what of it a query of
 // a model with memory does not see, its masks hide. In training keys before the memory do not exist.
-inline void hide_what_memory_has_lost(AttentionPlan& plan, int segment, int64_t length) {
+inline void mask_beyond_segment_memory(AttentionPlan& plan, int segment, int64_t length) {
   if (plan.table.memory == 0 || length <= segment) return;
   MaskClause clause;
   clause.s = segment, clause.block = true, clause.before = plan.table.memory;

@@ -68,7 +68,7 @@ struct GPT2 : ModelShape, ModelMemory {
   MemoryPlan memory_plan;
   int64_t remembered = 0;  // positions of each stream that the layers remember, in training
   CudaGraph<int, int, int64_t, float> forward_backward;  // gpt2_forward_backward with B, T, remembered, dloss
-  CudaGraph<> matrix_update;                             // gpt2_move_matrices
+  CudaGraph<> matrix_update;                             // gpt2_muon_update
   PinnedBuffer<StepStats> host_stats;                    // (1): where gpt2_read_stats copies acts.stats to
   Collectives collectives;                               // of the ranks that train together
   // How many buckets of the weights that ranks gather after an update have been awaited: none right after the update;

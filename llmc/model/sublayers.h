@@ -93,11 +93,9 @@ inline bool is_mlp(const Sublayer& s) { return std::holds_alternative<MlpBranch>
 // The attention branch of a sublayer; null for an MLP and for one that hashes.
 inline const AttentionBranch* attention_of(const Sublayer& s) { return std::get_if<AttentionBranch>(&s.branch); }
 
+// Sublayers 2 l and 2 l + 1 are those of layer l.
 inline const AttentionBranch& attention_of_layer(const Sublayers& sublayers, int layer) {
-  for (const Sublayer& s : sublayers.list)
-    if (s.layer == layer && !is_mlp(s)) return std::get<AttentionBranch>(s.branch);
-  CHECK(!"there is such a layer");
-  return std::get<AttentionBranch>(sublayers.list[0].branch);
+  return std::get<AttentionBranch>(sublayers.list[size_t(2 * layer)].branch);
 }
 
 // Adds a sublayer of layer l, whose branch is set later.
@@ -110,16 +108,6 @@ inline Sublayer& add_sublayer(Sublayers& sublayers, const ModelConfig& c, const 
   else if (plan.table.reversible) s.residual.emplace<ReversibleResidual>().C = c.channels;
   else s.residual = AddResidual{residual, c.channels};
   return s;
-}
-
-inline AttentionBranch make_attention(const AttentionPlan& plan, int l, bool is_generation) {
-  AttentionBranch b;
-  b.layer = l;
-  const bool projects_kv = !plan.projected[Part::k][l].empty() || !plan.projected[Part::v][l].empty();
-  if (plan.table.memory > 0 && projects_kv && !is_generation) b.memory.emplace();
-  if (plan.table.relative) b.relative.emplace();
-  if (plan.table.mix != WiringTable::Mix::none) b.mixed_maps.emplace();
-  return b;
 }
 
 inline int sublayers_of_cycle(const AttentionPlan& plan) { return 2 * plan.table.stored_layers; }

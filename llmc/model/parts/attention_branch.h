@@ -81,6 +81,16 @@ struct AttentionBranch {
   floatX* dkv = nullptr;
 };
 
+inline AttentionBranch make_attention(const AttentionPlan& plan, int l, bool is_generation) {
+  AttentionBranch b;
+  b.layer = l;
+  const bool projects_kv = !plan.projected[Part::k][l].empty() || !plan.projected[Part::v][l].empty();
+  if (plan.table.memory > 0 && projects_kv && !is_generation) b.memory.emplace();
+  if (plan.table.relative) b.relative.emplace();
+  if (plan.table.mix != WiringTable::Mix::none) b.mixed_maps.emplace();
+  return b;
+}
+
 // ----------------------------------------------------------------------------
 // Memory
 
@@ -138,42 +148,42 @@ struct HeadPlace {
   floatX* x;
   int64_t stride;
 };
-inline HeadPlace head_place(const Binding& p, Part part, const ProjectedHead& h, int slot) {
-  const AttentionActs& acts = *p.attention_acts[h.layer];
-  const int64_t QKV = p.QKV(h.layer), q = p.q_width(h.layer);
-  const int64_t column = p.plan().projected_index(part, h) * p.head_size();
+inline HeadPlace head_place(const Binding& binding, Part part, const ProjectedHead& h, int slot) {
+  const AttentionActs& acts = *binding.attention_acts[h.layer];
+  const int64_t QKV = binding.QKV(h.layer), q = binding.q_width(h.layer);
+  const int64_t column = binding.plan().projected_index(part, h) * binding.head_size();
   if (acts.kv_cache != nullptr && part != Part::q)
-    return {acts.kv_cache + slot * p.shape.generation->capacity(h.layer) * (QKV - q) + column - q, QKV - q};
+    return {acts.kv_cache + slot * binding.shape.generation->capacity(h.layer) * (QKV - q) + column - q, QKV - q};
   if (acts.qkv != nullptr) return {acts.qkv + column, QKV};
   return part == Part::q ? HeadPlace{acts.q + column, q} : HeadPlace{acts.kv + column - q, QKV - q};
 }
 
 // The place of a head's gradient among those of its layer.
-inline HeadPlace own_gradient_place(const Binding& p, Part part, const ProjectedHead& h) {
-  const int64_t QKV = p.QKV(h.layer), column = p.plan().projected_index(part, h) * p.head_size();
-  if (p.acts.dkv == nullptr) return {p.acts.dqkv + column, QKV};
-  const int64_t q = p.q_width(h.layer);
-  return part == Part::q ? HeadPlace{p.acts.dqkv + column, q} : HeadPlace{p.acts.dkv + column - q, QKV - q};
+inline HeadPlace own_gradient_place(const Binding& binding, Part part, const ProjectedHead& h) {
+  const int64_t QKV = binding.QKV(h.layer), column = binding.plan().projected_index(part, h) * binding.head_size();
+  if (binding.acts.dkv == nullptr) return {binding.acts.dqkv + column, QKV};
+  const int64_t q = binding.q_width(h.layer);
+  return part == Part::q ? HeadPlace{binding.acts.dqkv + column, q} : HeadPlace{binding.acts.dkv + column - q, QKV - q};
 }
 
 // Where layer l's attention writes the gradient of a head: in the dqkv of layer l if it projected the head, else in the
 // accumulator of the layer that projected it.
-inline HeadPlace gradient_place(const Binding& p, int l, Part part, const ProjectedHead& h) {
-  const AttentionPlan& plan = p.plan();
-  if (p.shape.generation) return {nullptr, 0};
-  if (h.layer == l) return own_gradient_place(p, part, h);
-  return {p.acts.accumulators[plan.accumulator[h.layer]] + plan.shared_index(part, h) * p.head_size(),
-          plan.accumulator_heads * p.head_size()};
+inline HeadPlace gradient_place(const Binding& binding, int l, Part part, const ProjectedHead& h) {
+  const AttentionPlan& plan = binding.plan();
+  if (binding.shape.generation) return {nullptr, 0};
+  if (h.layer == l) return own_gradient_place(binding, part, h);
+  return {binding.acts.accumulators[plan.accumulator[h.layer]] + plan.shared_index(part, h) * binding.head_size(),
+          plan.accumulator_heads * binding.head_size()};
 }
 
 // How layer l's attention finds each K/V head that it uses.
-inline KVHeads<floatX> bind_kv_heads(const Binding& p, int l, const PlannedAttention& attention, int slot) {
-  const AttentionPlan& plan = p.plan();
+inline KVHeads<floatX> bind_kv_heads(const Binding& binding, int l, const PlannedAttention& attention, int slot) {
+  const AttentionPlan& plan = binding.plan();
   std::vector<KVHead<floatX>> kv_heads;
   std::vector<int> query_heads;
   for (const KVUse& use : attention.uses) {
-    const HeadPlace k = head_place(p, Part::k, use.k, slot), v = head_place(p, Part::v, use.v, slot);
-    const HeadPlace dk = gradient_place(p, l, Part::k, use.k), dv = gradient_place(p, l, Part::v, use.v);
+    const HeadPlace k = head_place(binding, Part::k, use.k, slot), v = head_place(binding, Part::v, use.v, slot);
+    const HeadPlace dk = gradient_place(binding, l, Part::k, use.k), dv = gradient_place(binding, l, Part::v, use.v);
     kv_heads.push_back({k.x, v.x, k.stride, v.stride, dk.x, dv.x, dk.stride, dv.stride, use.dk_accumulate,
                         use.dv_accumulate, int(query_heads.size()), int(use.query_heads.size())});
     query_heads.insert(query_heads.end(), use.query_heads.begin(), use.query_heads.end());
@@ -185,36 +195,36 @@ inline KVHeads<floatX> bind_kv_heads(const Binding& p, int l, const PlannedAtten
 }
 
 // `out` and `dout`: (N, C), what the attention writes and the gradient that it is given.
-inline LayerAttention bind_attention_args(const Binding& p, int l, const PlannedAttention& planned, int slot,
+inline LayerAttention bind_attention_args(const Binding& binding, int l, const PlannedAttention& planned, int slot,
                                           floatX* out, const floatX* dout) {
-  const AttentionActs& acts = *p.attention_acts[l];
+  const AttentionActs& acts = *binding.attention_acts[l];
   const ProjectedHead first_q = {planned.map_layer, 0};
-  const HeadPlace q = head_place(p, Part::q, first_q, slot), dq = gradient_place(p, l, Part::q, first_q);
+  const HeadPlace q = head_place(binding, Part::q, first_q, slot), dq = gradient_place(binding, l, Part::q, first_q);
   LayerAttention attention;
   attention.map_layer = planned.map_layer;
-  attention.kv_heads = bind_kv_heads(p, l, planned, slot);
+  attention.kv_heads = bind_kv_heads(binding, l, planned, slot);
   AttentionArgs<floatX>& args = attention.args;
-  args.HS = p.head_size();
+  args.HS = binding.head_size();
   attention.kv_heads.set_args(args);
   args.q = q.x, args.q_stride = q.stride;
-  args.topk = p.plan().table.topk, args.topk_score = acts.topk_score, args.topk_last = acts.topk_last;
-  args.partials = p.acts.attention_partials;
+  args.topk = binding.plan().table.topk, args.topk_score = acts.topk_score, args.topk_last = acts.topk_last;
+  args.partials = binding.acts.attention_partials;
   args.out = out, args.lse = acts.lse;
-  args.dout = dout, args.delta = p.acts.delta, args.scratch = p.acts.attention_scratch;
+  args.dout = dout, args.delta = binding.acts.delta, args.scratch = binding.acts.attention_scratch;
   args.dq = dq.x, args.dq_stride = dq.stride, args.dq_accumulate = planned.dq_accumulate;
   return attention;
 }
 
 // The copies that fill layer l's dqkv before its own attention adds to it: the sum in the accumulator for shared heads,
 // zeros for unused ones. Heads that are neighbours in both are one copy.
-inline std::vector<RowCopy> bind_load_dqkv(const Binding& p, int l) {
-  const AttentionPlan& plan = p.plan();
-  const int64_t hs = p.head_size(), accumulator_stride = plan.accumulator_heads * hs;
+inline std::vector<RowCopy> bind_load_dqkv(const Binding& binding, int l) {
+  const AttentionPlan& plan = binding.plan();
+  const int64_t hs = binding.head_size(), accumulator_stride = plan.accumulator_heads * hs;
   std::vector<RowCopy> copies;
   for (Part part : all_parts)
     for (int head : plan.shared[part][l]) {
-      const HeadPlace to = own_gradient_place(p, part, {l, head});
-      const floatX* src = p.acts.accumulators[plan.accumulator[l]] + plan.shared_index(part, {l, head}) * hs;
+      const HeadPlace to = own_gradient_place(binding, part, {l, head});
+      const floatX* src = binding.acts.accumulators[plan.accumulator[l]] + plan.shared_index(part, {l, head}) * hs;
       const bool continues = !copies.empty() && to.x == copies.back().dst + copies.back().width &&
                              src == copies.back().src + copies.back().width;
       if (continues) copies.back().width += hs;
@@ -222,60 +232,66 @@ inline std::vector<RowCopy> bind_load_dqkv(const Binding& p, int l) {
     }
   for (Part part : all_parts)
     for (int head : plan.unused(part, l)) {
-      const HeadPlace to = own_gradient_place(p, part, {l, head});
+      const HeadPlace to = own_gradient_place(binding, part, {l, head});
       copies.push_back({to.x, to.stride, nullptr, 0, hs});
     }
   return copies;
 }
 
 // Binds the rotation of the layer's projected heads of q and of k, which lie beside them.
-inline void bind_rotations(AttentionBranch& b, const Binding& p) {
-  if (p.plan().table.rope == 0) return;
-  const int hs = int(p.head_size());
-  const int q = int(p.plan().projected[Part::q][b.layer].size()), k = int(p.plan().projected[Part::k][b.layer].size());
+inline void bind_rotations(AttentionBranch& b, const Binding& binding) {
+  if (binding.plan().table.rope == 0) return;
+  const int hs = int(binding.head_size());
+  const int q = int(binding.plan().projected[Part::q][b.layer].size()),
+            k = int(binding.plan().projected[Part::k][b.layer].size());
   const int64_t kv_width = b.QKV - q * hs;
   const bool has_memory = b.memory.has_value();
   auto add = [&](std::vector<Rotation>& rotations, floatX* x, int64_t stride, int heads, bool is_kept,
                  bool has_memory_rows = false) {
-    if (heads > 0) rotations.push_back({{x, stride, heads, hs, p.acts.rotary_table}, is_kept, has_memory_rows});
+    if (heads > 0) rotations.push_back({{x, stride, heads, hs, binding.acts.rotary_table}, is_kept, has_memory_rows});
   };
   if (b.acts.qkv != nullptr) {
     add(b.rotations, b.acts.qkv, b.QKV, q + k, /*is_kept=*/true);
   } else {
     add(b.rotations, b.acts.q, q * hs, q, /*is_kept=*/false);
-    add(b.rotations, b.acts.kv, kv_width, k, keeps_kv(p.plan(), b.layer), has_memory);
+    add(b.rotations, b.acts.kv, kv_width, k, keeps_kv(binding.plan(), b.layer), has_memory);
   }
-  if (!p.shape.training) return;
-  if (p.acts.dkv == nullptr) {
-    add(b.drotations, p.acts.dqkv, b.QKV, q + k, /*is_kept=*/false);
+  if (!binding.shape.training) return;
+  if (binding.acts.dkv == nullptr) {
+    add(b.drotations, binding.acts.dqkv, b.QKV, q + k, /*is_kept=*/false);
   } else {
-    add(b.drotations, p.acts.dqkv, q * hs, q, /*is_kept=*/false);
-    add(b.drotations, p.acts.dkv, kv_width, k, /*is_kept=*/false, has_memory);
+    add(b.drotations, binding.acts.dqkv, q * hs, q, /*is_kept=*/false);
+    add(b.drotations, binding.acts.dkv, kv_width, k, /*is_kept=*/false, has_memory);
   }
 }
 
 // Binds how k and v come into the cache, and where attention finds them.
-inline void bind_cache(AttentionBranch& b, const Binding& p) {
-  const KVCachePlan& cache = *p.shape.generation;
-  const int64_t q = p.q_width(b.layer), width = b.QKV - q;
+inline void bind_cache(AttentionBranch& b, const Binding& binding) {
+  const KVCachePlan& cache = *binding.shape.generation;
+  const int64_t q = binding.q_width(b.layer), width = b.QKV - q;
   const int group = cache.group_of_layer[b.layer];
-  b.sequences = p.acts.sequences + group * cache.slots;
-  const RowCopy copy =
-      {b.acts.kv_cache, width, b.acts.qkv + q, b.QKV, width, p.acts.cache_rows + group, int64_t(cache.groups.size())};
+  b.sequences = binding.acts.sequences + group * cache.slots;
+  const RowCopy copy = {b.acts.kv_cache,
+                        width,
+                        b.acts.qkv + q,
+                        b.QKV,
+                        width,
+                        binding.acts.cache_rows + group,
+                        int64_t(cache.groups.size())};
   if (width > 0) b.store_kv = {b.acts.kv_cache, cache.capacity(b.layer), width, copy};
 }
 
 // Sets the branch's pointers and sizes.
 inline void bind_branch(AttentionBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const Norm& norm,
-                        const Binding& p) {
-  const int64_t C = p.shape.config.channels, q = p.q_width(b.layer);
+                        const Binding& binding) {
+  const int64_t C = binding.shape.config.channels, q = binding.q_width(b.layer);
   b.w = w.attention, b.g = g.attention, b.in = norm.out;
-  b.C = C, b.QKV = p.QKV(b.layer), b.cache = p.cache;
+  b.C = C, b.QKV = binding.QKV(b.layer), b.cache = binding.cache;
   if (b.memory) bind_memory(*b.memory, norm);
-  if (b.mixed_maps) bind_mixed_maps(*b.mixed_maps, b.layer, p);
+  if (b.mixed_maps) bind_mixed_maps(*b.mixed_maps, b.layer, binding);
   // Where each attention writes, and the gradient of that.
   floatX* out = b.mixed_maps ? b.mixed_maps->map_out : b.acts.att;
-  const floatX* dout = b.mixed_maps ? b.mixed_maps->dmap_out : p.acts.dnorm;
+  const floatX* dout = b.mixed_maps ? b.mixed_maps->dmap_out : binding.acts.dnorm;
   auto project = [&](floatX* to, int64_t first_row, int64_t rows, bool is_kept, const SegmentMemory* memory = nullptr) {
     const floatX* bias = b.w.qkvb != nullptr ? b.w.qkvb + first_row : nullptr;
     const floatX* in = memory != nullptr ? memory->extended : b.in;
@@ -285,21 +301,22 @@ inline void bind_branch(AttentionBranch& b, const LayerParams<floatX>& w, const 
     project(b.acts.qkv, 0, b.QKV, /*is_kept=*/true);
   } else {
     project(b.acts.q, 0, q, /*is_kept=*/false);
-    project(b.acts.kv, q, b.QKV - q, keeps_kv(p.plan(), b.layer), b.memory ? &*b.memory : nullptr);
+    project(b.acts.kv, q, b.QKV - q, keeps_kv(binding.plan(), b.layer), b.memory ? &*b.memory : nullptr);
   }
-  bind_rotations(b, p);
-  if (p.shape.generation) bind_cache(b, p);
-  for (int slot = 0; slot < (p.shape.generation ? p.shape.generation->slots : 1); slot++) {
+  bind_rotations(b, binding);
+  if (binding.shape.generation) bind_cache(b, binding);
+  for (int slot = 0; slot < (binding.shape.generation ? binding.shape.generation->slots : 1); slot++) {
     b.attentions_of_slot.emplace_back();
-    for (const PlannedAttention& planned : p.plan().attentions[b.layer])
-      b.attentions_of_slot[slot].push_back(bind_attention_args(p, b.layer, planned, slot, out, dout));
-    if (b.relative) bind_relative(*b.relative, w.attention, g.attention, p.acts, b.attentions_of_slot[slot][0].args);
+    for (const PlannedAttention& planned : binding.plan().attentions[b.layer])
+      b.attentions_of_slot[slot].push_back(bind_attention_args(binding, b.layer, planned, slot, out, dout));
+    if (b.relative)
+      bind_relative(*b.relative, w.attention, g.attention, binding.acts, b.attentions_of_slot[slot][0].args);
   }
-  b.out = p.acts.branch_out;
-  if (p.shape.generation) return;
-  b.load_dqkv = bind_load_dqkv(p, b.layer);
-  b.din = b.datt = p.acts.dnorm;  // datt is no longer needed when din is written
-  b.dqkv = p.acts.dqkv, b.dkv = p.acts.dkv;
+  b.out = binding.acts.branch_out;
+  if (binding.shape.generation) return;
+  b.load_dqkv = bind_load_dqkv(binding, b.layer);
+  b.din = b.datt = binding.acts.dnorm;  // datt is no longer needed when din is written
+  b.dqkv = binding.acts.dqkv, b.dkv = binding.acts.dkv;
 }
 
 // ----------------------------------------------------------------------------

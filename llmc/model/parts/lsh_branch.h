@@ -74,21 +74,21 @@ inline void declare(LshBranch& b, ActivationList& list) {
   list.of_sublayer(Recompute::block, "bucket_starts", b.of.starts, {B, h, rounds, table.lsh_buckets + 1});
 }
 
-inline void bind_cache(LshCache& cache, const LshBranch& b, const Binding& p) {
-  const KVCachePlan& plan = *p.shape.generation;
-  cache.cache = p.cache, cache.capacity = plan.capacity(b.layer), cache.group = plan.group_of_layer[b.layer];
-  cache.rows = p.acts.cache_rows + cache.group, cache.rows_stride = int64_t(plan.groups.size());
-  cache.sequences = p.acts.sequences + cache.group * plan.slots;
+inline void bind_cache(LshCache& cache, const LshBranch& b, const Binding& binding) {
+  const KVCachePlan& plan = *binding.shape.generation;
+  cache.cache = binding.cache, cache.capacity = plan.capacity(b.layer), cache.group = plan.group_of_layer[b.layer];
+  cache.rows = binding.acts.cache_rows + cache.group, cache.rows_stride = int64_t(plan.groups.size());
+  cache.sequences = binding.acts.sequences + cache.group * plan.slots;
 }
 
 inline void bind_branch(LshBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const Norm& norm,
-                        const Binding& p) {
-  b.w = w.attention, b.g = g.attention, b.in = norm.out, b.out = p.acts.branch_out;
-  b.shape = lsh_shape(p.shape.config, p.plan().table, 0, 0);
-  b.scratch = p.acts.lsh_scratch;
-  b.din = b.datt = p.acts.dnorm;  // datt is no longer needed when din is written
-  b.dqv = p.acts.dqkv;
-  if (b.cache) bind_cache(*b.cache, b, p);
+                        const Binding& binding) {
+  b.w = w.attention, b.g = g.attention, b.in = norm.out, b.out = binding.acts.branch_out;
+  b.shape = lsh_shape(binding.shape.config, binding.plan().table, 0, 0);
+  b.scratch = binding.acts.lsh_scratch;
+  b.din = b.datt = binding.acts.dnorm;  // datt is no longer needed when din is written
+  b.dqv = binding.acts.dqkv;
+  if (b.cache) bind_cache(*b.cache, b, binding);
 }
 
 // ----------------------------------------------------------------------------

@@ -24,12 +24,12 @@ struct MixedMaps {
 };
 
 // Sets the pointers of layer `layer`. One map's output and its gradient are in tensors that are free while it runs.
-inline void bind_mixed_maps(MixedMaps& mixed, int layer, const Binding& p) {
-  const Activations& acts = p.acts;
-  const int64_t N = p.shape.rows;
+inline void bind_mixed_maps(MixedMaps& mixed, int layer, const Binding& binding) {
+  const Activations& acts = binding.acts;
+  const int64_t N = binding.shape.rows;
   mixed.map_out = acts.branch_out, mixed.dmap_out = acts.dhidden, mixed.map_sum = acts.map_sum;
-  mixed.weights = {acts.map_gates, float(p.plan().table.blend), N, layer};
+  mixed.weights = {acts.map_gates, float(binding.plan().table.blend), N, layer};
   mixed.exact_map_out = acts.exact_map_out, mixed.dmap_gates = acts.dmap_gates, mixed.dmap_weights = acts.dmap_weights;
-  if (!has_map_gate(p.plan(), layer)) return;
+  if (!has_map_gate(binding.plan(), layer)) return;
   mixed.gate = MapGate{acts.map_gates + layer * N, acts.dmap_gates == nullptr ? nullptr : acts.dmap_gates + layer * N};
 }

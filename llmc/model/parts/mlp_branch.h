@@ -35,10 +35,10 @@ inline void declare(MlpBranch& b, ActivationList& list) {
 }
 
 inline void bind_branch(MlpBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const Norm& norm,
-                        const Binding& p) {
-  b.w = w.mlp, b.g = g.mlp, b.in = norm.out, b.out = p.acts.branch_out;
-  b.din = p.acts.dnorm, b.dfch = p.acts.dhidden;
-  b.chunk_rows = p.shape.hidden_rows(), b.in_chunks = b.chunk_rows < p.shape.rows;
+                        const Binding& binding) {
+  b.w = w.mlp, b.g = g.mlp, b.in = norm.out, b.out = binding.acts.branch_out;
+  b.din = binding.acts.dnorm, b.dfch = binding.acts.dhidden;
+  b.chunk_rows = binding.shape.hidden_rows(), b.in_chunks = b.chunk_rows < binding.shape.rows;
 }
 
 // Some of the rows, from the first one on.
