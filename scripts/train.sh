@@ -62,5 +62,5 @@ what to try next:
   $trainer --config $OUT/config.toml --wiring plain -o runs/plain    the same without skip-layer attention
   make $(basename $sampler) && $sampler $last --prompt 'Skip' --temperature 0.7    more samples (--seed n)
   $trainer --help      every option
-  make test                        run the tests, gradients among them (five minutes)
+  make test                        run the tests, gradients among them
 END

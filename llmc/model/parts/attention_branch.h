@@ -28,7 +28,7 @@ struct Projection {
   const floatX *in, *weight, *bias;  // (N, C), (OC, C), (OC)
   floatX* out;
   int64_t OC;
-  bool is_kept;          // the backward pass finds out as the forward pass left it
+  bool is_kept;          // the backward pass finds `out` as the forward pass left it
   bool has_memory_rows;  // N is Batch::key_rows, otherwise Batch::rows
 };
 
@@ -77,7 +77,7 @@ struct AttentionBranch {
   std::vector<RowCopy> load_dqkv;    // the part of dqkv that other layers' attention has computed, or that is zero
   std::vector<Rotation> drotations;  // the part of dqkv that is rotated back
   floatX *din = nullptr, *datt = nullptr, *dqkv = nullptr;  // (N, C), (N, C), (N, QKV)
-  // With a memory dqkv is (N, C), of q alone, and this (key_rows, QKV - C) of k and v.
+  // With a segment memory dqkv is (N, C), of q alone, and this (key_rows, QKV - C) of k and v.
   floatX* dkv = nullptr;
 };
 
