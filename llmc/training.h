@@ -146,7 +146,7 @@ inline std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_fol
   if (!checkpoint.empty())
     run.channel.check_same_on_all_ranks("the checkpoint's checksum", checkpoint_checksum(checkpoint));
   const ModelConfig config = choose_model(run, checkpoint, in_folder);
-  plan_batches(run, config.max_seq_len, in_folder.has_value(), config.wiring_table().memory > 0);
+  plan_batches(run, config.max_seq_len, in_folder.has_value(), config.whole_model().memory > 0);
   open_data(run, !checkpoint.empty() ? checkpoint : in_folder ? o.model.model : "", config.vocab_size);
   t.model.collectives.init(run.ranks, run.channel);  // selects the GPU; and no rank writes before all have looked
   const PlanOptions plan = declare_models(t, config);

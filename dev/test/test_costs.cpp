@@ -267,8 +267,8 @@ static WiringChange change_of(const ModelConfig& before, const ModelConfig& now)
 
 // Each number of each term, changed, changes what the model computes. What is said of that is not "nothing", and the
 // same wiring changes nothing.
-// BUG llmc/model/change_wiring.h: `before.halting == now.halting && before.ponder_cost == now.ponder_cost` ->
-//   `before.halting == now.halting`
+// BUG llmc/model/terms/act.h: `eps, cost));` -> `eps, eps));`
+// BUG llmc/model/change_wiring.h: `lines_of_missing("dropped", before, now)` -> `std::string()`
 TEST(WiringChange, IsSaidOfEveryNumberOfEveryTerm) {
   const std::vector<std::vector<const char*>> same_terms =
       {{"plain", "sla(2,3)", "sla(1,3)", "sla(2,2)", "sla(2,0:2)", "sla(2,1:2)"},

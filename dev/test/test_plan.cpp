@@ -201,7 +201,8 @@ TEST(AttentionPlan, IsDrawnWithItsSourceLayers) {
   EXPECT_NE(draw(plan_of("reuse(2)", 2, 2)).find("0 |  .  . | projects 2 of 2, shares 2\n"), std::string::npos)
       << "q and k, but not v";
   const std::string masks = draw(plan_of("strided(8) topk(3)", 1, 3));
-  EXPECT_NE(masks.find("keys: heads 0 to 1: last 9; heads 2 to 2: every 8, of these 3 with the highest scores\n"),
+  EXPECT_NE(masks.find("keys: heads 0 to 1: last 9; heads 2 to 2: every 8\n"
+                       "keys: of those that a query sees, the 3 with the highest scores\n"),
             std::string::npos)
       << masks;
 }
@@ -225,55 +226,36 @@ TEST(WiringChange, IsSaidByLayers) {
   EXPECT_EQ(text("gqa(2)", "plain"), "  layers 0 to 3: 4 heads of k and v are copies of others\n");
   EXPECT_EQ(text("plain", "reuse(2)"), "  layers 1, 3: 4 heads have another mask or attention map; 64 rows of c_attn "
                                        "are not used any more\n");
-  EXPECT_EQ(text("gate", "window(9,SLLL)"), "  layer 0: 4 heads have another mask or attention map\n"
-                                            "  layers 1 to 3: 4 heads have another mask or attention map; its gate is "
-                                            "dropped\n");
-  EXPECT_EQ(text("plain", "gate"), "  layers 1 to 3: 4 heads have another mask or attention map; a gate that starts as "
-                                   "in a new model\n");
-  EXPECT_EQ(text("topk(3)", "topk(4)"), "  layers 0 to 3: 4 heads have another mask or attention map\n");
-  EXPECT_EQ(text("blend(0.3)", "blend(0.5)"), "  layers 1 to 3: 4 heads have another mask or attention map\n");
+  EXPECT_EQ(text("gate", "window(9,SLLL)"), "  no longer: attention maps: each is mixed with the one below, in a share "
+                                            "that is learned\n"
+                                            "  dropped: h.*.attn.map_gate.bias (1)\n  dropped: "
+                                            "h.*.attn.map_gate.weight (32, 1)\n"
+                                            "  layer 0: 4 heads have another mask or attention map\n");
+  EXPECT_EQ(text("topk(3)", "topk(4)"), "  no longer: keys: of those that a query sees, the 3 with the highest scores\n"
+                                        "  from now on: keys: of those that a query sees, the 4 with the highest "
+                                        "scores\n");
   EXPECT_EQ(text("sla(2,3)", "sla(2,1:4)"), "  nothing\n");
-  EXPECT_EQ(text("plain", "rope"), "  positions: the learned ones are dropped; q and k are rotated instead\n");
-  EXPECT_EQ(text("rope", "plain"), "  positions: q and k are no longer rotated; learned positions start as in a new "
-                                   "model\n");
-  EXPECT_EQ(text("rope", "rope(50)"), "  positions: q and k are rotated by the angles of base 50 in place of 10000\n");
-  EXPECT_EQ(text("plain", "memory(512) rope"), "  positions: the learned ones are dropped; q and k are rotated "
-                                               "instead\n"
-                                               "  memory: of earlier segments, 512 positions in place of 0\n");
-  EXPECT_EQ(text("plain", "relative"), "  positions: the learned ones are dropped; relative ones start as in a new "
-                                       "model\n");
-  EXPECT_EQ(text("relative", "rope"), "  positions: the relative ones are dropped; q and k are rotated instead\n");
-  EXPECT_EQ(text("rope", "relative"), "  positions: q and k are no longer rotated; relative ones start as in a new "
-                                      "model\n");
+  EXPECT_EQ(text("plain", "rope"), "  from now on: positions: q and k are rotated, base 10000\n"
+                                   "  dropped: wpe.weight (32, 32)\n");
+  EXPECT_EQ(text("rope", "plain"), "  no longer: positions: q and k are rotated, base 10000\n"
+                                   "  as in a new model: wpe.weight (32, 32)\n");
   EXPECT_EQ(text("relative gqa(2)", "gqa(2) relative"), "  nothing\n");
-  EXPECT_EQ(text("plain", "universal(1)"), "  layers: 1 in place of 4 have weights, layer 0 its own; what cycles begin "
-                                           "with starts as in a new model\n");
-  EXPECT_EQ(text("plain", "universal(2)"), "  layers: 2 in place of 4 have weights, layers 0 to 1 theirs; what cycles "
-                                           "begin with starts as in a new model\n");
-  EXPECT_EQ(text("universal(2)", "plain"), "  layers: 4 in place of 2 have weights, layer l those of layer l mod 2; "
-                                           "what "
-                                           "cycles began with is dropped\n");
-  EXPECT_EQ(text("plain", "rmsnorm"), "  norms: no longer take the mean; biases are dropped\n");
-  EXPECT_EQ(text("rmsnorm", "plain"), "  norms: also take the mean; biases start as in a new model\n");
-  EXPECT_EQ(text("plain", "gru"), "  residual stream: gates in place of sums start as in a new model, almost closed to "
-                                  "what branches add\n");
-  EXPECT_EQ(text("gru", "plain"), "  residual stream: its gates are dropped, and branches are added again\n");
-  EXPECT_EQ(text("universal(1)", "universal(1) act(0.1)"), "  halting: at 1 - 0.1, at a cost of 0.01; halting "
-                                                           "probabilities start as in a new model\n");
-  EXPECT_EQ(text("universal(1) act(0.1)", "universal(1) act(0.2,1)"), "  halting: at 1 - 0.2, at a cost of 1, in place "
-                                                                      "of 1 - 0.1 and 0.01\n");
-  EXPECT_EQ(text("act(0.1) universal(1)", "universal(1)"), "  halting: tokens run all cycles; what halted them is "
-                                                           "dropped\n");
-  EXPECT_EQ(text("plain", "reversible"), "  residual stream: two in place of one, attention's and the MLPs'\n");
-  EXPECT_EQ(text("reversible", "plain"), "  residual stream: one in place of attention's and the MLPs'\n");
-  EXPECT_EQ(text("lsh(4,2)", "lsh(8,1)"), "  hashing: 1 round of 8 buckets, of rotations as in a new model\n");
-  EXPECT_EQ(text("plain", "lsh(4,2)"), "  hashing: 2 rounds of 4 buckets, of rotations as in a new model; keys are "
-                                       "queries\n"
-                                       "  layers 0 to 3: 32 rows of c_attn are not used any more\n");
-  EXPECT_EQ(text("lsh(4,2)", "plain"), "  keys: projected again, in place of queries; rotations are dropped\n"
+  EXPECT_EQ(text("plain", "universal(2)"), "  from now on: layers repeat: layer l has the parameters of layer l mod 2\n"
+                                           "  as in a new model: wse.weight (2, 32)\n");
+  EXPECT_EQ(text("universal(2)", "universal(1)"), "  no longer: layers repeat: layer l has the parameters of layer l "
+                                                  "mod 2\n"
+                                                  "  from now on: layers repeat: layer l has the parameters of layer l "
+                                                  "mod 1\n"
+                                                  "  dropped: wse.weight (2, 32)\n  as in a new model: wse.weight (4, "
+                                                  "32)\n");
+  EXPECT_EQ(text("plain", "rmsnorm"), "  from now on: norms: RMSNorm, without mean and bias\n"
+                                      "  dropped: h.*.ln_1.bias (32)\n  dropped: h.*.ln_2.bias (32)\n"
+                                      "  dropped: ln_f.bias (32)\n");
+  EXPECT_EQ(text("lsh(4,2)", "plain"), "  no longer: keys are queries: a query sees those of its hash bucket (4 "
+                                       "buckets, 2 rounds)\n"
+                                       "  dropped: h.*.attn.rotations (4, 2, 8, 2)\n"
                                        "  layers 0 to 3: 32 rows of c_attn have no trained values and start as in a "
                                        "new model\n");
-  EXPECT_EQ(text("rope memory(8)", "rope"), "  memory: of earlier segments there is none any more\n");
 }
 
 // ----------------------------------------------------------------------------

@@ -660,12 +660,12 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
                         {"topk(3)", {"the 3 with the highest scores"}},
                         {"blend(0.25)", {"mixed with 0.25 of the one below"}},
                         {"gate", {"a share that is learned"}},
-                        {"rope", {"q and k are rotated by their position"}},
-                        {"relative", {"scores depend on the distance of query and key"}},
+                        {"rope", {"q and k are rotated"}},
+                        {"relative", {"by the distance of query and key"}},
                         {"universal(1)", {"layer l has the parameters of layer l mod 1"}},
-                        {"rmsnorm", {"norms take no mean"}},
-                        {"gru", {"join the residual stream in gates"}},
-                        {"universal(1) act(0.1)", {"halting probabilities reach 1 - 0.1"}}}) {
+                        {"rmsnorm", {"without mean and bias"}},
+                        {"gru", {"branches join it in gates"}},
+                        {"universal(1) act(0.1)", {"probabilities reach 1 - 0.1"}}}) {
     const std::string svg = wiring_picture(parse_wiring(c.wiring), 3, 2, "w");
     for (const char* words : c.words)
       EXPECT_NE(svg.find(words), std::string::npos) << c.wiring << ": " << words << "\n" << svg;

@@ -162,12 +162,6 @@ static bool is_mask(const std::string& name) {
   return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
 }
 
-static std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string text = "(";
-  for (size_t i = 0; i < shape.size(); i++) text += (i ? ", " : "") + std::to_string(shape[i]);
-  return text + ")";
-}
-
 // The tensors of one file, or of several that together are one, of which each is taken once.
 struct OpenFiles {
   struct Tensor {

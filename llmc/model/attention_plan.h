@@ -253,13 +253,8 @@ inline int64_t kv_bytes_per_token(const ModelConfig& c, const AttentionPlan& pla
   return bytes;
 }
 
-// "2 rounds"
-inline std::string lsh_rounds_text(const WiringTable& table) {
-  return format("%d round%s", table.lsh_rounds, table.lsh_rounds == 1 ? "" : "s");
-}
-
 // The plan as text: a row a layer, top layer first, a column a head; after the bar, what the layer projects of each,
-// how many K/V heads of it other layers use, and its masks and attention maps.
+// how many K/V heads of it other layers use, and its masks and attention maps; then what the terms note.
 inline std::string draw(const AttentionPlan& plan) {
   std::string text = "whose K/V each head attends to (rows: layers; columns: heads; \".\": its own layer's; a number: "
                      "that layer's)\n";
@@ -285,23 +280,8 @@ inline std::string draw(const AttentionPlan& plan) {
     else if (map != l) text += format(", attention map of layer %d", map);
     const std::string masks = masks_text(plan, map);
     if (!masks.empty()) text += ", " + masks;
-    if (plan.table.topk > 0) text += format(", of these %d with the highest scores", plan.table.topk);
     text += "\n";
   }
-  if (plan.table.rope > 0) text += format("positions: q and k are rotated, base %g\n", plan.table.rope);
-  if (plan.table.relative) text += "positions: relative, by the distance of query and key\n";
-  if (plan.table.stored_layers < plan.num_layers)
-    text += format("layers repeat: layer l has the parameters of layer l mod %d\n", plan.table.stored_layers);
-  if (plan.table.halting > 0)
-    text += format("halting: after the cycle in which a token's probabilities reach 1 - %g, at a cost of %g\n",
-                   plan.table.halting, plan.table.ponder_cost);
-  if (plan.table.lsh_buckets > 0)
-    text += format("keys are queries: a query sees those of its hash bucket (%d buckets, %s)\n", plan.table.lsh_buckets,
-                   lsh_rounds_text(plan.table).c_str());
-  if (plan.table.reversible) text += "reversible: two residual streams, which the backward pass recovers\n";
-  if (plan.table.rmsnorm) text += "norms: RMSNorm, without mean and bias\n";
-  if (plan.table.gru) text += "residual stream: branches join it in gates\n";
-  if (plan.table.memory > 0)
-    text += format("memory: of earlier segments, the %d positions before each\n", plan.table.memory);
+  for (const std::string& note : plan.table.notes) text += note + "\n";
   return text;
 }

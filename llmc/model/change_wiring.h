@@ -28,12 +28,13 @@ struct WiringChange {
   AttentionPlan plan;    // the plan of that model's attention
   ParameterTable table;  // the parameters of that model, without rows of unused heads
   AttentionPlan new_plan;
+  ParameterTable new_table;
 };
 
 inline WiringChange plan_wiring_change(const ModelConfig& model, const AttentionPlan& new_plan) {
   const AttentionPlan plan = make_attention_plan(model);
   CHECK(plan.num_layers == new_plan.num_layers && plan.num_heads == new_plan.num_heads);
-  return {model, plan, make_parameter_table(model, plan), new_plan};
+  return {model, plan, make_parameter_table(model, plan), new_plan, make_parameter_table(model, new_plan)};
 }
 
 // The trained heads whose mean a head of the new model is, one for each of its query heads that had one: heads of the
@@ -71,14 +72,19 @@ inline void take_trained_rows(const WiringChange& c, int layer, int64_t head_ele
   }
 }
 
-// The name that a parameter of the new model has in the trained one: of a layer, that of the layer whose parameters it
-// had. wse has another number of rows where cycles have another length, and is then new.
-inline std::string trained_name(const WiringChange& c, const ParameterTable& table, int index) {
+// A parameter by its name and its shape in files, by which both models know it. The shape of a c_attn, whose rows are
+// of heads, is left out. `layer`: stands in the name for the layer's number.
+inline std::string parameter_key(const ParameterTable& table, int index, const std::string& layer) {
+  const ParameterSpec& spec = table.specs[index];
   const std::string& name = table.tensor(index).name;
-  const int layer = table.specs[index].layer, before = c.plan.table.stored_layers;
-  if (name == "wse.weight" && before != c.new_plan.table.stored_layers) return "";
-  if (layer < 0) return name;
-  return "h." + std::to_string(layer % before) + name.substr(name.find('.', 2));
+  return (spec.layer < 0 ? name : "h." + layer + name.substr(name.find('.', 2))) +
+         (spec.full_rows.empty() ? " " + shape_text(spec.file_shape) : "");
+}
+
+// What a parameter of the new model is in the trained one: of a layer, that of the layer whose parameters it had.
+inline std::string trained_key(const WiringChange& c, const ParameterTable& table, int index) {
+  const int layer = std::max(table.specs[index].layer, 0), before = c.plan.table.stored_layers;
+  return parameter_key(table, index, std::to_string(layer % before));
 }
 
 // Reads the trained model in `folder` for the parameters `table` of the new one and hands each of them to `store`.
@@ -86,8 +92,8 @@ inline std::string trained_name(const WiringChange& c, const ParameterTable& tab
 inline void read_weights_for_new_wiring(const std::string& folder, const WiringChange& c, const ParameterTable& table,
                                         const std::function<std::vector<float>(int)>& initial,
                                         const StoreTensor& store) {
-  std::multimap<std::string, int> without_values;  // parameters of the new model, by the name of the trained one
-  for (int i = 0; i < table.size(); i++) without_values.emplace(trained_name(c, table, i), i);
+  std::multimap<std::string, int> without_values;  // parameters of the new model
+  for (int i = 0; i < table.size(); i++) without_values.emplace(trained_key(c, table, i), i);
   const bool keeps_constants = c.plan.table.lsh_buckets == c.new_plan.table.lsh_buckets &&
                                c.plan.table.lsh_rounds == c.new_plan.table.lsh_rounds;
   for (int i = table.size(); i < table.file_tensors() && !keeps_constants; i++) store(i, initial(i).data());
@@ -97,7 +103,7 @@ inline void read_weights_for_new_wiring(const std::string& folder, const WiringC
       return;
     }
     const ParameterSpec& spec = c.table.specs[from];
-    const auto [begin, end] = without_values.equal_range(c.table.tensor(from).name);
+    const auto [begin, end] = without_values.equal_range(trained_key(c, c.table, from));
     for (auto it = begin; it != end; ++it) {  // none of a gate that the new wiring has not
       const int index = it->second;
       const bool is_of_heads = !spec.full_rows.empty();
@@ -112,13 +118,13 @@ inline void read_weights_for_new_wiring(const std::string& folder, const WiringC
     }
     without_values.erase(begin, end);
   });
-  for (const auto& [name, index] : without_values) store(index, initial(index).data());
+  for (const auto& [key, index] : without_values) store(index, initial(index).data());
 }
 
 // How many heads of a layer ...
 struct LayerChange {
   int moved = 0;            // query heads that attend to K/V of other layers
-  int remapped = 0;         // query heads that have another mask, or another attention map in its place or beside it
+  int remapped = 0;         // query heads that have another mask, or another layer's attention map
   int averaged = 0;         // heads of k and v that are means of several heads
   int least = 0, most = 0;  // the smallest and the largest number of heads in such a mean
   int repeated = 0;         // heads of k and v that are copies of one that another head is a copy of, too
@@ -132,9 +138,7 @@ inline LayerChange layer_change(const WiringChange& c, int l) {
   for (int i = 0; i < c.plan.num_heads; i++) {
     change.moved += before.sources(l, i) != now.sources(l, i);
     const int map_before = before.map_layer[l], map_now = now.map_layer[l];
-    const bool mixes_alike = l == 0 || (before.mix == now.mix && before.blend == now.blend);
-    change.remapped += map_before != map_now || before.topk != now.topk || !mixes_alike ||
-                       before.mask(map_before, i).text() != now.mask(map_now, i).text();
+    change.remapped += map_before != map_now || before.mask(map_before, i).text() != now.mask(map_now, i).text();
   }
   for (Part part : all_parts) {
     std::set<int> used, copied;
@@ -171,8 +175,6 @@ inline std::string layer_change_text(const WiringChange& c, int l) {
   if (change.unused > 0) parts.push_back(format("%d rows of c_attn are not used any more", change.unused * hs));
   if (change.fresh > 0)
     parts.push_back(format("%d rows of c_attn have no trained values and start as in a new model", change.fresh * hs));
-  if (has_map_gate(c.new_plan, l) && !has_map_gate(c.plan, l)) parts.push_back("a gate that starts as in a new model");
-  if (has_map_gate(c.plan, l) && !has_map_gate(c.new_plan, l)) parts.push_back("its gate is dropped");
   std::string text;
   for (const std::string& part : parts) text += (text.empty() ? "" : "; ") + part;
   return text;
@@ -188,89 +190,26 @@ inline std::string layers_text(const std::vector<int>& layers) {
   return text;
 }
 
-// How positions change, as text; "" if they do not.
-inline std::string positions_change_text(const WiringChange& c) {
-  const WiringTable &before = c.plan.table, &now = c.new_plan.table;
-  if (before.rope == now.rope && before.relative == now.relative) return "";
-  if (before.rope > 0 && now.rope > 0)
-    return format("positions: q and k are rotated by the angles of base %g in place of %g", now.rope, before.rope);
-  const char* dropped = before.rope > 0   ? "q and k are no longer rotated"
-                        : before.relative ? "the relative ones are dropped"
-                                          : "the learned ones are dropped";
-  const char* instead = now.rope > 0   ? "q and k are rotated instead"
-                        : now.relative ? "relative ones start as in a new model"
-                                       : "learned positions start as in a new model";
-  return format("positions: %s; %s", dropped, instead);
+// The parameters and constants of a model, those of all layers as one: "h.*.ln_1.weight (768)".
+inline std::vector<std::string> tensor_keys(const ParameterTable& table) {
+  std::set<std::string> keys;
+  for (int i = 0; i < table.size(); i++) keys.insert(parameter_key(table, i, "*"));
+  for (const ConstantTensor& constant : table.constants)
+    keys.insert("h.*" + constant.name.substr(constant.name.find('.', 2)) + " " + shape_text(constant.shape));
+  return {keys.begin(), keys.end()};
 }
 
-// How the memory of earlier segments changes, as text; "" if it does not. No weight belongs to it.
-inline std::string memory_change_text(const WiringChange& c) {
-  const int before = c.plan.table.memory, now = c.new_plan.table.memory;
-  if (before == now) return "";
-  if (now == 0) return "memory: of earlier segments there is none any more";
-  return format("memory: of earlier segments, %d positions in place of %d", now, before);
+// A line for each text of `a` that is not in `b`.
+inline std::string lines_of_missing(const char* intro, const std::vector<std::string>& a,
+                                    const std::vector<std::string>& b) {
+  std::string lines;
+  for (const std::string& text : a)
+    if (std::find(b.begin(), b.end(), text) == b.end()) lines += format("  %s: %s\n", intro, text.c_str());
+  return lines;
 }
 
-// How the repetition of layers changes, as text; "" if it does not.
-inline std::string cycles_change_text(const WiringChange& c) {
-  const int before = c.plan.table.stored_layers, now = c.new_plan.table.stored_layers, L = c.plan.num_layers;
-  const bool had_cycles = c.plan.table.has_cycles, has_cycles = c.new_plan.table.has_cycles;
-  if (before == now && had_cycles == has_cycles) return "";
-  const char* starts =
-      has_cycles ? "what cycles begin with starts as in a new model" : "what cycles began with is dropped";
-  if (before == now) return format("layers: %s", starts);
-  const std::string taken = before < L ? format("layer l those of layer l mod %d", before)
-                            : now > 1  ? format("layers 0 to %d theirs", now - 1)
-                                       : "layer 0 its own";
-  return format("layers: %d in place of %d have weights, %s; %s", now, before, taken.c_str(), starts);
-}
-
-// How norms change, as text; "" if they do not.
-inline std::string norm_change_text(const WiringChange& c) {
-  const bool before = c.plan.table.rmsnorm, now = c.new_plan.table.rmsnorm;
-  if (before == now) return "";
-  const char* biases = !c.model.bias ? "" : now ? "; biases are dropped" : "; biases start as in a new model";
-  return format("norms: %s the mean%s", now ? "no longer take" : "also take", biases);
-}
-
-// How the gates of the residual stream change, as text; "" if they do not.
-inline std::string gru_change_text(const WiringChange& c) {
-  const bool before = c.plan.table.gru, now = c.new_plan.table.gru;
-  if (before == now) return "";
-  if (before) return "residual stream: its gates are dropped, and branches are added again";
-  return "residual stream: gates in place of sums start as in a new model, almost closed to what branches add";
-}
-
-// How hashing changes, as text; "" if it does not.
-inline std::string hashing_change_text(const WiringChange& c) {
-  const WiringTable &before = c.plan.table, &now = c.new_plan.table;
-  if (before.lsh_buckets == now.lsh_buckets && before.lsh_rounds == now.lsh_rounds) return "";
-  if (now.lsh_buckets == 0) return "keys: projected again, in place of queries; rotations are dropped";
-  const std::string text = format("hashing: %s of %d buckets, of rotations as in a new model",
-                                  lsh_rounds_text(now).c_str(), now.lsh_buckets);
-  return before.lsh_buckets == 0 ? text + "; keys are queries" : text;
-}
-
-// How the residual streams change, as text; "" if they do not.
-inline std::string streams_change_text(const WiringChange& c) {
-  const bool before = c.plan.table.reversible, now = c.new_plan.table.reversible;
-  if (before == now) return "";
-  return now ? "residual stream: two in place of one, attention's and the MLPs'"
-             : "residual stream: one in place of attention's and the MLPs'";
-}
-
-// How halting changes, as text; "" if it does not.
-inline std::string halting_change_text(const WiringChange& c) {
-  const WiringTable &before = c.plan.table, &now = c.new_plan.table;
-  if (before.halting == now.halting && before.ponder_cost == now.ponder_cost) return "";
-  if (now.halting == 0) return "halting: tokens run all cycles; what halted them is dropped";
-  const std::string text = format("halting: at 1 - %g, at a cost of %g", now.halting, now.ponder_cost);
-  if (before.halting == 0) return text + "; halting probabilities start as in a new model";
-  return text + format(", in place of 1 - %g and %g", before.halting, before.ponder_cost);
-}
-
-// Describes what changes: positions, memory, cycles, norms, gates, halting, hashing, streams, and a line for all layers
-// in which the same changes.
+// Describes what changes: what terms note of the model, its tensors, and a line for all layers in which the same
+// changes.
 inline std::string describe(const WiringChange& c) {
   std::vector<std::pair<std::string, std::vector<int>>> lines;  // what changes, and in which layers
   for (int l = 0; l < c.plan.num_layers; l++) {
@@ -280,11 +219,11 @@ inline std::string describe(const WiringChange& c) {
     if (line == lines.end()) line = lines.insert(line, {change, {}});
     line->second.push_back(l);
   }
-  std::string text;
-  for (const std::string& of_model :
-       {positions_change_text(c), memory_change_text(c), cycles_change_text(c), norm_change_text(c), gru_change_text(c),
-        halting_change_text(c), hashing_change_text(c), streams_change_text(c)})
-    if (!of_model.empty()) text += "  " + of_model + "\n";
+  const std::vector<std::string>&notes_before = c.plan.table.notes, &notes_now = c.new_plan.table.notes;
+  const std::vector<std::string> before = tensor_keys(c.table), now = tensor_keys(c.new_table);
+  std::string text = lines_of_missing("no longer", notes_before, notes_now) +
+                     lines_of_missing("from now on", notes_now, notes_before) +
+                     lines_of_missing("dropped", before, now) + lines_of_missing("as in a new model", now, before);
   for (const auto& [change, layers] : lines) text += "  " + layers_text(layers) + ": " + change + "\n";
   return text.empty() ? "  nothing\n" : text;
 }

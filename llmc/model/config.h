@@ -22,9 +22,11 @@ struct ModelConfig {
 
   int head_size() const { return channels / num_heads; }
   WiringTable wiring_table() const { return ::wiring_table(wiring, num_layers, num_heads); }
+  // What the wiring says of the model as a whole: a table of no layers and heads.
+  WiringTable whole_model() const { return ::wiring_table(wiring, 0, 0); }
   int hidden_size() const { return 4 * channels; }  // H, of an MLP
   // The most positions of a text that the model can be given: without end where it has a memory.
-  int longest_text() const { return wiring_table().memory > 0 ? INT_MAX : max_seq_len; }
+  int longest_text() const { return whole_model().memory > 0 ? INT_MAX : max_seq_len; }
 };
 
 // Calls visit(ConfigField, a reference to the value) for each number of a model's shape: the one list by which configs
@@ -121,7 +123,7 @@ inline void validate(const ModelConfig& c) {
   if (!(c.layer_norm_eps > 0)) user_error("layer_norm_epsilon is %g; it must be greater than 0", c.layer_norm_eps);
   check_plan_size(c);
   validate(c.wiring, c.num_layers, c.num_heads);
-  const WiringTable table = c.wiring_table();
+  const WiringTable table = c.whole_model();
   if (table.rope > 0 && c.head_size() % 2 != 0)
     user_error("wiring \"%s\": rope rotates pairs of channels, but a head has %d; --channels must be an even multiple "
                "of --heads",

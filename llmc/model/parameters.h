@@ -75,9 +75,10 @@ inline int64_t qkv_rows(const ModelConfig& c, const AttentionPlan& plan, int lay
 inline double least_parameters(const ModelConfig& c,
                                double least = 6 * double(ArenaLayout::alignment) / sizeof(float)) {
   const double C = c.channels;
-  const WiringTable table = c.wiring_table();
+  const WiringTable table = c.whole_model();
   const double positions = table.learns_positions() ? c.max_seq_len : 0;
-  return (double(c.vocab_size) + positions) * C + table.stored_layers * std::max(9 * C * C, least);
+  return (double(c.vocab_size) + positions) * C +
+         (table.has_cycles ? table.stored_layers : c.num_layers) * std::max(9 * C * C, least);
 }
 
 // Throws UserError if the parameters alone, of so many bytes each, take more than what is `available` on a device (or

@@ -93,20 +93,7 @@ std::vector<std::string> notes(const WiringTable& t) {
   std::vector<std::string> lines;
   if (t.num_kv_heads < t.num_heads)
     lines.push_back(format("%d K/V heads a layer: query heads between two bars share one", t.num_kv_heads));
-  if (t.mix == WiringTable::Mix::blend)
-    lines.push_back(format("each attention map is mixed with %g of the one below", t.blend));
-  if (t.mix == WiringTable::Mix::gate)
-    lines.push_back("each attention map is mixed with the one below, in a share that is learned");
-  if (t.topk > 0) lines.push_back(format("of the keys that a query sees, the %d with the highest scores", t.topk));
-  if (t.rope > 0) lines.push_back(format("q and k are rotated by their position, base %g", t.rope));
-  if (t.relative) lines.push_back("positions are relative: scores depend on the distance of query and key");
-  if (t.stored_layers < t.num_layers)
-    lines.push_back(format("layer l has the parameters of layer l mod %d", t.stored_layers));
-  if (t.rmsnorm) lines.push_back("norms take no mean and have no bias (RMSNorm)");
-  if (t.gru) lines.push_back("branches join the residual stream in gates (GRU)");
-  if (t.halting > 0)
-    lines.push_back(format("a token halts after the cycle in which its halting probabilities reach 1 - %g", t.halting));
-  if (t.memory > 0) lines.push_back(format("memory: a segment also attends to the %d positions before it", t.memory));
+  lines.insert(lines.end(), t.notes.begin(), t.notes.end());
   std::vector<std::string> masks;
   for (int l = 0; l < t.num_layers; l++)
     for (int i = 0; i < t.num_heads; i++) {

@@ -2,6 +2,7 @@
 // everything else asks it.
 #pragma once
 #include <cstdint>
+#include <string>
 #include <vector>
 #include "llmc/ops/attention_mask.h"
 
@@ -30,6 +31,7 @@ struct WiringTable {
   bool gru = false;                     // branches join the residual stream in gates
   bool reversible = false;              // two residual streams, which the backward pass recovers
   int lsh_buckets = 0, lsh_rounds = 0;  // 0: attention does not hash
+  std::vector<std::string> notes;       // what a drawing of the heads does not show, a line for each term that says it
 
   const std::vector<int>& sources(int layer, int head) const { return source_layers[layer * num_heads + head]; }
   std::vector<int>& sources(int layer, int head) { return source_layers[layer * num_heads + head]; }

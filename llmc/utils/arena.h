@@ -14,6 +14,13 @@ inline int64_t num_elements(const std::vector<int64_t>& shape) {
   return n;
 }
 
+// "(768, 2304)"
+inline std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "(";
+  for (size_t i = 0; i < shape.size(); i++) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + ")";
+}
+
 struct TensorSpec {
   std::string name;
   std::vector<int64_t> shape;

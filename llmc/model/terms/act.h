@@ -18,5 +18,10 @@ struct ActTerm : Term {
     if (a.count() > 1) cost = a.number(a[1], 0, 1e9);
   }
   std::string arguments() const { return shortest(eps) + (cost == default_cost ? "" : "," + shortest(cost)); }
-  void apply(WiringTable& t) const { t.halting = eps, t.ponder_cost = cost; }
+  void apply(WiringTable& t) const {
+    t.halting = eps, t.ponder_cost = cost;
+    t.notes.push_back(format("halting: after the cycle in which a token's probabilities reach 1 - %.12g, at a cost of "
+                             "%.12g",
+                             eps, cost));
+  }
 };

@@ -11,5 +11,8 @@ struct BlendTerm : MapsBelow {
 
   void read(const TermReader& a) { share = a.number(a[0], 0, 1); }
   std::string arguments() const { return shortest(share); }
-  void apply(WiringTable& t) const { t.mix = WiringTable::Mix::blend, t.blend = share; }
+  void apply(WiringTable& t) const {
+    t.mix = WiringTable::Mix::blend, t.blend = share;
+    t.notes.push_back(format("attention maps: each is mixed with %.12g of the one below", share));
+  }
 };

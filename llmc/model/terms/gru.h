@@ -7,5 +7,8 @@ struct GruTerm : Term {
   static constexpr TermSyntax syntax = {"gru"};
   static constexpr const char* help = "the outputs of attention and MLP join the residual stream in gates (GTrXL)";
   static constexpr TermFeatures features = {joins};
-  void apply(WiringTable& t) const { t.gru = true; }
+  void apply(WiringTable& t) const {
+    t.gru = true;
+    t.notes.push_back("residual stream: branches join it in gates");
+  }
 };

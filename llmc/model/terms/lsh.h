@@ -18,5 +18,9 @@ struct LshTerm : Term {
     if (buckets % 2 != 0) a.error(format("%d buckets; they are pairs, so it must be an even number", buckets));
   }
   std::string arguments() const { return format("%d,%d", buckets, rounds); }
-  void apply(WiringTable& t) const { t.lsh_buckets = buckets, t.lsh_rounds = rounds; }
+  void apply(WiringTable& t) const {
+    t.lsh_buckets = buckets, t.lsh_rounds = rounds;
+    t.notes.push_back(format("keys are queries: a query sees those of its hash bucket (%d buckets, %d round%s)",
+                             buckets, rounds, rounds == 1 ? "" : "s"));
+  }
 };

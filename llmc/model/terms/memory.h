@@ -12,5 +12,8 @@ struct MemoryTerm : Term {
 
   void read(const TermReader& a) { positions = a.whole(a[0], 1); }
   std::string arguments() const { return std::to_string(positions); }
-  void apply(WiringTable& t) const { t.memory = positions; }
+  void apply(WiringTable& t) const {
+    t.memory = positions;
+    t.notes.push_back(format("memory: of earlier segments, the %d positions before each", positions));
+  }
 };

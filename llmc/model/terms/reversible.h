@@ -8,5 +8,8 @@ struct ReversibleTerm : Term {
   static constexpr TermSyntax syntax = {"reversible"};
   static constexpr const char* help = "two residual streams, which the backward pass recovers and need not keep";
   static constexpr TermFeatures features = {joins, joins | top_keys | maps | distances | segments | cycles | halting};
-  void apply(WiringTable& t) const { t.reversible = true; }
+  void apply(WiringTable& t) const {
+    t.reversible = true;
+    t.notes.push_back("reversible: two residual streams, which the backward pass recovers");
+  }
 };

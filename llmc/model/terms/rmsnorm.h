@@ -6,5 +6,8 @@ struct RmsnormTerm : Term {
   static constexpr TermSyntax syntax = {"rmsnorm"};
   static constexpr const char* help = "norms without mean and bias, in place of LayerNorm";
   static constexpr TermFeatures features = {norms};
-  void apply(WiringTable& t) const { t.rmsnorm = true; }
+  void apply(WiringTable& t) const {
+    t.rmsnorm = true;
+    t.notes.push_back("norms: RMSNorm, without mean and bias");
+  }
 };

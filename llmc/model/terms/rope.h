@@ -14,5 +14,8 @@ struct RopeTerm : Term {
     if (a.count() > 0) base = a.number(a[0], 1, 1e9);
   }
   std::string arguments() const { return base == default_base ? "" : shortest(base); }
-  void apply(WiringTable& t) const { t.rope = base; }
+  void apply(WiringTable& t) const {
+    t.rope = base;
+    t.notes.push_back(format("positions: q and k are rotated, base %.12g", base));
+  }
 };

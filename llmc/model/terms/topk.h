@@ -10,5 +10,8 @@ struct TopkTerm : Term {
 
   void read(const TermReader& a) { keys = a.whole(a[0], 1); }
   std::string arguments() const { return std::to_string(keys); }
-  void apply(WiringTable& t) const { t.topk = keys; }
+  void apply(WiringTable& t) const {
+    t.topk = keys;
+    t.notes.push_back(format("keys: of those that a query sees, the %d with the highest scores", keys));
+  }
 };

@@ -15,5 +15,9 @@ struct UniversalTerm : Term {
   std::string misfit(int L, int) const {
     return L % layers != 0 ? format("cycles of %d layers do not divide the %d layers", layers, L) : "";
   }
-  void apply(WiringTable& t) const { t.stored_layers = layers, t.has_cycles = true; }
+  void apply(WiringTable& t) const {
+    t.stored_layers = layers, t.has_cycles = true;
+    if (layers < t.num_layers)
+      t.notes.push_back(format("layers repeat: layer l has the parameters of layer l mod %d", layers));
+  }
 };
