@@ -254,8 +254,10 @@ class ChangedModel : public CommandLine {
     const SafetensorsFile file(in("model/model.safetensors"));
     std::string bytes = read_file(in("model/model.safetensors"));
     for (const Weight& w : weights)
-      memcpy(bytes.data() + file.data_offset() + file.find(w.tensor)->begin + size_t(w.element) * sizeof w.value,
-             &w.value, sizeof w.value);
+      for (const SafetensorsTensor& t : file.tensors())
+        if (t.name == w.tensor)
+          memcpy(bytes.data() + file.data_offset() + t.begin + size_t(w.element) * sizeof w.value, &w.value,
+                 sizeof w.value);
     write_file(in("new"), bytes);
     fs::rename(in("new"), in("model/model.safetensors"));
     fs::remove(in("model/state.json"));  // which has the checksums of what the weights were

@@ -236,9 +236,9 @@ TEST(WiringChange, IsSaidByLayers) {
                                         "scores\n");
   EXPECT_EQ(text("sla(2,3)", "sla(2,1:4)"), "  nothing\n");
   EXPECT_EQ(text("plain", "rope"), "  from now on: positions: q and k are rotated, base 10000\n"
-                                   "  dropped: wpe.weight (32, 32)\n");
+                                   "  dropped: wpe.weight (1024, 32)\n");
   EXPECT_EQ(text("rope", "plain"), "  no longer: positions: q and k are rotated, base 10000\n"
-                                   "  as in a new model: wpe.weight (32, 32)\n");
+                                   "  as in a new model: wpe.weight (1024, 32)\n");
   EXPECT_EQ(text("relative gqa(2)", "gqa(2) relative"), "  nothing\n");
   EXPECT_EQ(text("plain", "universal(2)"), "  from now on: layers repeat: layer l has the parameters of layer l mod 2\n"
                                            "  as in a new model: wse.weight (2, 32)\n");

@@ -33,6 +33,13 @@ static std::string bytes_of(const std::vector<T>& values) {
   return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
 
+// Null if there is none.
+static const SafetensorsTensor* find(const SafetensorsFile& file, const std::string& name) {
+  for (const SafetensorsTensor& t : file.tensors())
+    if (t.name == name) return &t;
+  return nullptr;
+}
+
 struct Safetensors : FolderTest {
   std::string path = in("model.safetensors");
 
@@ -66,7 +73,7 @@ struct Safetensors : FolderTest {
                    bytes_of(values)));
     SafetensorsFile file(path);
     std::vector<float> out(values.size());
-    file.read_f32(*file.find("a"), out.data());
+    file.read_f32(*find(file, "a"), out.data());
     return out;
   }
 };
@@ -76,7 +83,7 @@ struct Safetensors : FolderTest {
 
 TEST_F(Safetensors, TensorsRoundTrip) {
   const std::vector<float> matrix = {1, -2, 3.5f, 1e-42f, -0.0f, 3.4e38f};
-  SafetensorsWriter writer(path, {{"matrix", {2, 3}}, {"scalar", {}}, {"empty", {4, 0}}}, {{"step", "7"}});
+  SafetensorsWriter writer(path, {{"matrix", {2, 3}}, {"scalar", {}}, {"empty", {4, 0}}});
   writer.write_f32(1, std::vector<float>{42}.data(), 0, 1);
   writer.write_f32(0, matrix.data() + 2, 2, 4);
   writer.write_f32(0, matrix.data(), 0, 2);
@@ -89,19 +96,17 @@ TEST_F(Safetensors, TensorsRoundTrip) {
   EXPECT_EQ(file.tensors()[0].dtype, "F32");
   EXPECT_EQ(file.tensors()[0].shape, (std::vector<int64_t>{2, 3}));
   EXPECT_EQ(file.tensors()[0].num_elements(), 6);
-  EXPECT_EQ(file.find("scalar")->shape.size(), 0u);
-  EXPECT_EQ(file.find("scalar")->num_elements(), 1);
-  EXPECT_EQ(file.find("empty")->num_elements(), 0);
-  EXPECT_EQ(file.find("nothing"), nullptr);
-  EXPECT_EQ(file.find("__metadata__"), nullptr);
-  EXPECT_EQ(file.metadata(), (std::map<std::string, std::string>{{"format", "pt"}, {"step", "7"}}));
+  EXPECT_EQ(find(file, "scalar")->shape.size(), 0u);
+  EXPECT_EQ(find(file, "scalar")->num_elements(), 1);
+  EXPECT_EQ(find(file, "empty")->num_elements(), 0);
+  EXPECT_EQ(find(file, "__metadata__"), nullptr);
 
   std::vector<float> out(6);
-  file.read_f32(*file.find("matrix"), out.data());
+  file.read_f32(*find(file, "matrix"), out.data());
   EXPECT_EQ(bytes_of(out), bytes_of(matrix));
-  file.read_f32(*file.find("scalar"), out.data());
+  file.read_f32(*find(file, "scalar"), out.data());
   EXPECT_EQ(out[0], 42);
-  file.read_f32(*file.find("empty"), nullptr);
+  file.read_f32(*find(file, "empty"), nullptr);
 }
 
 TEST_F(Safetensors, ARangeOfATensorCanBeRead) {
@@ -110,7 +115,7 @@ TEST_F(Safetensors, ARangeOfATensorCanBeRead) {
     else if (dtype == std::string("F16")) read(dtype, std::vector<uint16_t>{0x3c00, 0x4000, 0x4200, 0x4400});
     else read(dtype, std::vector<uint16_t>{0x3f80, 0x4000, 0x4040, 0x4080});
     SafetensorsFile file(path);
-    const SafetensorsTensor& t = *file.find("a");
+    const SafetensorsTensor& t = *find(file, "a");
     std::vector<float> out(5, -1);
     file.read_f32(t, out.data() + 1, 1, 2);
     EXPECT_EQ(out, (std::vector<float>{-1, 2, 3, -1, -1})) << dtype;
@@ -189,17 +194,15 @@ TEST_F(Safetensors, AMovedFileAndAMovedWriterStillWork) {
   SafetensorsFile opened(path);
   SafetensorsFile file = std::move(opened);
   float out = 0;
-  file.read_f32(*file.find("a"), &out);
+  file.read_f32(*find(file, "a"), &out);
   EXPECT_EQ(out, 5);
 }
 
-TEST_F(Safetensors, NamesAndMetadataOfAnyTextRoundTrip) {
+TEST_F(Safetensors, NamesOfAnyTextRoundTrip) {
   const std::string name = "q\"\\\n\xc3\xa9";
-  SafetensorsWriter(path, {{name, {1}}}, {{"text", "a\tb\xff"}, {"format", "np"}}).finish();
+  SafetensorsWriter(path, {{name, {1}}}).finish();
   SafetensorsFile file(path);
-  EXPECT_NE(file.find(name), nullptr);
-  EXPECT_EQ(file.metadata().at("text"), "a\tb\xef\xbf\xbd");  // invalid UTF-8 is replaced by U+FFFD
-  EXPECT_EQ(file.metadata().at("format"), "np");
+  EXPECT_NE(find(file, name), nullptr);
 }
 
 // ----------------------------------------------------------------------------
@@ -271,8 +274,8 @@ TEST_F(Safetensors, AllGoldenModelsLoad) {
   for (const fs::directory_entry& entry : fs::directory_iterator("dev/test/golden")) {
     if (!entry.is_directory()) continue;
     SafetensorsFile file((entry.path() / "model.safetensors").string());
-    ASSERT_NE(file.find("wte.weight"), nullptr);
-    EXPECT_EQ(file.find("wte.weight")->shape.size(), 2u);
+    ASSERT_NE(find(file, "wte.weight"), nullptr);
+    EXPECT_EQ(find(file, "wte.weight")->shape.size(), 2u);
     for (const SafetensorsTensor& t : file.tensors()) {
       std::vector<float> out(t.num_elements(), NAN);
       file.read_f32(t, out.data());
@@ -290,7 +293,7 @@ TEST_F(Safetensors, AnyOrderWhiteSpaceAndEmptyTensorsAreValid) {
   SafetensorsFile file(path);
   EXPECT_EQ(file.tensors()[0].name, "b");
   float out;
-  file.read_f32(*file.find("b"), &out);
+  file.read_f32(*find(file, "b"), &out);
   EXPECT_EQ(out, 2);
   put(file_bytes("{}", ""));
   EXPECT_EQ(SafetensorsFile(path).tensors().size(), 0u);
@@ -355,9 +358,10 @@ TEST_F(Safetensors, RefusesAHeaderThatIsNoObject) {
 
 TEST_F(Safetensors, RefusesAHeaderThatIsNotJson) {
   for (const char* header : {"{", "{]", "{\"a\"}", "{\"a\":}", "{}{}", "{},", "{'a':1}", "{/**/}", "{\"a\":tru",
-                             "{\"a\":\"\\ud800\"}", "{\"a\nb\":{}}", "{\"a\":1e999}"})
+                             "{\"a\":\"\\ud800\"}", "{\"a\nb\":{}}"})
     EXPECT_EQ(refusal(header).rfind("the header is not valid JSON (at its byte ", 0), 0u) << header;
   EXPECT_EQ(refusal("{]"), "the header is not valid JSON (at its byte 2)");
+  EXPECT_EQ(refusal("{\"a\":1e999}"), "the header has a number that is out of range");
 }
 
 TEST_F(Safetensors, RefusesAZeroByteInTheHeader) {
@@ -372,12 +376,11 @@ TEST_F(Safetensors, RefusesAHeaderThatIsNotUtf8) {
 
 TEST_F(Safetensors, RefusesDeepNestingAtOnce) {
   const size_t deep = 10'000'000;
-  EXPECT_EQ(refusal("{\"a\":" + std::string(deep, '[')), "tensor 'a' is not an object");
   std::string objects = "{";
   for (size_t i = 0; i < deep / 5; i++) objects += "\"a\":{";
-  EXPECT_EQ(refusal(objects), "tensor 'a' has an unknown field 'a'");
-  EXPECT_EQ(refusal("{\"a\":{\"shape\":" + std::string(deep, '[')), "tensor 'a': its shape is not a list of integers "
-                                                                    "between 0 and 2^63 - 1");
+  for (const std::string& header :
+       {"{\"a\":" + std::string(deep, '['), objects, "{\"a\":{\"shape\":" + std::string(deep, '[')})
+    EXPECT_EQ(refusal(header), "the header is nested deeper than tensors are");
 }
 
 TEST_F(Safetensors, RefusesTheSameKeyTwice) {
@@ -385,10 +388,10 @@ TEST_F(Safetensors, RefusesTheSameKeyTwice) {
   EXPECT_EQ(refusal("{" + a + "," + a + "}"), "the header has 'a' twice");
   EXPECT_EQ(refusal("{" + a + R"(,"\u0061":{}})"), "the header has 'a' twice");
   EXPECT_EQ(refusal(R"({"__metadata__":{},"__metadata__":{}})"), "the header has '__metadata__' twice");
-  EXPECT_EQ(refusal(R"({"__metadata__":{"k":"1","k":"2"}})"), "__metadata__ has 'k' twice");
-  EXPECT_EQ(refusal(R"({"a":{"dtype":"F32","dtype":"F32"}})"), "tensor 'a' has its dtype twice");
-  EXPECT_EQ(refusal(R"({"a":{"shape":[1],"shape":[2]}})"), "tensor 'a' has its shape twice");
-  EXPECT_EQ(refusal(R"({"a":{"data_offsets":[0,8],"data_offsets":[0,8]}})"), "tensor 'a' has its data_offsets twice");
+  EXPECT_EQ(refusal(R"({"__metadata__":{"k":"1","k":"2"}})"), "the header has 'k' twice");
+  EXPECT_EQ(refusal(R"({"a":{"dtype":"F32","dtype":"F32"}})"), "the header has 'dtype' twice");
+  EXPECT_EQ(refusal(R"({"a":{"shape":[1],"shape":[2]}})"), "the header has 'shape' twice");
+  EXPECT_EQ(refusal(R"({"a":{"data_offsets":[0,8],"data_offsets":[0,8]}})"), "the header has 'data_offsets' twice");
 }
 
 TEST_F(Safetensors, RefusesMetadataOtherThanStrings) {

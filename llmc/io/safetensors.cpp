@@ -59,12 +59,6 @@ static bool byte_size(const std::vector<int64_t>& shape, int64_t element_bytes, 
   return true;
 }
 
-int64_t SafetensorsTensor::num_elements() const {
-  int64_t product = 1;
-  for (int64_t dim : shape) product *= dim;
-  return product;
-}
-
 static float float_from_bits(uint32_t bits) {
   float value;
   memcpy(&value, &bits, sizeof(value));
@@ -80,132 +74,62 @@ static float float_from_f16(uint16_t bits) {
 }
 
 // ----------------------------------------------------------------------------
-// The header. It is parsed as a stream of events, not into a tree: a tree would silently keep one of two equal keys,
-// and would be built, however deep, before it could be refused.
+// The header
 
-struct HeaderReader : nlohmann::json_sax<json> {
-  HeaderReader(const std::string& path, std::vector<SafetensorsTensor>& tensors, std::map<std::string, size_t>& index,
-               std::map<std::string, std::string>& metadata)
-      : path(path), tensors(tensors), index(index), metadata(metadata) {}
+// The header as JSON, and in `names` its keys, in their order. A key that is there twice, of which a tree keeps one,
+// and what is nested deeper than a header are errors while it is parsed.
+static json parse_header(const std::string& path, const char* begin, const char* end, std::vector<std::string>& names) {
+  std::vector<std::set<std::string>> keys;  // of the objects that are open
+  auto check = [&](int depth, json::parse_event_t event, const json& value) {
+    if (depth > 4) user_error("%s: the header is nested deeper than tensors are", path.c_str());
+    if (event == json::parse_event_t::object_start) keys.emplace_back();
+    if (event == json::parse_event_t::object_end) keys.pop_back();
+    if (event != json::parse_event_t::key) return true;
+    const std::string& key = value.get_ref<const std::string&>();
+    if (!keys.back().insert(key).second) user_error("%s: the header has %s twice", path.c_str(), escaped(key).c_str());
+    if (keys.size() == 1) names.push_back(key);
+    return true;
+  };
+  try {
+    return json::parse(begin, end, check);
+  } catch (const json::parse_error& e) {
+    const bool utf8 = strstr(e.what(), "ill-formed UTF-8");
+    user_error("%s: the header is not %s (at its byte %zu)", path.c_str(), utf8 ? "UTF-8" : "valid JSON", e.byte);
+  } catch (const json::out_of_range&) { user_error("%s: the header has a number that is out of range", path.c_str()); }
+}
 
-  bool start_object(size_t) override {
-    if (place == kOutside) {
-      place = kTop;
-    } else if (place == kTop && name == kMetadataKey) {
-      place = kMetadata;
-    } else if (place == kTop) {
-      place = kTensor;
-      fields.clear();
-      offsets.clear();
-      tensors.push_back({name, "", {}, 0, 0});
-    } else {
-      wrong_type();
+static void check_metadata(const std::string& path, const json& metadata) {
+  const bool are_strings =
+      std::all_of(metadata.begin(), metadata.end(), [](const json& value) { return value.is_string(); });
+  if (!metadata.is_object() || !are_strings)
+    user_error("%s: %s is not an object of strings", path.c_str(), kMetadataKey);
+}
+
+static SafetensorsTensor tensor_of(const std::string& path, const std::string& name, const json& fields) {
+  const std::string where = path + ": tensor " + escaped(name);
+  if (!fields.is_object()) user_error("%s is not an object", where.c_str());
+  for (const auto& [field, value] : fields.items())
+    if (field != "dtype" && field != "shape" && field != "data_offsets")
+      user_error("%s has an unknown field %s", where.c_str(), escaped(field).c_str());
+  for (const char* needed : {"dtype", "shape", "data_offsets"})
+    if (!fields.contains(needed)) user_error("%s has no %s", where.c_str(), needed);
+  auto numbers = [&](const char* field, const char* what) {
+    std::vector<int64_t> found;
+    bool fits = fields[field].is_array();
+    for (const json& number : fields[field]) {
+      fits = fits && number.is_number_unsigned() && number.get<uint64_t>() <= INT64_MAX;
+      if (fits) found.push_back(number.get<int64_t>());
     }
-    return true;
-  }
-
-  bool key(std::string& text) override {
-    if (place == kTop) {
-      name = text;
-      if (name == kMetadataKey ? seen_metadata : index.count(name))
-        fail("the header has %s twice", escaped(name).c_str());
-      if (name == kMetadataKey) seen_metadata = true;
-      else index[name] = tensors.size();
-    } else if (place == kTensor) {
-      field = text;
-      if (field != "dtype" && field != "shape" && field != "data_offsets")
-        fail("tensor %s has an unknown field %s", escaped(name).c_str(), escaped(field).c_str());
-      if (!fields.insert(field).second) fail("tensor %s has its %s twice", escaped(name).c_str(), field.c_str());
-    } else {
-      field = text;
-      if (metadata.count(field)) fail("%s has %s twice", kMetadataKey, escaped(field).c_str());
-    }
-    return true;
-  }
-
-  bool end_object() override {
-    if (place == kTensor) end_tensor();
-    place = kTop;  // after the outermost object only white space can follow, so kTop is correct there too
-    return true;
-  }
-
-  bool start_array(size_t) override {
-    if (place != kTensor || field == "dtype") wrong_type();
-    place = kList;
-    return true;
-  }
-
-  bool end_array() override {
-    if (field == "data_offsets" && offsets.size() != 2) wrong_type();
-    place = kTensor;
-    return true;
-  }
-
-  bool string(std::string& text) override {
-    if (place == kMetadata) metadata[field] = text;
-    else if (place == kTensor && field == "dtype") tensors.back().dtype = text;
-    else wrong_type();
-    return true;
-  }
-
-  bool number_unsigned(uint64_t number) override {
-    if (place != kList || number > INT64_MAX) wrong_type();
-    if (field == "data_offsets") {
-      if (offsets.size() == 2) wrong_type();
-      offsets.push_back(number);
-    } else {
-      if (tensors.back().shape.size() == kMaxDimensions)
-        fail("tensor %s has more than %zu dimensions", escaped(name).c_str(), kMaxDimensions);
-      tensors.back().shape.push_back(int64_t(number));
-    }
-    return true;
-  }
-
-  bool number_integer(int64_t) override { wrong_type(); }                   // called for negative numbers only
-  bool number_float(double, const std::string&) override { wrong_type(); }  // and for integers of more than 64 bits
-  bool null() override { wrong_type(); }
-  bool boolean(bool) override { wrong_type(); }
-  bool binary(json::binary_t&) override { wrong_type(); }
-
-  bool parse_error(size_t position, const std::string&, const json::exception& error) override {
-    const bool utf8 = strstr(error.what(), "ill-formed UTF-8");
-    fail("the header is not %s (at its byte %zu)", utf8 ? "UTF-8" : "valid JSON", position);
-  }
-
- private:
-  template <class... Args>
-  [[noreturn]] void fail(const char* fmt, Args... args) {
-    user_error("%s: %s", path.c_str(), format(fmt, args...).c_str());
-  }
-
-  // A value of a type that its place does not allow.
-  [[noreturn]] void wrong_type() {
-    if (place == kMetadata || name == kMetadataKey) fail("%s is not an object of strings", kMetadataKey);
-    const std::string tensor = escaped(name);
-    if (place == kTop) fail("tensor %s is not an object", tensor.c_str());
-    if (field == "dtype") fail("tensor %s: its dtype is not a string", tensor.c_str());
-    if (field == "shape") fail("tensor %s: its shape is not a list of integers between 0 and 2^63 - 1", tensor.c_str());
-    fail("tensor %s: its data_offsets are not two integers between 0 and 2^63 - 1", tensor.c_str());
-  }
-
-  void end_tensor() {
-    for (const char* needed : {"dtype", "shape", "data_offsets"})
-      if (!fields.count(needed)) fail("tensor %s has no %s", escaped(name).c_str(), needed);
-    tensors.back().begin = offsets[0];
-    tensors.back().end = offsets[1];
-  }
-
-  enum Place { kOutside, kTop, kMetadata, kTensor, kList };  // a list is a shape or data_offsets
-  Place place = kOutside;
-  std::string name, field;  // the keys of the current value
-  bool seen_metadata = false;
-  std::set<std::string> fields;  // of the current tensor, so far
-  std::vector<size_t> offsets;
-  const std::string& path;
-  std::vector<SafetensorsTensor>& tensors;
-  std::map<std::string, size_t>& index;
-  std::map<std::string, std::string>& metadata;
-};
+    fits = fits && (field == std::string("shape") || found.size() == 2);
+    if (!fits) user_error("%s: its %s between 0 and 2^63 - 1", where.c_str(), what);
+    return found;
+  };
+  if (!fields["dtype"].is_string()) user_error("%s: its dtype is not a string", where.c_str());
+  const std::vector<int64_t> shape = numbers("shape", "shape is not a list of integers");
+  const std::vector<int64_t> offsets = numbers("data_offsets", "data_offsets are not two integers");
+  if (shape.size() > kMaxDimensions) user_error("%s has more than %zu dimensions", where.c_str(), kMaxDimensions);
+  return {name, fields["dtype"], shape, size_t(offsets[0]), size_t(offsets[1])};
+}
 
 // Throws unless t's bytes lie in the data part and are as many as its shape and dtype need.
 static void check_tensor(const std::string& path, const SafetensorsTensor& t, size_t data_bytes) {
@@ -288,15 +212,14 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path), file_(m
   if (const void* zero = memchr(header, 0, header_bytes))
     user_error("%s: the header is not valid JSON (at its byte %zu)", path.c_str(),
                size_t(static_cast<const char*>(zero) - header) + 1);
-  HeaderReader reader(path_, tensors_, index_, metadata_);
-  CHECK(json::sax_parse(header, header + header_bytes, &reader));
+  std::vector<std::string> names;
+  const json entries = parse_header(path_, header, header + header_bytes, names);
+  for (const std::string& name : names) {
+    if (name == kMetadataKey) check_metadata(path_, entries[name]);
+    else tensors_.push_back(tensor_of(path_, name, entries[name]));
+  }
   for (const SafetensorsTensor& t : tensors_) check_tensor(path_, t, data_bytes_);
   check_cover(path_, tensors_, data_bytes_);
-}
-
-const SafetensorsTensor* SafetensorsFile::find(const std::string& name) const {
-  auto found = index_.find(name);
-  return found == index_.end() ? nullptr : &tensors_[found->second];
 }
 
 SafetensorsChecksums SafetensorsFile::checksums() const {
@@ -354,11 +277,9 @@ static void set_size(const std::string& path, int fd, size_t bytes) {
 }
 
 // The length and the JSON, padded with spaces to a multiple of eight bytes.
-static std::string make_header(const std::vector<SafetensorsSpec>& specs, std::map<std::string, std::string> metadata,
-                               size_t* data_bytes) {
-  metadata.insert({"format", "pt"});
+static std::string make_header(const std::vector<SafetensorsSpec>& specs, size_t* data_bytes) {
   nlohmann::ordered_json header;
-  header[kMetadataKey] = metadata;
+  header[kMetadataKey] = {{"format", "pt"}};  // which transformers wants
   *data_bytes = 0;
   for (const SafetensorsSpec& spec : specs) {
     int64_t bytes;
@@ -368,18 +289,15 @@ static std::string make_header(const std::vector<SafetensorsSpec>& specs, std::m
     *data_bytes += bytes;
     header[spec.name] = {{"dtype", "F32"}, {"shape", spec.shape}, {"data_offsets", {begin, *data_bytes}}};
   }
-  // Metadata can be a user's text in any encoding: what is not UTF-8 is replaced.
-  std::string text = header.dump(-1, ' ', false, json::error_handler_t::replace);
+  std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');
   const uint64_t length = text.size();
   return std::string(reinterpret_cast<const char*>(&length), kLengthBytes) + text;
 }
 
-SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<SafetensorsSpec>& specs,
-                                     const std::map<std::string, std::string>& metadata)
-    : path_(path) {
+SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<SafetensorsSpec>& specs) : path_(path) {
   size_t data_bytes;
-  const std::string header = make_header(specs, metadata, &data_bytes);
+  const std::string header = make_header(specs, &data_bytes);
   file_ = FileDescriptor(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
   if (file_.fd < 0) cannot_write(path_);
   write_at(path_, file_.fd, header.data(), header.size(), 0);
@@ -387,7 +305,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<
   set_size(path_, file_.fd, header.size() + data_bytes);
   size_t offset = header.size();
   for (const SafetensorsSpec& spec : specs) {
-    const int64_t count = SafetensorsTensor{"", "", spec.shape, 0, 0}.num_elements();
+    const int64_t count = num_elements(spec.shape);
     places_.push_back({offset, count});
     offset += count * sizeof(float);
   }

@@ -4,11 +4,11 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
+#include "llmc/utils/arena.h"
 #include "llmc/utils/files.h"
 
 // ----------------------------------------------------------------------------
@@ -20,7 +20,7 @@ struct SafetensorsTensor {
   std::vector<int64_t> shape;  // [] is a scalar, one element; a dimension may be 0
   size_t begin, end;           // its bytes in the data part
 
-  int64_t num_elements() const;  // the product of the shape
+  int64_t num_elements() const { return ::num_elements(shape); }
 };
 
 // CRC-32C checksums that cover every byte of a file: of the header with the eight bytes before it, and of each tensor's
@@ -45,9 +45,7 @@ struct SafetensorsFile {
   explicit SafetensorsFile(const std::string& path);
 
   const std::vector<SafetensorsTensor>& tensors() const { return tensors_; }  // in the header's order
-  const SafetensorsTensor* find(const std::string& name) const;               // nullptr if there is none
-  const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  size_t data_offset() const { return size_t(data_ - file_.get()); }  // where in the file the data part begins
+  size_t data_offset() const { return size_t(data_ - file_.get()); }          // where in the file the data part begins
 
   // Reads the whole file, on all threads.
   SafetensorsChecksums checksums() const;
@@ -62,8 +60,6 @@ struct SafetensorsFile {
   const uint8_t* data_ = nullptr;                 // its data part
   size_t data_bytes_ = 0;
   std::vector<SafetensorsTensor> tensors_;
-  std::map<std::string, size_t> index_;  // name -> place in tensors_
-  std::map<std::string, std::string> metadata_;
 };
 
 // ----------------------------------------------------------------------------
@@ -78,10 +74,9 @@ struct SafetensorsSpec {
 // the disk space reserved where the file system can do that; the tensors hold zeros until they are written. Such
 // a file reads like a finished one, so write it under another name and rename it when all writers are done. Every
 // failure (a full disk, a missing folder, a quota) is a UserError with the path and the system's reason; the file
-// then stays as it is. Metadata gets "format": "pt" unless it has a format, since transformers wants one.
+// then stays as it is.
 struct SafetensorsWriter {
-  SafetensorsWriter(const std::string& path, const std::vector<SafetensorsSpec>& specs,
-                    const std::map<std::string, std::string>& metadata = {});
+  SafetensorsWriter(const std::string& path, const std::vector<SafetensorsSpec>& specs);
 
   // Another writer, possibly in another process, to a file that a SafetensorsWriter has laid out. Throws UserError if
   // the file is not a valid safetensors file of F32 tensors, or cannot be opened for writing.
