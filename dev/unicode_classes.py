@@ -21,11 +21,18 @@ Unicode {VERSION}: the version of the regular
 // these numbers, and later elsewhere. Written by dev/unicode_classes.py from the package unicodedata2; not to be
 // edited.
 #pragma once
-#include <cstdint>  // uint32_t
+#include <cstdint>
+#include <cstdlib>
 
-struct CodePointRange {{
-  uint32_t first, last;
-}};
+// Calls visit(first, last) for each range of code points in a text such as "41-5A AA", in hexadecimal.
+template <class Visit>
+void for_each_range(const char* ranges, Visit visit) {{
+  for (char* end; *ranges != '\\0'; ranges = *end == ' ' ? end + 1 : end) {{
+    const uint32_t first = uint32_t(strtoul(ranges, &end, 16));
+    const uint32_t last = *end == '-' ? uint32_t(strtoul(end + 1, &end, 16)) : first;
+    visit(first, last);
+  }}
+}}
 """
 
 
@@ -40,15 +47,15 @@ def ranges(code_points):
 
 
 def table(name, code_points):
-    lines, line = [], " "
+    lines, line = [], ""
     for first, last in ranges(code_points):
-        item = f" {{{first:#x},{last:#x}}},"
-        if len(line) + len(item) > 140:
+        item = f"{first:X} " if first == last else f"{first:X}-{last:X} "
+        if len(line) + len(item) > 113:
             lines.append(line)
-            line = " "
+            line = ""
         line += item
-    body = "\n".join(lines + [line])
-    return f"\n// {len(code_points):,} code points\ninline constexpr CodePointRange {name}[] = {{\n{body}\n}};"
+    body = "\n".join(f'    "{text}"' for text in lines + [line.rstrip()])
+    return f"\n// {len(code_points):,} code points\ninline constexpr char {name}[] =\n{body};"
 
 
 def compare_with_tiktoken(classes):

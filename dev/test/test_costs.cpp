@@ -154,7 +154,7 @@ static const char* const all_terms[] = {"plain",
                                         "reversible",
                                         "relative universal(2)"};
 
-// BUG llmc/model/parameters.h: `table.stored_layers * std::max` -> `c.num_layers * std::max`
+// BUG llmc/model/parameters.h: `(table.has_cycles ? table.stored_layers : c.num_layers)` -> `c.num_layers`
 TEST(Parameters, AreAtLeastAsManyAsTheBoundForEveryTerm) {
   for (const char* wiring : all_terms) {
     const ModelConfig c = model_of(wiring);

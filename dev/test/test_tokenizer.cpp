@@ -433,14 +433,14 @@ TEST(Printable, ControlCharactersAndInvalidUtf8AreReplaced) {
 }
 
 TEST(UnicodeClasses, HaveTheCodePointsOfUnicode16InOrder) {
-  auto count = [](const auto& ranges) {
+  auto count = [](const char* ranges) {
     int64_t code_points = 0, end = -1;
-    for (const CodePointRange& range : ranges) {
-      EXPECT_GT(int64_t(range.first), end + 1);  // otherwise they would be one range
-      EXPECT_GE(range.last, range.first);
-      code_points += range.last - range.first + 1;
-      end = range.last;
-    }
+    for_each_range(ranges, [&](uint32_t first, uint32_t last) {
+      EXPECT_GT(int64_t(first), end + 1);  // otherwise they would be one range
+      EXPECT_GE(last, first);
+      code_points += last - first + 1;
+      end = last;
+    });
     EXPECT_LT(end, 0x110000);
     return code_points;
   };

@@ -53,12 +53,11 @@ struct Option {
   bool is_flag() const { return *type == '\0'; }
   bool is_set() const { return value() != initial; }
 
-  // These set what is known of an option beyond its flags, its value and its help.
-  Option& takes(Range values) { return range = std::move(values), *this; }
-  Option& logged(const char* log_key) { return key = log_key, *this; }
+  // These set what is known of an option beyond its flags, its value, its help and its range.
+  Option& logged(const char* log_key, OnResume other_value = OnResume::ignored) {
+    return key = log_key, on_resume = other_value, *this;
+  }
   Option& called(const char* name) { return what = name, *this; }
-  Option& refused_on_resume() { return on_resume = OnResume::refused, *this; }
-  Option& warned_of_on_resume() { return on_resume = OnResume::warned_of, *this; }
   Option& needing(const char* other, const char* message) { return needs.push_back({other, message}), *this; }
   Option& not_in_config() { return in_config = false, *this; }
   Option& with_value(const char* text) { return value_follows = text, *this; }
@@ -84,11 +83,12 @@ struct OptionTable {
   // `value`: where the option's value lies, now its default; it stays where it is as long as the table does. A bool is
   // a flag.
   template <class T>
-  Option& add(const char* flags, T& value, std::string help) {
+  Option& add(const char* flags, T& value, std::string help, std::optional<Range> range = {}) {
     using Value = typename ValueOf<T>::Type;
     constexpr bool is_flag = std::is_same_v<Value, bool>, is_text = std::is_same_v<Value, std::string>;
     Option option;
     option.flags = flags, option.group = group, option.help = std::move(help);
+    option.range = std::move(range);
     option.type = is_flag ? "" : is_text ? "TEXT" : std::is_integral_v<Value> ? "INT" : "FLOAT";
     option.set = [&value](const std::string& text) {
       if constexpr (is_flag) value = parse_flag(text);

@@ -22,9 +22,8 @@ static void add_data_options(OptionTable& t, TrainOptions& o) {
   t.add("-j,--val-data", o.val_data, "validation tokens, likewise; none: no validation").logged("val_data");
   t.add("--shuffle", o.shuffle,
         "read the sequences of T tokens in a random order, another each epoch; otherwise one after the other")
-      .logged("shuffle")
-      .called("order of the data")
-      .refused_on_resume();
+      .logged("shuffle", OnResume::refused)
+      .called("order of the data");
   t.add("--tokenizer", o.tokenizer,
         "what tokens stand for, for samples and in checkpoints: bytes, or GPT-2's vocabulary in any format that "
         "data/tokenize takes; none: samples are numbers; default: what the model's folder has with it, or the data's");
@@ -36,7 +35,7 @@ static void add_model_options(OptionTable& t, TrainOptions& o) {
         "a preset (d12, d24, d36, d48: GPT-2 124M, 350M, 774M, 1558M; gpt3:CHANNELS), or a folder with config.json and "
         "model.safetensors to start from")
       .logged("model");
-  for (const ShapeOption& shape : shape_options) t.add(shape.flag, o.model.*shape.value, shape.help).takes(at_least(1));
+  for (const ShapeOption& shape : shape_options) t.add(shape.flag, o.model.*shape.value, shape.help, at_least(1));
   t.add("--wiring", o.model.wiring,
         "who attends to what: terms such as 'sla(9,9)' or 'gqa(4) window(512,SSSL)' (--help wiring has them all), or "
         "plain; default: sla(n,k) with 3/4 of the layers and of the heads, or the model's; a model that was trained "
@@ -49,95 +48,68 @@ static void add_model_options(OptionTable& t, TrainOptions& o) {
 
 static void add_batch_options(OptionTable& t, TrainOptions& o) {
   t.group = "Batch";
-  t.add("-b,--micro-batch", o.micro_batch, "sequences in a micro-batch, B").takes(at_least(1)).logged("micro_batch");
-  t.add("-t,--seq-len", o.seq_len, "sequence length T, in tokens; default: 1024 or the model's positions if fewer")
-      .takes(at_least(1))
-      .logged("seq_len")
-      .called("sequence length")
-      .refused_on_resume();
+  t.add("-b,--micro-batch", o.micro_batch, "sequences in a micro-batch, B", at_least(1)).logged("micro_batch");
+  t.add("-t,--seq-len", o.seq_len, "sequence length T, in tokens; default: 1024 or the model's positions if fewer",
+        at_least(1))
+      .logged("seq_len", OnResume::refused)
+      .called("sequence length");
   t.add("-d,--total-batch", o.total_batch,
-        "tokens in an update, a multiple of B * T: the rest is gradient accumulation; default: B * T")
-      .takes(at_least(1))
-      .logged("total_batch")
-      .called("number of tokens in an update, B * T if it is not given")
-      .warned_of_on_resume();
+        "tokens in an update, a multiple of B * T: the rest is gradient accumulation; default: B * T", at_least(1))
+      .logged("total_batch", OnResume::warned_of)
+      .called("number of tokens in an update, B * T if it is not given");
   t.add("-r,--recompute", o.recompute,
         "what the backward pass computes again instead of keeping it: 0 nothing, 1 GELU, 2 and LayerNorm, 3 everything "
         "in a block but its K/V, 4 and the MLP's hidden units in chunks: less memory, slower; with the term "
-        "reversible at least 3")
-      .takes(between(0, 4))
+        "reversible at least 3",
+        between(0, 4))
       .logged("recompute");
   t.add("--tf32", o.tf32, "fp32 matmuls on a GPU may round their operands to TF32: faster, less exact").logged("tf32");
 }
 
 static void add_optimizer_options(OptionTable& t, TrainOptions& o) {
   t.group = "Optimization";
-  t.add("-x,--steps", o.steps, "updates; 0: only validate and sample; default: one epoch")
-      .takes(at_least(0))
-      .logged("steps");
-  t.add("-k,--schedule", o.schedule, "learning rate schedule: " + either(Schedule::kinds()))
-      .takes(one_of(Schedule::kinds()))
-      .logged("schedule")
-      .warned_of_on_resume();
-  t.add("-l,--learning-rate", o.learning_rate, "peak learning rate")
-      .takes(between(0, 1e3))
-      .logged("learning_rate")
-      .called("peak learning rate")
-      .warned_of_on_resume();
-  t.add("-u,--warmup", o.warmup_steps, "steps of linear warm-up")
-      .takes(at_least(0))
-      .logged("warmup_steps")
-      .warned_of_on_resume();
-  t.add("-q,--final-fraction", o.final_fraction, "the schedule ends at this fraction of the peak")
-      .takes(between(0, 1))
-      .logged("final_fraction")
-      .warned_of_on_resume();
-  t.add("-c,--weight-decay", o.weight_decay, "decoupled weight decay of the matrices")
-      .takes(between(0, 1e3))
-      .logged("weight_decay")
-      .warned_of_on_resume();
-  t.add("--grad-clip", o.grad_clip, "clip the gradient's global norm to this; 0: don't")
-      .takes(between(0, 1e30))
-      .logged("grad_clip")
-      .warned_of_on_resume();
+  t.add("-x,--steps", o.steps, "updates; 0: only validate and sample; default: one epoch", at_least(0)).logged("steps");
+  t.add("-k,--schedule", o.schedule, "learning rate schedule: " + either(Schedule::kinds()), one_of(Schedule::kinds()))
+      .logged("schedule", OnResume::warned_of);
+  t.add("-l,--learning-rate", o.learning_rate, "peak learning rate", between(0, 1e3))
+      .logged("learning_rate", OnResume::warned_of)
+      .called("peak learning rate");
+  t.add("-u,--warmup", o.warmup_steps, "steps of linear warm-up", at_least(0))
+      .logged("warmup_steps", OnResume::warned_of);
+  t.add("-q,--final-fraction", o.final_fraction, "the schedule ends at this fraction of the peak", between(0, 1))
+      .logged("final_fraction", OnResume::warned_of);
+  t.add("-c,--weight-decay", o.weight_decay, "decoupled weight decay of the matrices", between(0, 1e3))
+      .logged("weight_decay", OnResume::warned_of);
+  t.add("--grad-clip", o.grad_clip, "clip the gradient's global norm to this; 0: don't", between(0, 1e30))
+      .logged("grad_clip", OnResume::warned_of);
   t.add("--max-bad-steps", o.max_bad_steps,
-        "a step whose loss or norm is not finite is skipped; stop after so many in a row")
-      .takes(at_least(1));
+        "a step whose loss or norm is not finite is skipped; stop after so many in a row", at_least(1));
   t.add("--optimizer", o.optimizer,
-        "adamw, or muon: Muon for the matrices of the layers, whose step costs more and gains more; AdamW for the rest")
-      .takes(one_of({"adamw", "muon"}))
-      .logged("optimizer")
-      .refused_on_resume();
-  t.add("--momentum", o.momentum, "Muon's momentum")
-      .takes(between_excluding_end(0, 1))
-      .logged("momentum")
-      .warned_of_on_resume();
-  t.add("--beta1", o.beta1, "AdamW's decay of the first moment")
-      .takes(between_excluding_end(0, 1))
-      .logged("beta1")
-      .warned_of_on_resume();
-  t.add("--beta2", o.beta2, "AdamW's decay of the second moment")
-      .takes(between_excluding_end(0, 1))
-      .logged("beta2")
-      .warned_of_on_resume();
-  t.add("--eps", o.eps, "AdamW's epsilon").takes(above(0)).logged("eps").warned_of_on_resume();
-  t.add("--seed", o.seed, "seed of initial weights, shuffling and samples")
-      .takes(at_least(0))
-      .logged("seed")
-      .refused_on_resume();
+        "adamw, or muon: Muon for the matrices of the layers, whose step costs more and gains more; AdamW for the rest",
+        one_of({"adamw", "muon"}))
+      .logged("optimizer", OnResume::refused);
+  t.add("--momentum", o.momentum, "Muon's momentum", between_excluding_end(0, 1))
+      .logged("momentum", OnResume::warned_of);
+  t.add("--beta1", o.beta1, "AdamW's decay of the first moment", between_excluding_end(0, 1))
+      .logged("beta1", OnResume::warned_of);
+  t.add("--beta2", o.beta2, "AdamW's decay of the second moment", between_excluding_end(0, 1))
+      .logged("beta2", OnResume::warned_of);
+  t.add("--eps", o.eps, "AdamW's epsilon", above(0)).logged("eps", OnResume::warned_of);
+  t.add("--seed", o.seed, "seed of initial weights, shuffling and samples", at_least(0))
+      .logged("seed", OnResume::refused);
 }
 
 static void add_rank_options(OptionTable& t, TrainOptions& o) {
   t.group = "Ranks (mpirun -np N, or --rendezvous)";
   t.add("--zero", o.zero,
         "of several ranks: 1: each keeps the optimizer state of its shard of every layer (ZeRO-1); 0: of all "
-        "parameters")
-      .takes(between(0, 1))
+        "parameters",
+        between(0, 1))
       .logged("zero");
   t.add("--hang-timeout", o.hang_timeout,
         "end the run, naming the rank, if one does not answer or keeps the others waiting for so many seconds; 0: "
-        "never")
-      .takes(zero_or_at_least(2, "seconds"));
+        "never",
+        zero_or_at_least(2, "seconds"));
   t.add("--rendezvous", o.ranks.rendezvous,
         "how ranks find each other without MPI: file:PATH that all can read and rank 0 can write, or tcp:HOST:PORT of "
         "rank 0; by tcp without a secret, those of rank 0's machine alone")
@@ -156,19 +128,16 @@ static void add_rank_options(OptionTable& t, TrainOptions& o) {
 
 static void add_validation_and_sample_options(OptionTable& t, TrainOptions& o) {
   t.add("-v,--val-every", o.val_every,
-        "validate before the first step, every so many steps, and after the last; 0: never")
-      .takes(at_least(0))
+        "validate before the first step, every so many steps, and after the last; 0: never", at_least(0))
       .logged("val_every");
   t.add("-m,--val-batches", o.val_batches,
-        "micro-batches in a validation, at even distances in the data; 0: all of it, incomplete ones too")
-      .takes(at_least(0))
+        "micro-batches in a validation, at even distances in the data; 0: all of it, incomplete ones too", at_least(0))
       .logged("val_batches");
-  t.add("-s,--sample-every", o.sample_every, "print a sample every so many steps, and after the last; 0: never")
-      .takes(at_least(0));
-  t.add("-g,--sample-length", o.sample_length, "tokens in a sample, at most the context length").takes(at_least(1));
+  t.add("-s,--sample-every", o.sample_every, "print a sample every so many steps, and after the last; 0: never",
+        at_least(0));
+  t.add("-g,--sample-length", o.sample_length, "tokens in a sample, at most the context length", at_least(1));
   t.add("--temperature", o.temperature,
-        "divide a sample's logits by this; below 1 is more cautious; 0: always the likeliest token")
-      .takes(at_least(0));
+        "divide a sample's logits by this; below 1 is more cautious; 0: always the likeliest token", at_least(0));
   t.add("--prompt", o.prompt, "text that samples begin with; <|endoftext|> in it is that token")
       .needing("-s", "is the beginning of samples; say how often to print one, with -s");
 }
@@ -176,8 +145,7 @@ static void add_validation_and_sample_options(OptionTable& t, TrainOptions& o) {
 static void add_checkpoint_options(OptionTable& t, TrainOptions& o) {
   const char* needs_data = "resumes training; name its data with -i";
   t.add("-n,--checkpoint-every", o.checkpoint_every,
-        "write a checkpoint every so many steps; with -o, one is always written after the last")
-      .takes(at_least(0))
+        "write a checkpoint every so many steps; with -o, one is always written after the last", at_least(0))
       .needing("-o", "checkpoints need a folder; name it with -o");
   t.add("-y,--resume", o.resume, "resume from the newest checkpoint in -o, or start if it has none (-y 0: don't)")
       .with_value("[0|1]")
@@ -197,11 +165,9 @@ static void add_checkpoint_options(OptionTable& t, TrainOptions& o) {
       .not_in_config()
       .needing("-i", needs_data)
       .needing("-o", "names a checkpoint in a folder; name that too, with -o");
-  t.add("--keep", o.keep, "keep so many of the newest checkpoints and remove older ones; 0: keep all")
-      .takes(at_least(0))
+  t.add("--keep", o.keep, "keep so many of the newest checkpoints and remove older ones; 0: keep all", at_least(0))
       .needing("-o", "checkpoints need a folder; name it with -o");
-  t.add("--keep-every", o.keep_every, "with --keep, keep those of every so many steps too; 0: don't")
-      .takes(at_least(0))
+  t.add("--keep-every", o.keep_every, "with --keep, keep those of every so many steps too; 0: don't", at_least(0))
       .needing("--keep", "says which of those that --keep removes are kept; give --keep too");
 }
 
@@ -215,8 +181,8 @@ static void add_output_options(OptionTable& t, TrainOptions& o) {
       .not_in_config();
   t.add("--log-level", o.log_level,
         "debug: log.jsonl tells when the parts of each step ran on the device, too; slower, since no step is replayed "
-        "as a CUDA graph then")
-      .takes(one_of({"info", "debug"}));
+        "as a CUDA graph then",
+        one_of({"info", "debug"}));
   t.add("--tensorboard", o.tensorboard,
         "write losses, norms, rates and speeds as TensorBoard's event files into -o, too")
       .needing("-o", "event files need a folder; name it with -o");

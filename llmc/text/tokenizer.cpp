@@ -29,9 +29,10 @@ enum class Class : uint8_t { other, letter, number, space };
 static const std::vector<Class>& code_point_classes() {
   static const std::vector<Class> classes = [] {
     std::vector<Class> all(0x110000, Class::other);
-    auto fill = [&](const auto& ranges, Class value) {
-      for (const CodePointRange& range : ranges)
-        std::fill(all.begin() + range.first, all.begin() + range.last + 1, value);
+    auto fill = [&](const char* ranges, Class value) {
+      for_each_range(ranges, [&](uint32_t first, uint32_t last) {
+        std::fill(all.begin() + first, all.begin() + last + 1, value);
+      });
     };
     fill(unicode_letters, Class::letter);
     fill(unicode_numbers, Class::number);
