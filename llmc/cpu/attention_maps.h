@@ -1,8 +1,4 @@
 // Sums of the outputs of several attention maps in a layer (`blend` and `gate`; llmc/ops/map_weights.h).
-//
-//   mix_map_forward:    sum = or +=, out =
-//   mix_map_backward:   dmap_out, dmap_weight =
-//   mix_gates_backward: dgates +=
 #pragma once
 #include <cstdint>
 #include "llmc/ops/map_weights.h"

@@ -1,11 +1,4 @@
-// The gate of `gru` (llmc/ops/gru.h), but for its matmuls, which are between these operations.
-//
-//   relu_forward:         y =
-//   gru_gates_forward:    r, z, r x =
-//   gru_output_forward:   g, out =
-//   gru_output_backward:  the gradients of z's and g's arguments, and dresidual =
-//   gru_gates_backward:   that of r's argument and r x =, dresidual +=
-//   relu_backward:        dy =
+// The gate of `gru`: the operations of llmc/ops/gru.h.
 #pragma once
 #include <cstdint>
 #include "llmc/ops/gru.h"
@@ -13,19 +6,16 @@
 #include "threads.h"
 #include "vec.h"
 
-// y (n) = max(x, 0); NaN stays NaN.
 inline void relu_forward(floatX* y, const floatX* x, int64_t n) {
 #pragma omp parallel for simd schedule(static) if (parallel : is_worth_threads(2 * int64_t(sizeof(floatX)) * n))
   for (int64_t i = 0; i < n; i++) from_float(y[i], to_float(x[i]) < 0.0f ? 0.0f : to_float(x[i]));
 }
 
-// dy (n) = 0 where y = relu(x) is 0, in place: the gradient of x.
 inline void relu_backward(floatX* dy, const floatX* y, int64_t n) {
 #pragma omp parallel for simd schedule(static) if (parallel : is_worth_threads(3 * int64_t(sizeof(floatX)) * n))
   for (int64_t i = 0; i < n; i++) from_float(dy[i], to_float(y[i]) > 0.0f ? to_float(dy[i]) : 0.0f);
 }
 
-// r = sigmoid(gates + sums (N, 2C)), z = sigmoid(gates + sums - bias), reset_in = r x.
 inline void gru_gates_forward(const GruGates<floatX>& gru, const floatX* sums, int64_t N, int64_t C) {
 #pragma omp parallel for schedule(static) if (is_worth_threads(8 * int64_t(sizeof(floatX)) * N * C))
   for (int64_t n = 0; n < N; n++) {
@@ -41,7 +31,6 @@ inline void gru_gates_forward(const GruGates<floatX>& gru, const floatX* sums, i
   }
 }
 
-// g = tanh(gates + sums (N, C)), out = (1 - z) x + z g.
 inline void gru_output_forward(const GruGates<floatX>& gru, const floatX* sums, int64_t N, int64_t C) {
 #pragma omp parallel for schedule(static) if (is_worth_threads(6 * int64_t(sizeof(floatX)) * N * C))
   for (int64_t n = 0; n < N; n++) {
@@ -56,8 +45,6 @@ inline void gru_output_forward(const GruGates<floatX>& gru, const floatX* sums, 
   }
 }
 
-// From dresidual, the gradient of out: z and g become the gradients of their arguments, and dresidual that of x, of the
-// term (1 - z) x alone.
 inline void gru_output_backward(const GruGates<floatX>& gru, int64_t N, int64_t C) {
 #pragma omp parallel for schedule(static) if (is_worth_threads(7 * int64_t(sizeof(floatX)) * N * C))
   for (int64_t n = 0; n < N; n++) {
@@ -73,8 +60,6 @@ inline void gru_output_backward(const GruGates<floatX>& gru, int64_t N, int64_t 
   }
 }
 
-// From dreset_in, the gradient of r x: reset_in = r x again, r becomes the gradient of its argument, dresidual += that
-// of x.
 inline void gru_gates_backward(const GruGates<floatX>& gru, int64_t N, int64_t C) {
 #pragma omp parallel for schedule(static) if (is_worth_threads(7 * int64_t(sizeof(floatX)) * N * C))
   for (int64_t n = 0; n < N; n++) {

@@ -6,7 +6,6 @@
 #include "threads.h"
 #include "vec.h"
 
-// sum or out, and ponder: a cycle's term of the weighted sum.
 inline void halting_forward(const HaltingForward& h) {
   const bool first = h.cycle == 0, last = h.cycle + 1 == h.weights.cycles;
 #pragma omp parallel for schedule(static) if (is_worth_threads(h.N * h.C * 8))
@@ -21,7 +20,6 @@ inline void halting_forward(const HaltingForward& h) {
   }
 }
 
-// dx, dp, dremainder: the gradients of a cycle's term.
 inline void halting_backward(const HaltingBackward& h) {
   using State = HaltingWeights::State;
   const bool last = h.cycle + 1 == h.weights.cycles;

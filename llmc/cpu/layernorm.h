@@ -1,10 +1,5 @@
 // LayerNorm over the channels of each of N rows: out = (inp - mean) * rstd * weight + bias, rstd = 1 / sqrt(var + eps).
 // RMSNorm (Zhang & Sennrich 2019) is the same with 0 in place of the mean, so that var is the mean of squares.
-//
-//   layernorm_forward:          out (N, C) =, mean (N) =, rstd (N) =, of inp (N, C)
-//   residual_layernorm_forward: residual (N, C) = a + b; out, mean, rstd = the LayerNorm of residual
-//   residual_sum:               residual (N, C) = a + b alone
-//   layernorm_backward:         dinp (N, C) +=, dweight (C) +=, dbias (C) +=
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,4 @@
 // Linear layers on oneDNN's matmuls. Matrices are row-major; a weight is (OC, C): out = inp weight^T + bias.
-//
-//   matmul_forward, matmul_gelu_forward:   out (N, OC) =, pre_gelu (N, OC) =
-//   matmul_backward, matmul_gelu_backward: dinp (N, C) =, dweight (OC, C) +=, dbias (OC) +=
 #pragma once
 #include <algorithm>
 #include <cstdint>

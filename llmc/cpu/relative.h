@@ -1,7 +1,4 @@
 // The queries of relative positions (llmc/ops/relative.h).
-//
-//   relative_queries_forward:   of_keys, of_distances =
-//   relative_queries_backward:  dq =
 #pragma once
 #include <cstdint>
 #include "llmc/ops/precision.h"

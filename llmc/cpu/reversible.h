@@ -1,9 +1,4 @@
-// The two residual streams of `reversible` (model/reversible_residual.h), in fp32 whatever floatX is.
-//
-//   streams_begin:          x1, x2 = embedded
-//   stream_add:             x += factor y, rounded = x
-//   streams_mean:           out = (x1 + x2) / 2
-//   streams_mean_backward:  dx1, dx2 = dx1 / 2
+// The two residual streams of `reversible` (model/parts/reversible_residual.h), in fp32 whatever floatX is.
 #pragma once
 #include <cstdint>
 #include "llmc/ops/precision.h"

@@ -1,7 +1,4 @@
 // Gates: for each token a number between 0 and 1, by a linear layer of its channels.
-//
-//   token_gate_forward:  gate =
-//   token_gate_backward: dgate becomes the gradient of the sigmoid's argument; dx, dweight, dbias +=
 #pragma once
 #include <cmath>
 #include <cstdint>

@@ -1,11 +1,5 @@
-// Sums of the outputs of several attention maps in a layer (`blend` and `gate`; llmc/ops/map_weights.h). Memory bounds
-// them, and the attentions between them take far longer.
-//
-//   mix_map_forward:    sum = or +=, out =
-//   mix_map_backward:   dmap_out, dmap_weight =
-//   mix_gates_backward: dgates +=
-//
-// C is a multiple of 8, and rows are 16-byte aligned.
+// Sums of the outputs of several attention maps in a layer: the operations of llmc/cpu/attention_maps.h. Memory bounds
+// them, and the attentions between them take far longer. C is a multiple of 8, and rows are 16-byte aligned.
 #pragma once
 #include <cstdint>
 #include "device.h"
@@ -58,15 +52,12 @@ __global__ void __launch_bounds__(token_threads)
   if (row < N) add_gate_gradients(dgates, dweights, weights, row);
 }
 
-// sum (N, C) = or, unless `first`, += weight(map) map_out (N, C); if `last`, that is out (N, C) instead.
 inline void mix_map_forward(float* sum, floatX* out, const floatX* map_out, const MapWeights& weights, int map,
                             bool first, bool last, int64_t N, int64_t C) {
   launch(mix_map_forward_kernel, dim3(unsigned(ceil_div(N * C, 8 * token_threads))), dim3(token_threads), 0,
          gpu().stream, sum, out, map_out, weights, map, first, last, N, int(C));
 }
 
-// The gradients of a map's output and weight: dmap_out (N, C) = weight(map) dout (N, C), and dmap_weight (N) =
-// rowsum(dout * map_out).
 template <class Element>
 inline void mix_map_backward(floatX* dmap_out, float* dmap_weight, const floatX* dout, const Element* map_out,
                              const MapWeights& weights, int map, int64_t N, int64_t C) {
@@ -74,7 +65,6 @@ inline void mix_map_backward(floatX* dmap_out, float* dmap_weight, const floatX*
          dmap_weight, dout, map_out, weights, map, N, int(C));
 }
 
-// dgates (layer + 1, N) += from dweights (layer + 1, N), the gradients of the weights of each map in that layer.
 inline void mix_gates_backward(float* dgates, const float* dweights, const MapWeights& weights, int64_t N) {
   launch(mix_gates_backward_kernel, dim3(unsigned(ceil_div(N, token_threads))), dim3(token_threads), 0, gpu().stream,
          dgates, dweights, weights, N);

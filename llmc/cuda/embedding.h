@@ -1,11 +1,5 @@
-// Token and position embeddings. B: sequences, T: their length, C: channels (a multiple of 8), N = B T.
-//
-//   embedding_forward:  out (N, C) = wte[tokens (N)] + wpe[positions (N)]
-//   embedding_backward: dwte[tokens] += dout (B, T, C), dwpe[t] += dout
-//   add_coordinates:    out (N, C) = x (N, C) + wse (C) + wpe[positions (N)]
-//   position_backward:  dwpe[t] += dout (B, T, C)
-//
-// Without position embeddings wpe and dwpe are null.
+// Token and position embeddings: the operations of llmc/cpu/embedding.h. C is a multiple of 8, and `tokens` is 16-byte
+// aligned.
 //
 // Tokens repeat, so several rows of dout are added to one row of dwte. Atomics would add them in an order that changes
 // from run to run; here each token that occurs has one owner, which adds its rows in the order of their positions.
@@ -144,26 +138,22 @@ inline dim3 embedding_block(int64_t C) {
   return dim3(unsigned(std::min<int64_t>(256, ceil_div(C / 8, warp_size) * warp_size)));
 }
 
-// out (N, C) = wte[tokens] + wpe[positions]; without the second term if wpe is null.
 inline void embedding_forward(floatX* out, const int* tokens, const RowPositions& positions, const floatX* wte,
                               const floatX* wpe, int64_t N, int64_t C) {
   launch(embedding_forward_kernel, dim3(unsigned(N)), embedding_block(C), 0, gpu().stream, out, tokens, positions, wte,
          wpe, C);
 }
 
-// out (N, C) = x (N, C) + wse (C) + wpe[positions (N)]; without the last term if wpe is null. x may be out.
 inline void add_coordinates(floatX* out, const floatX* x, const floatX* wse, const floatX* wpe,
                             const RowPositions& positions, int64_t N, int64_t C) {
   launch(add_coordinates_kernel, dim3(unsigned(N)), embedding_block(C), 0, gpu().stream, out, x, wse, wpe, positions,
          C);
 }
 
-// dwpe[t] += dout (B, T, C).
 inline void position_backward(float* dwpe, const floatX* dout, int64_t B, int64_t T, int64_t C) {
   launch(embedding_backward_wpe_kernel, dim3(unsigned(T)), embedding_block(C), 0, gpu().stream, dwpe, dout, B, T, C);
 }
 
-// dwte[tokens] += dout (B, T, C); dwpe[t] += dout, unless dwpe is null. tokens is 16-byte aligned.
 inline void embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int64_t B, int64_t T,
                                int64_t C) {
   CHECK(uintptr_t(tokens) % 16 == 0);

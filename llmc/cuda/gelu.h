@@ -1,9 +1,4 @@
-// GPT-2's GELU, the tanh form: 0.5 x (1 + tanh(u)), u = sqrt(2/pi) (x + 0.044715 x^3), which is x sigmoid(2u).
-//
-//   gelu_forward:  out (n) = gelu(inp (n))
-//   gelu_backward: d (n) *= gelu'(inp (n)), in place
-//
-// n is a multiple of 8, pointers are 16-byte aligned.
+// GPT-2's GELU: the operations of llmc/cpu/gelu.h. n is a multiple of 8, pointers are 16-byte aligned.
 #pragma once
 #include <cstdint>
 #include "llmc/utils/error.h"
@@ -54,14 +49,12 @@ __global__ void __launch_bounds__(gelu_threads) gelu_backward_kernel(floatX* d, 
   store8(d + i, g);
 }
 
-// out (n) = gelu(inp (n))
 inline void gelu_forward(floatX* out, const floatX* inp, int64_t n) {
   CHECK(n % 8 == 0);
   const dim3 grid(unsigned(ceil_div(n, 8 * gelu_threads)));
   launch(gelu_forward_kernel, grid, dim3(gelu_threads), 0, gpu().stream, out, inp, n);
 }
 
-// d (n) *= gelu'(inp (n))
 inline void gelu_backward(floatX* d, const floatX* inp, int64_t n) {
   CHECK(n % 8 == 0);
   const dim3 grid(unsigned(ceil_div(n, 8 * gelu_threads)));

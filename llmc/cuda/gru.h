@@ -1,14 +1,6 @@
-// The gate of `gru` (llmc/ops/gru.h), but for its matmuls, which are between these operations.
-//
-//   relu_forward:         y =
-//   gru_gates_forward:    r, z, r x =
-//   gru_output_forward:   g, out =
-//   gru_output_backward:  the gradients of z's and g's arguments, and dresidual =
-//   gru_gates_backward:   that of r's argument and r x =, dresidual +=
-//   relu_backward:        dy =
-//
-// C is a multiple of 8, pointers are 16-byte aligned. Memory bounds all kernels: a thread owns eight neighbouring
-// channels of a token, and neighbouring threads have neighbouring ones.
+// The gate of `gru`: the operations of llmc/ops/gru.h. C and n are multiples of 8, pointers are 16-byte aligned. Memory
+// bounds all kernels: a thread owns eight neighbouring channels of a token, and neighbouring threads have neighbouring
+// ones.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -119,34 +111,26 @@ __global__ void __launch_bounds__(gru_threads) gru_gates_backward_kernel(GruGate
   store8(gru.dresidual + at, dresidual);
 }
 
-// y (n) = max(x, 0); NaN stays NaN. n is a multiple of 8.
 inline void relu_forward(floatX* y, const floatX* x, int64_t n) {
   launch(relu_forward_kernel, gru_grid(n), dim3(gru_threads), 0, gpu().stream, y, x, n);
 }
 
-// dy (n) = 0 where y = relu(x) is 0, in place: the gradient of x. n is a multiple of 8.
 inline void relu_backward(floatX* dy, const floatX* y, int64_t n) {
   launch(relu_backward_kernel, gru_grid(n), dim3(gru_threads), 0, gpu().stream, dy, y, n);
 }
 
-// r = sigmoid(gates + sums (N, 2C)), z = sigmoid(gates + sums - bias), reset_in = r x.
 inline void gru_gates_forward(const GruGates<floatX>& gru, const floatX* sums, int64_t N, int64_t C) {
   launch(gru_gates_forward_kernel, gru_grid(N * C), dim3(gru_threads), 0, gpu().stream, gru, sums, N, C);
 }
 
-// g = tanh(gates + sums (N, C)), out = (1 - z) x + z g.
 inline void gru_output_forward(const GruGates<floatX>& gru, const floatX* sums, int64_t N, int64_t C) {
   launch(gru_output_forward_kernel, gru_grid(N * C), dim3(gru_threads), 0, gpu().stream, gru, sums, N, C);
 }
 
-// From dresidual, the gradient of out: z and g become the gradients of their arguments, and dresidual that of x, of the
-// term (1 - z) x alone.
 inline void gru_output_backward(const GruGates<floatX>& gru, int64_t N, int64_t C) {
   launch(gru_output_backward_kernel, gru_grid(N * C), dim3(gru_threads), 0, gpu().stream, gru, N, C);
 }
 
-// From dreset_in, the gradient of r x: reset_in = r x again, r becomes the gradient of its argument, dresidual += that
-// of x.
 inline void gru_gates_backward(const GruGates<floatX>& gru, int64_t N, int64_t C) {
   launch(gru_gates_backward_kernel, gru_grid(N * C), dim3(gru_threads), 0, gpu().stream, gru, N, C);
 }

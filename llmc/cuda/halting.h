@@ -51,12 +51,10 @@ __global__ void __launch_bounds__(token_threads) halting_backward_kernel(Halting
   if (!last) h.dp[row] = end.state == State::runs ? float(dweight - h.dremainder[row]) : 0.0f;
 }
 
-// sum or out, and ponder: a cycle's term of the weighted sum.
 inline void halting_forward(const HaltingForward& h) {
   launch(halting_forward_kernel, warp_row_grid(h.N), dim3(token_threads), 0, gpu().stream, h);
 }
 
-// dx, dp, dremainder: the gradients of a cycle's term.
 inline void halting_backward(const HaltingBackward& h) {
   launch(halting_backward_kernel, warp_row_grid(h.N), dim3(token_threads), 0, gpu().stream, h);
 }

@@ -1,15 +1,5 @@
-// LayerNorm over the C channels of each of N rows: out = (inp - mean) * rstd * weight + bias, rstd = 1 / sqrt(var +
-// eps). RMSNorm (Zhang & Sennrich 2019) is the same with 0 in place of the mean, so that var is the mean of squares. C
-// is a multiple of 8, at most 8,192. Statistics and sums are in fp32.
-//
-//   layernorm_forward:          out (N, C) =, mean (N) =, rstd (N) =, of inp (N, C)
-//   residual_layernorm_forward: residual (N, C) = a + b in floatX; out, mean, rstd = the LayerNorm of residual
-//   residual_sum:               residual (N, C) = a + b alone
-//   layernorm_backward:         dinp (N, C) +=, dweight (C) +=, dbias (C) +=
-//
-// Backward, with xhat = (inp - mean) * rstd, g = dout * weight, and means over the channels:
-//   dinp += rstd * (g - mean(g) - xhat * mean(g * xhat)), for RMSNorm without mean(g)
-//   dweight += sum over rows of dout * xhat,  dbias += sum over rows of dout
+// LayerNorm and RMSNorm over the C channels of each of N rows: the operations of llmc/cpu/layernorm.h. C is a multiple
+// of 8, at most 8,192. Statistics and sums are in fp32.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -199,18 +189,16 @@ void launch_layernorm_forward(const LayerNormForward& norm, floatX* residual, co
          size_t(warps) * WarpRow::bytes(norm.C), gpu().stream, norm, residual, a, b);
 }
 
-// out, mean, rstd = the LayerNorm of inp (N, C).
 inline void layernorm_forward(const LayerNormForward& norm, const floatX* inp) {
   launch_layernorm_forward<false>(norm, nullptr, inp, nullptr);
 }
 
-// residual (N, C) = a + b, and out, mean, rstd = its LayerNorm, the same bits as layernorm_forward's.
+// The same bits as those of residual_sum and layernorm_forward.
 inline void residual_layernorm_forward(const LayerNormForward& norm, floatX* residual, const floatX* a,
                                        const floatX* b) {
   launch_layernorm_forward<true>(norm, residual, a, b);
 }
 
-// residual (n) = a + b, for a stream that another operation changes before its LayerNorm.
 inline void residual_sum(floatX* residual, const floatX* a, const floatX* b, int64_t n) {
   CHECK(n % 8 == 0);
   launch(residual_sum_kernel, dim3(unsigned(ceil_div(n, 8 * residual_threads))), dim3(residual_threads), 0,
@@ -234,7 +222,7 @@ inline int64_t layernorm_backward_rows(int64_t N, int64_t C, int64_t multiproces
   return rows_of_block(N, 16, std::min(at_once, room));
 }
 
-// dinp, dweight and dbias +=, by the formulas at the head of this file. How the rows are divided among blocks,
+// dinp, dweight and dbias +=, by the formulas of llmc/cpu/layernorm.h. How the rows are divided among blocks,
 // and with it the order of the sums for dweight and dbias, depends on N, C and how many multiprocessors the GPU has.
 // norm.scratch is not used.
 inline void layernorm_backward(const LayerNormBackward& norm) {

@@ -1,8 +1,5 @@
-// Linear layers on cuBLASLt. Matrices are row-major; a weight is (OC, C): out = inp weight^T + bias. Accumulation is in
-// fp32; fp32 operands stay fp32 (no TF32) until gemm_allow_tf32.
-//
-//   matmul_forward, matmul_gelu_forward:   out (N, OC) =, pre_gelu (N, OC) =
-//   matmul_backward, matmul_gelu_backward: dinp (N, C) =, dweight (OC, C) +=, dbias (OC) +=
+// Linear layers on cuBLASLt: the operations of llmc/cpu/matmul.h. Accumulation is in fp32; fp32 operands stay fp32 (no
+// TF32) until gemm_allow_tf32.
 #pragma once
 #include <cublasLt.h>
 #include <algorithm>
@@ -262,7 +259,6 @@ void gemm(const BatchedGemm& s, const T* a, const T* b, T* c) {
 // and with them the rounding of each; to sample one at a time would cost a GPU most of its speed.
 constexpr size_t most_texts_of_a_pass = SIZE_MAX;
 
-// out (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC); without bias if null.
 inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int64_t N,
                            int64_t C, int64_t OC) {
   GemmEpilogue epilogue;
@@ -275,7 +271,6 @@ inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight,
 // dev/bench/bench_gpu.cu times both.
 constexpr bool gelu_is_fused = false;
 
-// pre_gelu (N, OC) = inp weight^T + bias; out (N, OC) = gelu(pre_gelu).
 inline void matmul_gelu_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight,
                                 const floatX* bias, int64_t N, int64_t C, int64_t OC, bool fused = gelu_is_fused) {
   if (fused) {
@@ -334,23 +329,18 @@ inline void bias_backward(float* dbias, const floatX* dout, int64_t N, int64_t O
   bias_backward(dbias, dout, N, OC, OC);
 }
 
-// dweight (OC, C) += dout^T inp; dbias (OC) += column sums of dout (N, OC). dbias may be null.
 inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* inp, int64_t N,
                                    int64_t C, int64_t OC) {
   gemm('T', 'N', OC, C, N, dout, OC, inp, C, true, dweight, C);
   if (dbias != nullptr) bias_backward(dbias, dout, N, OC);
 }
 
-// dinp (N, C) = dout weight; dweight (OC, C) += dout^T inp; dbias (OC) += column sums of dout. dbias may be null.
 inline void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
                             const floatX* weight, int64_t N, int64_t C, int64_t OC) {
   gemm('N', 'N', N, C, OC, dout, OC, weight, C, false, dinp, C);
   matmul_backward_weight(dweight, dbias, dout, inp, N, C, OC);
 }
 
-// The backward pass of a linear layer whose input is inp = gelu(pre_gelu): dinp (N, C) = (dout (N, OC) weight (OC, C))
-// * gelu'(pre_gelu), the gradient of pre_gelu; dweight (OC, C) += dout^T inp; dbias (OC) += column sums of dout. dbias
-// may be null.
 inline void matmul_gelu_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
                                  const floatX* pre_gelu, const floatX* weight, int64_t N, int64_t C, int64_t OC,
                                  bool fused = gelu_is_fused) {
@@ -361,10 +351,8 @@ inline void matmul_gelu_backward(floatX* dinp, float* dweight, float* dbias, con
   matmul_backward_weight(dweight, dbias, dout, inp, N, C, OC);
 }
 
-// What matmuls compute in, for people.
 inline const char* matmul_precision() { return precision_name; }
 
-// The rate of an n x n x n matmul in FLOP/s, the best of `seconds` seconds of runs.
 inline double gemm_rate(int64_t n, double seconds) {
   std::vector<floatX> values(n * n);  // many different bits: zeros would take less power and run at a higher clock
   for (size_t i = 0; i < values.size(); i++)

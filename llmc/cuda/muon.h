@@ -1,5 +1,4 @@
-// The operations of Muon beside the matmuls of its iteration; llmc/ops/muon.h has the formulas. All pointers are device
-// pointers.
+// The operations of Muon beside the matmuls of its iteration: those of llmc/cpu/muon.h.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -124,8 +123,6 @@ inline void muon_set_step(MuonStep* place, const MuonStep& s) {
   launch(muon_set_step_kernel, dim3(1), dim3(1), 0, gpu().stream, place, s);
 }
 
-// grads = u, m = the new momentum and squares = ||u||^2 of all matrices. grads and m stay as they are if the loss or
-// the norm is not finite.
 inline void muon_momentum(const MuonArgs& args) {
   constexpr size_t warps = chunk_threads / warp_size;
   double* chunk_squares = device_scratch<double>(size_t(args.num_chunks));
@@ -135,20 +132,16 @@ inline void muon_momentum(const MuonArgs& args) {
          gpu().stream, args, static_cast<const double*>(chunk_squares));
 }
 
-// x (count, n, length) = u / ||u|| of a batch's matrices, transposed if there are more rows than columns.
 inline void muon_normalize(floatX* x, const MuonArgs& args, const MuonBatch& batch) {
   launch(muon_normalize_kernel, muon_tiles(batch), dim3(muon_tile, muon_tile_rows), muon_tile_bytes, gpu().stream, x,
          args, batch);
 }
 
-// p (count, n, n) = muon_a I + muon_b a + muon_c a_squared
 inline void muon_polynomial(floatX* p, const floatX* a, const floatX* a_squared, const MuonBatch& batch) {
   launch(muon_polynomial_kernel, dim3(unsigned(ceil_div(batch.n * batch.n, chunk_threads)), unsigned(batch.count)),
          dim3(chunk_threads), 0, gpu().stream, p, a, a_squared, batch.n);
 }
 
-// Moves a batch's matrices by x (count, n, length), the result of the iteration. Nothing changes if the loss or the
-// norm is not finite.
 inline void muon_update(const MuonArgs& args, const floatX* x, const MuonBatch& batch) {
   launch(muon_update_kernel, muon_tiles(batch), dim3(muon_tile, muon_tile_rows), muon_tile_bytes, gpu().stream, args, x,
          batch);

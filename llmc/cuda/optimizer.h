@@ -1,12 +1,5 @@
-// AdamW and the gradient's norm, over the arenas of parameters. Only the elements of the chunks are read and written,
-// not the gaps between tensors.
-//
-// Weights and gradients are indexed by a chunk's begin, masters and moments by its state.
-//
-//   sum_of_squares: *sum = the sum of x^2 over the chunks, in double
-//   adamw_update:   master, m, v as llmc/ops/adamw.h says; params = master in floatX, rounded to nearest even
-//
-// Neither makes the host wait: the sum stays on the device, where the update reads it.
+// AdamW and the gradient's norm: the operations of llmc/cpu/optimizer.h. Neither makes the host wait: the sum stays on
+// the device, where the update reads it.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -122,7 +115,6 @@ __global__ void __launch_bounds__(chunk_threads, 4)
   if constexpr (has_master_weights) from_float(params[i], weights[i]);
 }
 
-// sum (1) = the sum of squares over the chunks of x. sum and chunks are device pointers.
 inline void sum_of_squares(double* sum, const float* x, const ParameterChunk* chunks, int64_t num_chunks) {
   double* partial = device_scratch<double>(num_chunks);
   launch(sum_of_squares_kernel, dim3(unsigned(num_chunks)), dim3(chunk_threads),
@@ -131,8 +123,6 @@ inline void sum_of_squares(double* sum, const float* x, const ParameterChunk* ch
          gpu().stream, sum, partial, num_chunks);
 }
 
-// One step of AdamW over the chunks. params, master, m, v and grads are the arenas' bases, chunks and sums are device
-// pointers. If floatX is float, params themselves are updated and master is not used.
 inline void adamw_update(floatX* params, float* master, float* m, float* v, const float* grads,
                          const ParameterChunk* chunks, int64_t num_chunks, const AdamWStep& s, const StepStats* sums) {
   float* weights = has_master_weights ? master : reinterpret_cast<float*>(params);

@@ -1,7 +1,4 @@
-// The queries of relative positions (llmc/ops/relative.h).
-//
-//   relative_queries_forward:   of_keys, of_distances =
-//   relative_queries_backward:  dq =
+// The queries of relative positions: the operations of llmc/cpu/relative.h. C and the strides are multiples of 8.
 #pragma once
 #include <cstdint>
 #include "device.h"
@@ -39,12 +36,10 @@ __global__ void __launch_bounds__(relative_query_threads)
 
 inline dim3 relative_grid(int64_t N, int64_t C) { return dim3(unsigned(ceil_div(N * C / 8, relative_query_threads))); }
 
-// of_keys (N, C) = q + u, of_distances (N, C) = q + v. C and q_stride are multiples of 8.
 inline void relative_queries_forward(const RelativeQueries<floatX>& r, int64_t N, int64_t C) {
   launch(relative_queries_forward_kernel, relative_grid(N, C), dim3(relative_query_threads), 0, gpu().stream, r, N, C);
 }
 
-// dq (N, C) = the sum of the gradients of q + u and q + v. C and dq_stride are multiples of 8.
 inline void relative_queries_backward(const RelativeQueryGradients<floatX>& r, int64_t N, int64_t C) {
   launch(relative_queries_backward_kernel, relative_grid(N, C), dim3(relative_query_threads), 0, gpu().stream, r, N, C);
 }

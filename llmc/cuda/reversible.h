@@ -1,11 +1,5 @@
-// The two residual streams of `reversible` (model/reversible_residual.h), in fp32 whatever floatX is.
-//
-//   streams_begin:          x1, x2 = embedded
-//   stream_add:             x += factor y, rounded = x
-//   streams_mean:           out = (x1 + x2) / 2
-//   streams_mean_backward:  dx1, dx2 = dx1 / 2
-//
-// n is a multiple of 8, pointers are 16-byte aligned. Memory bounds all kernels: a thread owns eight elements.
+// The two residual streams of `reversible`: the operations of llmc/cpu/reversible.h. n is a multiple of 8, pointers are
+// 16-byte aligned. Memory bounds all kernels: a thread owns eight elements.
 #pragma once
 #include <cstdint>
 #include "device.h"
@@ -70,22 +64,18 @@ void launch_stream_kernel(Kernel kernel, int64_t n, Args... args) {
   launch(kernel, dim3(unsigned(ceil_div(n, 8 * stream_threads))), dim3(stream_threads), 0, gpu().stream, args..., n);
 }
 
-// x1 (n) = x2 (n) = embedded (n).
 inline void streams_begin(float* x1, float* x2, const floatX* embedded, int64_t n) {
   launch_stream_kernel(streams_begin_kernel, n, x1, x2, embedded);
 }
 
-// x (n) += factor * y (n), and `rounded` (n) = x in floatX. The factor is 1, or -1 to take back what was added.
 inline void stream_add(float* x, floatX* rounded, const floatX* y, float factor, int64_t n) {
   launch_stream_kernel(stream_add_kernel, n, x, rounded, y, factor);
 }
 
-// out (n) = (x1 (n) + x2 (n)) / 2. Of one stream twice: that stream, rounded to floatX.
 inline void streams_mean(floatX* out, const float* x1, const float* x2, int64_t n) {
   launch_stream_kernel(streams_mean_kernel, n, out, x1, x2);
 }
 
-// From dx1 (n), the gradient of the streams' mean: dx1 (n) = dx2 (n) = those of the streams, half of it.
 inline void streams_mean_backward(floatX* dx1, floatX* dx2, int64_t n) {
   launch_stream_kernel(streams_mean_backward_kernel, n, dx1, dx2);
 }

@@ -1,7 +1,4 @@
-// Rotary positions (llmc/ops/rotary.h). With the angles a(p, i) of position p,
-//
-//   rotate:       (x_i, x_(i+HS/2)) = (x_i cos a - x_(i+HS/2) sin a,  x_(i+HS/2) cos a + x_i sin a),  i < HS/2
-//   rotate_back:  the rotation by -a, which is the backward pass of the former
+// Rotary positions: the operations of llmc/cpu/rotary.h.
 #pragma once
 #include <cstdint>
 #include "device.h"
@@ -42,12 +39,10 @@ inline void launch_rotate(const RotaryHeads<floatX>& r, const RowPositions& posi
          positions, groups, sign);
 }
 
-// x (N, heads, HS), in place.
 inline void rotate(const RotaryHeads<floatX>& r, const RowPositions& positions, int64_t N) {
   launch_rotate(r, positions, N, 1.0f);
 }
 
-// x (N, heads, HS), in place: from the gradient of rotate's output that of its input.
 inline void rotate_back(const RotaryHeads<floatX>& r, const RowPositions& positions, int64_t N) {
   launch_rotate(r, positions, N, -1.0f);
 }

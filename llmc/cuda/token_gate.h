@@ -1,9 +1,5 @@
-// Gates: for each token a number between 0 and 1, by a linear layer of its channels. Memory bounds them.
-//
-//   token_gate_forward:  gate =
-//   token_gate_backward: dgate becomes the gradient of the sigmoid's argument; dx, dweight, dbias +=
-//
-// C is a multiple of 8, and rows are 16-byte aligned.
+// Gates of tokens: the operations of llmc/cpu/token_gate.h. Memory bounds them. C is a multiple of 8, and rows are
+// 16-byte aligned.
 #pragma once
 #include <cstdint>
 #include "column_sums.h"
@@ -76,14 +72,12 @@ __global__ void __launch_bounds__(column_sums_warps* warp_size)
   else if (dbias != nullptr) dbias[0] += sum;
 }
 
-// gate (N) = sigmoid(x . weight + bias); x (N, C), weight (C), bias (1) or null.
 inline void token_gate_forward(float* gate, const floatX* x, const floatX* weight, const floatX* bias, int64_t N,
                                int64_t C) {
   launch(token_gate_forward_kernel, warp_row_grid(N), dim3(token_threads), 0, gpu().stream, gate, x, weight, bias, N,
          int(C));
 }
 
-// dgate (N) becomes the gradient of x . weight + bias; dx (N, C), dweight (C), dbias (1) or null +=.
 inline void token_gate_backward(floatX* dx, float* dweight, float* dbias, float* dgate, const float* gate,
                                 const floatX* x, const floatX* weight, int64_t N, int64_t C) {
   launch(token_gate_dx_kernel, warp_row_grid(N), dim3(token_threads), 0, gpu().stream, dx, dgate, gate, weight, N,
