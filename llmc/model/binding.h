@@ -1,7 +1,12 @@
-// What a branch gets to set its pointers and sizes.
+// What the parts of the model are made from (parts/): operations, lists of activations and parameters, a batch; and
+// what a branch gets to set its pointers and sizes.
 #pragma once
 #include <vector>
+#include "activation_list.h"
 #include "activations.h"
+#include "attention_plan.h"
+#include "batch.h"
+#include "llmc/operations.h"
 #include "llmc/ops/precision.h"
 #include "parameters.h"
 #include "shape.h"

@@ -1,11 +1,7 @@
 // How a branch's output joins the residual stream in GPT-2: it is added.
 #pragma once
 #include <optional>
-#include "llmc/model/activation_list.h"
-#include "llmc/operations.h"
-#include "llmc/ops/precision.h"
-#include "llmc/model/activations.h"
-#include "llmc/model/batch.h"
+#include "llmc/model/binding.h"
 #include "cycle_start.h"
 #include "norm.h"
 

@@ -6,19 +6,11 @@
 #include <optional>
 #include <utility>
 #include <vector>
-#include "llmc/model/activation_list.h"
-#include "llmc/model/activations.h"
+#include "llmc/model/binding.h"
 #include "llmc/model/attention_pairs.h"
-#include "llmc/model/attention_plan.h"
-#include "llmc/model/batch.h"
 #include "llmc/ops/attention_args.h"
-#include "llmc/operations.h"
-#include "llmc/ops/precision.h"
-#include "llmc/ops/rows.h"
-#include "llmc/model/parameters.h"
 #include "mixed_maps.h"
 #include "norm.h"
-#include "llmc/model/binding.h"
 #include "relative_attention.h"
 #include "segment_memory.h"
 

@@ -4,14 +4,9 @@
 #include <cstdint>
 #include <optional>
 #include <vector>
-#include "llmc/model/activation_list.h"
-#include "llmc/model/activations.h"
-#include "llmc/model/batch.h"
+#include "llmc/model/binding.h"
 #include "cycle_start.h"
 #include "llmc/ops/halting.h"
-#include "llmc/operations.h"
-#include "llmc/ops/precision.h"
-#include "llmc/model/parameters.h"
 
 struct CycleEnd {
   int cycle = 0, cycles = 0;

@@ -2,11 +2,7 @@
 // learned positions, + wpe[position].
 #pragma once
 #include <cstdint>
-#include "llmc/model/batch.h"
-#include "llmc/operations.h"
-#include "llmc/ops/precision.h"
-#include "llmc/model/activations.h"
-#include "llmc/model/parameters.h"
+#include "llmc/model/binding.h"
 
 struct CycleStart {
   int64_t C = 0;

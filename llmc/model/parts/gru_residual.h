@@ -2,15 +2,10 @@
 // three matmuls forward and six backward.
 #pragma once
 #include <optional>
-#include "llmc/model/activation_list.h"
-#include "llmc/model/activations.h"
-#include "llmc/model/batch.h"
+#include "llmc/model/binding.h"
 #include "cycle_start.h"
 #include "llmc/ops/gru.h"
-#include "llmc/operations.h"
-#include "llmc/ops/precision.h"
 #include "norm.h"
-#include "llmc/model/parameters.h"
 
 struct GruResidual {
   const char* name;  // of the tensor of the stream after it

@@ -5,17 +5,10 @@
 #include <cstdint>
 #include <optional>
 #include <vector>
-#include "llmc/model/activation_list.h"
-#include "llmc/model/activations.h"
-#include "llmc/model/attention_pairs.h"
-#include "llmc/model/batch.h"
-#include "llmc/ops/lsh.h"
-#include "llmc/operations.h"
-#include "llmc/ops/precision.h"
-#include "llmc/ops/rows.h"
-#include "norm.h"
-#include "llmc/model/parameters.h"
 #include "llmc/model/binding.h"
+#include "llmc/model/attention_pairs.h"
+#include "llmc/ops/lsh.h"
+#include "norm.h"
 
 // In generation: what the cache keeps of a layer.
 struct LshCache {

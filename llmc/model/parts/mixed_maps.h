@@ -5,9 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include "llmc/model/binding.h"
-#include "llmc/model/parameters.h"
 #include "llmc/ops/map_weights.h"
-#include "llmc/ops/precision.h"
 
 // With `gate`, from layer 1 on: for each token the weight of the attention map of the layer below, and its gradient.
 struct MapGate {

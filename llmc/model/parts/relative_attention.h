@@ -3,14 +3,9 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include "llmc/model/activation_list.h"
-#include "llmc/model/activations.h"
-#include "llmc/model/batch.h"
+#include "llmc/model/binding.h"
 #include "llmc/ops/attention_args.h"
-#include "llmc/operations.h"
-#include "llmc/ops/precision.h"
 #include "llmc/ops/relative.h"
-#include "llmc/model/parameters.h"
 
 struct RelativeAttention {
   int64_t C = 0, distances = 0;

@@ -8,10 +8,7 @@
 // LayerNorm reads the stream that the sublayer before it has added to; before the output head it holds the streams'
 // mean.
 #pragma once
-#include "llmc/model/activations.h"
-#include "llmc/model/batch.h"
-#include "llmc/operations.h"
-#include "llmc/ops/precision.h"
+#include "llmc/model/binding.h"
 #include "norm.h"
 
 // The two streams and their gradients.

@@ -8,11 +8,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include "llmc/model/activation_list.h"
-#include "llmc/model/activations.h"
-#include "llmc/model/batch.h"
-#include "llmc/operations.h"
-#include "llmc/ops/precision.h"
+#include "llmc/model/binding.h"
 #include "norm.h"
 
 struct SegmentMemory {
