@@ -2,10 +2,7 @@
 // them, and the attentions between them take far longer. C is a multiple of 8, and rows are 16-byte aligned.
 #pragma once
 #include <cstdint>
-#include "device.h"
-#include "launch.h"
 #include "llmc/ops/map_weights.h"
-#include "llmc/ops/precision.h"
 #include "token_gate.h"
 #include "vec.h"
 

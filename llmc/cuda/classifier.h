@@ -13,11 +13,6 @@
 #include <cstdint>
 #include "llmc/ops/step_stats.h"
 #include "llmc/ops/classifier_args.h"
-#include "llmc/ops/not_scored.h"
-#include "llmc/utils/error.h"
-#include "llmc/ops/precision.h"
-#include "device.h"
-#include "launch.h"
 #include "vec.h"
 
 // What a chunk of logits may take, in bytes: a GiB, or a 32nd of the GPU's memory where that is less. Each chunk is a

@@ -2,8 +2,6 @@
 // order in which blocks ran.
 #pragma once
 #include <cstdint>
-#include "device.h"
-#include "launch.h"
 #include "vec.h"
 
 constexpr int column_sums_warps = 32;

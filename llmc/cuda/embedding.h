@@ -6,11 +6,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include "llmc/utils/error.h"
-#include "llmc/ops/precision.h"
 #include "llmc/ops/rows.h"
-#include "device.h"
-#include "launch.h"
 #include "vec.h"
 
 // A block owns a row of out, a thread eight channels of it, so that a warp's loads and stores are coalesced.

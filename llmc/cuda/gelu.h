@@ -1,10 +1,6 @@
 // GPT-2's GELU: the operations of llmc/cpu/gelu.h. n is a multiple of 8, pointers are 16-byte aligned.
 #pragma once
 #include <cstdint>
-#include "llmc/utils/error.h"
-#include "llmc/ops/precision.h"
-#include "device.h"
-#include "launch.h"
 #include "vec.h"
 
 constexpr float gelu_scale = 0.7978845608f;  // sqrt(2 / pi)

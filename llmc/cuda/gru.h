@@ -4,10 +4,7 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
-#include "device.h"
-#include "launch.h"
 #include "llmc/ops/gru.h"
-#include "llmc/ops/precision.h"
 #include "vec.h"
 
 constexpr int gru_threads = 256;

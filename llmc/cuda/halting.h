@@ -4,8 +4,6 @@
 // C is a multiple of 8, and rows are 16-byte aligned.
 #pragma once
 #include <cstdint>
-#include "device.h"
-#include "launch.h"
 #include "llmc/ops/halting.h"
 #include "token_gate.h"
 #include "vec.h"

@@ -3,12 +3,8 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include "llmc/utils/error.h"
 #include "llmc/ops/layernorm_args.h"
-#include "llmc/ops/precision.h"
 #include "column_sums.h"
-#include "device.h"
-#include "launch.h"
 #include "vec.h"
 
 // ----------------------------------------------------------------------------

@@ -8,13 +8,8 @@
 #include <tuple>
 #include <vector>
 #include "llmc/ops/batched_gemm.h"
-#include "llmc/ops/device_memory.h"
-#include "llmc/ops/precision.h"
-#include "llmc/utils/error.h"
 #include "column_sums.h"
-#include "device.h"
 #include "gelu.h"
-#include "launch.h"
 #include "vec.h"
 
 // ----------------------------------------------------------------------------

@@ -1,9 +1,6 @@
 // The queries of relative positions: the operations of llmc/cpu/relative.h. C and the strides are multiples of 8.
 #pragma once
 #include <cstdint>
-#include "device.h"
-#include "launch.h"
-#include "llmc/ops/precision.h"
 #include "llmc/ops/relative.h"
 #include "vec.h"
 

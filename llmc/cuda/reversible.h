@@ -2,9 +2,6 @@
 // 16-byte aligned. Memory bounds all kernels: a thread owns eight elements.
 #pragma once
 #include <cstdint>
-#include "device.h"
-#include "launch.h"
-#include "llmc/ops/precision.h"
 #include "vec.h"
 
 constexpr int stream_threads = 256;

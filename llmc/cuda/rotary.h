@@ -1,9 +1,6 @@
 // Rotary positions: the operations of llmc/cpu/rotary.h.
 #pragma once
 #include <cstdint>
-#include "device.h"
-#include "launch.h"
-#include "llmc/ops/precision.h"
 #include "llmc/ops/rotary.h"
 #include "llmc/ops/rows.h"
 #include "vec.h"

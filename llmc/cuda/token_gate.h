@@ -3,9 +3,6 @@
 #pragma once
 #include <cstdint>
 #include "column_sums.h"
-#include "device.h"
-#include "launch.h"
-#include "llmc/ops/precision.h"
 #include "vec.h"
 
 constexpr int token_threads = 256;

@@ -1,10 +1,13 @@
-// Building blocks of kernels: loads and stores of four and of eight elements, and sums over a warp and a block.
+// Building blocks that every file of kernels includes: loads and stores of four and of eight elements, sums over a warp
+// and a block, the GPU and its launches.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include "device.h"
+#include "launch.h"
 #include "llmc/ops/precision.h"
 
 constexpr int warp_size = 32;
