@@ -59,7 +59,7 @@ struct AttentionArgs {
   // How many positions of each sequence are queries.
   SLA_HOST_DEVICE int64_t queries() const { return T - first_query; }
 
-  // The K/V heads, on the device: what KVHeads::set_args sets. A query head attends to all its K/V heads at once: one
+  // The K/V heads, on the device: KVHeads sets them. A query head attends to all its K/V heads at once: one
   // softmax over the keys of all of them.
   const KVHead<Element>* kv_heads = nullptr;  // (num_kv_heads)
   int num_kv_heads = 0;
@@ -144,57 +144,49 @@ int64_t attention_partials(int64_t B, int64_t NH, int64_t HS, int64_t T, int64_t
 template <class Element>
 void check_kv_head(const KVHead<Element>& kv_head);
 
-// The K/V heads of a layer's attention, on the host and on the device.
+// The K/V heads of a layer's attention, on the device, and the arguments that say which they are. The owner must
+// outlive what uses these.
 template <class Element>
 struct KVHeads {
-  std::vector<KVHead<Element>> kv_heads;
-  std::vector<int> query_heads;  // the query heads of each K/V head, one after the other
-  std::vector<int> kv_of_head;   // (NH, kv_per_head): the K/V heads of each query head; -1 after the last
-  int num_query_heads = 0, kv_per_head = 1, largest_stride = 1;
-  bool is_general = false;
-  DeviceArray<KVHead<Element>> device_kv_heads;
-  DeviceArray<int> device_query_heads, device_kv_of_head;
-  DeviceArray<AttentionMask> device_masks;
+  AttentionArgs<Element> args;  // NH and the K/V heads; the rest is to be set
 
   KVHeads() = default;
-  // `masks`: (NH), or none if all heads are causal.
-  KVHeads(std::vector<KVHead<Element>> the_kv_heads, std::vector<int> the_query_heads,
-          std::vector<AttentionMask> masks = {})
-      : kv_heads(std::move(the_kv_heads)), query_heads(std::move(the_query_heads)) {
-    for (int head : query_heads) num_query_heads = std::max(num_query_heads, head + 1);
-    auto of_head = std::vector<std::vector<int>>(size_t(num_query_heads));
-    is_general = !masks.empty();
+  // `query_heads`: those of each K/V head, one after the other. `masks`: (NH), or none if all heads are causal.
+  KVHeads(const std::vector<KVHead<Element>>& kv_heads, const std::vector<int>& query_heads,
+          std::vector<AttentionMask> masks = {}) {
+    for (int head : query_heads) args.NH = std::max<int64_t>(args.NH, head + 1);
+    auto of_head = std::vector<std::vector<int>>(size_t(args.NH));
+    args.is_general = !masks.empty();
     for (size_t i = 0; i < kv_heads.size(); i++) {
       const KVHead<Element>& kv = kv_heads[i];
       check_kv_head(kv);
-      is_general |= kv.k_stride != kv.v_stride;
+      args.is_general |= kv.k_stride != kv.v_stride;
       for (int r = 0; r < kv.num_query_heads; r++) of_head[query_heads[kv.first_query_head + r]].push_back(int(i));
     }
-    for (const std::vector<int>& kv : of_head) kv_per_head = std::max(kv_per_head, int(kv.size()));
-    is_general |= kv_per_head > 1;
+    for (const std::vector<int>& kv : of_head) args.kv_per_head = std::max(args.kv_per_head, int(kv.size()));
+    args.is_general |= args.kv_per_head > 1;
+    std::vector<int> kv_of_head;
     for (std::vector<int>& kv : of_head) {
       CHECK(!kv.empty());
-      kv.resize(size_t(kv_per_head), -1);
+      kv.resize(size_t(args.kv_per_head), -1);
       kv_of_head.insert(kv_of_head.end(), kv.begin(), kv.end());
     }
-    CHECK(masks.empty() || int(masks.size()) == num_query_heads);
-    masks.resize(size_t(num_query_heads));
-    for (int i = 0; i < num_query_heads; i++) {
-      largest_stride = std::max(largest_stride, masks[i].stride());
+    CHECK(masks.empty() || int64_t(masks.size()) == args.NH);
+    masks.resize(size_t(args.NH));
+    for (int64_t i = 0; i < args.NH; i++) {
+      args.largest_stride = std::max(args.largest_stride, masks[i].stride());
       masks.push_back(mask_of_each_residue(masks[i]));
     }
-    device_kv_heads = DeviceArray<KVHead<Element>>(kv_heads);
-    device_query_heads = DeviceArray<int>(query_heads);
-    device_kv_of_head = DeviceArray<int>(kv_of_head);
-    device_masks = DeviceArray<AttentionMask>(masks);
+    kv_heads_ = DeviceArray<KVHead<Element>>(kv_heads);
+    query_heads_ = DeviceArray<int>(query_heads);
+    kv_of_head_ = DeviceArray<int>(kv_of_head);
+    masks_ = DeviceArray<AttentionMask>(masks);
+    args.kv_heads = kv_heads_.data, args.num_kv_heads = int(kv_heads.size());
+    args.query_heads = query_heads_.data, args.kv_of_head = kv_of_head_.data, args.masks = masks_.data;
   }
 
-  // Lets args point to these K/V heads, and sets NH. They must outlive its use.
-  void set_args(AttentionArgs<Element>& args) const {
-    args.NH = num_query_heads;
-    args.kv_heads = device_kv_heads.data, args.num_kv_heads = int(kv_heads.size());
-    args.query_heads = device_query_heads.data;
-    args.kv_of_head = device_kv_of_head.data, args.kv_per_head = kv_per_head;
-    args.masks = device_masks.data, args.is_general = is_general, args.largest_stride = largest_stride;
-  }
+ private:
+  DeviceArray<KVHead<Element>> kv_heads_;
+  DeviceArray<int> query_heads_, kv_of_head_;
+  DeviceArray<AttentionMask> masks_;
 };

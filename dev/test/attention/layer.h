@@ -199,10 +199,10 @@ struct Layer {
     }
     std::vector<AttentionMask> masks;
     for (const MaskCase& mask : c.masks) masks.push_back(attention_mask(mask));
-    kv_heads = KVHeads<floatX>(std::move(heads), std::move(query_heads), masks);
+    kv_heads = KVHeads<floatX>(heads, query_heads, masks);
     d_scratch = DeviceArray<float>(nans<float>(attention_backward_scratch(c.B, c.T, c.HS, partial_sums)));
+    args = kv_heads.args;
     args.B = c.B, args.T = c.T, args.HS = c.HS, args.first_query = c.first_query;
-    kv_heads.set_args(args);
     args.q = d_qkv.data, args.q_stride = q_stride, args.out = d_out.data, args.lse = d_lse.data,
     args.dout = d_dout.data;
     args.dq = d_dqkv.data, args.dq_stride = q_stride, args.dq_accumulate = c.dq_accumulate, args.delta = d_delta.data;

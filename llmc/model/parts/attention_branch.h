@@ -183,7 +183,7 @@ inline KVHeads<floatX> bind_kv_heads(const Binding& binding, int l, const Planne
   const auto first_mask = plan.table.masks.begin() + attention.map_layer * plan.num_heads;
   std::vector<AttentionMask> masks(first_mask, first_mask + plan.num_heads);
   if (std::all_of(masks.begin(), masks.end(), [](const AttentionMask& m) { return m.is_causal(); })) masks.clear();
-  return KVHeads<floatX>(std::move(kv_heads), std::move(query_heads), masks);
+  return KVHeads<floatX>(kv_heads, query_heads, masks);
 }
 
 // `out` and `dout`: (N, C), what the attention writes and the gradient that it is given.
@@ -195,9 +195,8 @@ inline LayerAttention bind_attention_args(const Binding& binding, int l, const P
   LayerAttention attention;
   attention.map_layer = planned.map_layer;
   attention.kv_heads = bind_kv_heads(binding, l, planned, slot);
-  AttentionArgs<floatX>& args = attention.args;
+  AttentionArgs<floatX>& args = attention.args = attention.kv_heads.args;
   args.HS = binding.head_size();
-  attention.kv_heads.set_args(args);
   args.q = q.x, args.q_stride = q.stride;
   args.topk = binding.plan().table.topk, args.topk_score = acts.topk_score, args.topk_last = acts.topk_last;
   args.partials = binding.acts.attention_partials;
