@@ -82,8 +82,7 @@ struct ScoringPass {
       for (int64_t row = begin; row < end; row++)
         if (!std::isfinite(losses[row]))
           user_error("the loss of a token is not finite: the model's weights, or what it computes from them, have "
-                     "become NaN or infinite: take an "
-                     "earlier checkpoint");
+                     "become NaN or infinite: take an earlier checkpoint");
       s.losses.insert(s.losses.end(), losses.begin() + begin, losses.begin() + end);
       if (!ponder.empty()) s.ponder.insert(s.ponder.end(), ponder.begin() + begin, ponder.begin() + end);
       s.likeliest.insert(s.likeliest.end(), correct.begin() + begin, correct.begin() + end);

@@ -9,9 +9,8 @@ constexpr float gelu_scale = 0.7978845608f;  // sqrt(2 / pi)
 inline float gelu(float x) { return x * vec_sigmoid(2.0f * gelu_scale * (x + 0.044715f * x * x * x)); }
 
 // gelu'(x). With s = sigmoid(2u): s + 2 x s (1 - s) du/dx. 1 - s is e s with e = exp(-2u), which loses no digits where
-// s is near 1. Beyond
-// +-9 gelu' is 0 or 1 to within 1e-26, and e would overflow further out: x is clamped. (Comparisons with NaN are false:
-// it remains NaN.)
+// s is near 1. Beyond +-9 gelu' is 0 or 1 to within 1e-26, and e would overflow further out: x is clamped. (Comparisons
+// with NaN are false: it remains NaN.)
 inline float gelu_slope(float x) {
   x = x > 9.0f ? 9.0f : x;
   x = x < -9.0f ? -9.0f : x;

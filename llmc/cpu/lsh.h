@@ -1,8 +1,7 @@
 // Attention by locality-sensitive hashing (llmc/ops/lsh.h has the formula, the shapes, and which outputs are = and
-// which
-// +=). Positions are taken in the order of their buckets, round by round: what a block of queries sees lies before it
-// in that order, from the start of its first bucket on. Rows of queries and of tiles of keys are copied, and then
-// multiplied as those of cpu/attention.h are.
+// which +=). Positions are taken in the order of their buckets, round by round: what a block of queries sees lies
+// before it in that order, from the start of its first bucket on. Rows of queries and of tiles of keys are copied, and
+// then multiplied as those of cpu/attention.h are.
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -431,8 +431,8 @@ static std::string progress_text(const Run& run, const StepResult& r) {
                share = rate * r.flops_per_token / (run.gemm_peak * run.ranks.size);
   const double left = run.training_seconds / double(run.step - run.first_step) * double(run.steps - run.step);
   std::string text =
-      format("step %lld/%lld | loss %s%s | norm %.3f | lr %.2e | %.0f ms | %s tok/s | "
-             "%.0f%% of GEMM peak | %.0f%%, %s left",
+      format("step %lld/%lld | loss %s%s | norm %.3f | lr %.2e | %.0f ms | %s tok/s | %.0f%% of GEMM peak | %.0f%%, %s "
+             "left",
              (long long)run.step, (long long)run.steps, loss_text(r.loss, r.scored_tokens).c_str(),
              ponder_text(r.ponder).c_str(), r.grad_norm, r.learning_rate, r.seconds * 1e3, count_text(rate).c_str(),
              100 * share, 100.0 * double(run.step) / double(run.steps), time_text(left).c_str());
@@ -459,10 +459,8 @@ void report_step(Run& run, const StepResult& r) {
 void check_progress(const Run& run, const StepResult& result) {
   if (run.bad_steps_in_row < run.options.max_bad_steps) return;
   user_error("step %lld: the loss is %g and the gradient's norm %g; %lld such steps in a row were skipped, and "
-             "training stops before "
-             "the weights take harm (--max-bad-steps); resume from an earlier checkpoint (--resume-from), or try a "
-             "lower learning "
-             "rate (-l) or more warm-up (-u)",
+             "training stops before the weights take harm (--max-bad-steps); resume from an earlier checkpoint "
+             "(--resume-from), or try a lower learning rate (-l) or more warm-up (-u)",
              (long long)run.step, result.loss, result.grad_norm, (long long)run.bad_steps_in_row);
 }
 
@@ -501,13 +499,12 @@ void report_validation(Run& run, const Validation& v) {
   if (!run.report_writer.is_busy()) write_report(run);
   if (v.scored_tokens == 0)
     warn(run,
-         "-j %s: of the %lld tokens that were validated none is scored, by the masks beside them, so that there is "
-         "no loss; take more micro-batches (-m) or longer sequences (-t)",
+         "-j %s: of the %lld tokens that were validated none is scored, by the masks beside them, so that there is no "
+         "loss; take more micro-batches (-m) or longer sequences (-t)",
          run.options.val_data.c_str(), (long long)v.tokens);
   if (std::isfinite(v.loss) || v.scored_tokens == 0) return;
   const char* nothing_saved = ": training stops, and no checkpoint of this step is written; resume from an earlier "
-                              "checkpoint "
-                              "(--resume-from), or try a lower learning rate (-l) or more warm-up (-u)";
+                              "checkpoint (--resume-from), or try a lower learning rate (-l) or more warm-up (-u)";
   user_error("the validation loss after step %lld is %g: the weights, or what the model computes from them, have "
              "become NaN or infinite%s",
              (long long)run.step, v.loss, run.step > 0 ? nothing_saved : "; take another model (-e)");

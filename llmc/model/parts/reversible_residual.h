@@ -1,8 +1,7 @@
 // How a branch's output joins the residual stream with `reversible` (terms/reversible.h). There are two streams, in
-// fp32 so that sums can be undone: attention's output is added to the first, the MLP's to the
-// second, and each branch reads the other stream, so that the backward pass can take back what a branch added: it
-// computes the branch again, from a stream that has not changed since, and subtracts. No sublayer keeps anything but
-// K/V that other layers use.
+// fp32 so that sums can be undone: attention's output is added to the first, the MLP's to the second, and each branch
+// reads the other stream, so that the backward pass can take back what a branch added: it computes the branch again,
+// from a stream that has not changed since, and subtracts. No sublayer keeps anything but K/V that other layers use.
 //
 // A LayerNorm reads its stream rounded to floatX. There is one tensor for that, Activations::embedded, because each
 // LayerNorm reads the stream that the sublayer before it has added to; before the output head it holds the streams'
