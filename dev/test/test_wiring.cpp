@@ -110,8 +110,8 @@ TEST(WiringTerms, CombineWithTheseAlone) {
 }
 
 // BUG llmc/model/terms/share.h: `= {first_of_group(l)}` -> `= {l}`
-// BUG llmc/model/terms/gqa.h: `t.num_kv_heads = heads` -> `t.num_kv_heads = 1`
-// BUG llmc/model/terms/universal.h: `t.stored_layers = layers` -> `t.stored_layers = 1`
+// BUG llmc/model/terms/gqa.h: `t.num_kv_heads = n` -> `t.num_kv_heads = 1`
+// BUG llmc/model/terms/universal.h: `t.stored_layers = n` -> `t.stored_layers = 1`
 TEST(WiringTerms, MakeTheReferencesTableInAnyCombination) {
   std::set<std::string> drawn;
   for (uint64_t seed = 1; seed <= 300; seed++) {

@@ -3,17 +3,13 @@
 #pragma once
 #include "term.h"
 
-struct MemoryTerm : Term {
+struct MemoryTerm : NumberTerm {
   static constexpr TermSyntax syntax = {"memory(positions)", "memory(512)", 1, 1};
   static constexpr const char* help = "queries see so many positions of their text's earlier segments";
   static constexpr TermFeatures features = {segments, patterns | top_keys | maps | cycles | halting, Feature::positions,
                                             "", "learned positions say nothing of those before a segment"};
-  int positions = 1;
-
-  void read(const TermReader& a) { positions = a.whole(a[0], 1); }
-  std::string arguments() const { return std::to_string(positions); }
   void apply(WiringTable& t) const {
-    t.memory = positions;
-    t.notes.push_back(format("memory: of earlier segments, the %d positions before each", positions));
+    t.memory = n;
+    t.notes.push_back(format("memory: of earlier segments, the %d positions before each", n));
   }
 };

@@ -1,4 +1,4 @@
-// In groups of `group` layers all use the attention map (q, k, mask) of the group's first layer on their own v.
+// In groups of n layers all use the attention map (q, k, mask) of the group's first layer on their own v.
 #pragma once
 #include "layer_groups.h"
 #include "maps_below.h"

@@ -1,4 +1,4 @@
-// Cross-layer attention (Brandon et al. 2024): all heads attend to the K/V of the first layer of their group of `group`
+// Cross-layer attention (Brandon et al. 2024): all heads attend to the K/V of the first layer of their group of n
 // layers.
 #pragma once
 #include "layer_groups.h"

@@ -94,3 +94,11 @@ struct Term : Feature {
   // How many attentions a head has because of it beside its own, on the average of so many layers, at most.
   double more_attentions(int) const { return 0; }
 };
+
+// A term of one whole number, at least 1.
+struct NumberTerm : Term {
+  int n = 1;
+
+  void read(const TermReader& a) { n = a.whole(a[0], 1); }
+  std::string arguments() const { return std::to_string(n); }
+};
