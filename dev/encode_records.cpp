@@ -19,7 +19,9 @@ static void encode_records(const Tokenizer& tokenizer) {
     CHECK(fread(bytes.data(), 1, length, stdin) == length);
     tokens.clear();
     encoder.encode(bytes, tokens);
-    CHECK(tokenizer.decode(tokens.data(), tokens.size()) == bytes);
+    std::string decoded;
+    for (uint16_t token : tokens) decoded += tokenizer.token(token);
+    CHECK(decoded == bytes);
 
     const int64_t replaced = replace_invalid_utf8(bytes, text);
     const std::string& valid = replaced > 0 ? text : bytes;

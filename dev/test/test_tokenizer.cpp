@@ -26,6 +26,13 @@ static Ids encode(const Tokenizer& tokenizer, std::string_view text) {
   return ids;
 }
 
+// The bytes of these tokens, concatenated.
+static std::string decoded(const Tokenizer& tokenizer, const std::vector<uint16_t>& ids) {
+  std::string bytes;
+  for (uint16_t id : ids) bytes += tokenizer.token(id);
+  return bytes;
+}
+
 // What Python's bytes.decode(errors="replace") makes of a text.
 static std::string replaced(const std::string& bytes) {
   std::string text;
@@ -106,7 +113,7 @@ TEST(Encode, AnyBytesRoundTrip) {
     for (char& byte : bytes) byte = char(random() % 3 ? random() : "\xE2\x82 '"[random() % 4]);
     Ids ids;
     encoder.encode(bytes, ids);
-    ASSERT_EQ(tokenizer.decode(ids.data(), ids.size()), bytes);
+    ASSERT_EQ(decoded(tokenizer, ids), bytes);
   }
 }
 
@@ -134,7 +141,7 @@ TEST(Encode, AHugePieceTakesNoQuadraticTime) {
     std::mt19937 random(3);
     for (char& c : word) c = "aeinorst"[random() % 8];
     const Ids ids = encode(tokenizer, word);  // looking at all pairs for each merge would take hours
-    EXPECT_EQ(tokenizer.decode(ids.data(), ids.size()), word);
+    EXPECT_EQ(decoded(tokenizer, ids), word);
     const Ids begin = encode(tokenizer, std::string_view(word).substr(0, 1000));
     EXPECT_GT(std::mismatch(begin.begin(), begin.end(), ids.begin()).first - begin.begin(), 300);
     EXPECT_LT(ids.size(), length * 3 / 4);
@@ -237,7 +244,7 @@ TEST(Encode, ASpecialTokenIsTextUnlessAskedFor) {
   Ids expected = {656, a.at(0), 656};
   expected.insert(expected.end(), rest.begin(), rest.end());
   EXPECT_EQ(ids, expected);
-  EXPECT_EQ(tokenizer.decode(ids.data(), ids.size()), text);
+  EXPECT_EQ(decoded(tokenizer, ids), text);
 }
 
 // The fixture with the tokens <speaker1>, <speaker1>! and " x" added, as Hugging Face tokenizers adds them.
@@ -309,7 +316,7 @@ TEST(Encode, AByteIsATokenInTheVocabularyOfBytes) {
   Ids expected;
   for (int byte = 0; byte < 256; byte++) text += char(byte), expected.push_back(uint16_t(byte));
   EXPECT_EQ(encode(tokenizer, text), expected);
-  EXPECT_EQ(tokenizer.decode(expected.data(), expected.size()), text);
+  EXPECT_EQ(decoded(tokenizer, expected), text);
   EXPECT_EQ(tokenizer.vocab_size(), 257);
   EXPECT_EQ(tokenizer.token(tokenizer.end_of_text()), "<|endoftext|>");
   EXPECT_EQ(tokenizer.last_cut("a\xE4\xB8"), 3u);

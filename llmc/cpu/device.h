@@ -47,23 +47,9 @@ inline void device_memset(void* p, int value, size_t bytes) {
 inline void copy_to_device(void* device, const void* host, size_t bytes) { memcpy(device, host, bytes); }
 inline void copy_to_host(void* host, const void* device, size_t bytes) { memcpy(host, device, bytes); }
 
-// `size` elements of host memory. On a GPU they are pinned, so that copies run beside computation; here they are like
-// any other.
-template <class T>
-struct PinnedBuffer {
-  T* data = nullptr;
-  size_t size = 0;
-
-  PinnedBuffer() = default;
-  explicit PinnedBuffer(size_t count) : data(static_cast<T*>(device_malloc(count * sizeof(T)))), size(count) {}
-  PinnedBuffer(const PinnedBuffer&) = delete;
-  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
-    std::swap(data, other.data);
-    std::swap(size, other.size);
-    return *this;
-  }
-  ~PinnedBuffer() { device_free(data, size * sizeof(T)); }
-};
+// Nothing is copied beside computation here.
+inline void* pinned_malloc(size_t bytes) { return device_malloc(bytes); }
+inline void pinned_free(void* p, size_t bytes) { device_free(p, bytes); }
 
 // Tokens to upload: `device` (count) = `host`. No operation runs during a copy, so there are no staging buffers.
 constexpr int num_staging_buffers = 0;

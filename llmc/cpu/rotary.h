@@ -8,8 +8,9 @@
 #include "vec.h"
 
 // Rotates each head of N rows in place. With a_i the i-th angle of the row's position, times `sign`:
-// (x_i, x_(i+HS/2)) = (x_i cos a_i - x_(i+HS/2) sin a_i,  x_(i+HS/2) cos a_i + x_i sin a_i).
-inline void rotate_rows(const RotaryHeads<floatX>& r, const RowPositions& positions, int64_t N, float sign) {
+// (x_i, x_(i+HS/2)) = (x_i cos a_i - x_(i+HS/2) sin a_i,  x_(i+HS/2) cos a_i + x_i sin a_i). With the sign -1 it makes
+// of the gradient of what has been rotated that of what was.
+inline void rotate(const RotaryHeads<floatX>& r, const RowPositions& positions, int64_t N, float sign = 1) {
   const int half = r.HS / 2;
 #pragma omp parallel for schedule(static) if (is_worth_threads(2 * int64_t(sizeof(floatX)) * N * r.heads * r.HS))
   for (int64_t n = 0; n < N; n++) {
@@ -24,14 +25,4 @@ inline void rotate_rows(const RotaryHeads<floatX>& r, const RowPositions& positi
       }
     }
   }
-}
-
-// x (N, heads, HS), in place.
-inline void rotate(const RotaryHeads<floatX>& r, const RowPositions& positions, int64_t N) {
-  rotate_rows(r, positions, N, 1.0f);
-}
-
-// x (N, heads, HS), in place: from the gradient of rotate's output that of its input.
-inline void rotate_back(const RotaryHeads<floatX>& r, const RowPositions& positions, int64_t N) {
-  rotate_rows(r, positions, N, -1.0f);
 }

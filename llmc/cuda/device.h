@@ -169,29 +169,16 @@ inline void copy_to_host(void* host, const void* device, size_t bytes) {
   CUDA_CHECK(cudaStreamSynchronize(gpu().stream));
 }
 
-// `size` elements of pinned host memory, which asynchronous copies read and write when the stream reaches them. After
-// upload(), the host may change the source only when a later copy_to_host has returned.
-template <class T>
-struct PinnedBuffer {
-  T* data = nullptr;
-  size_t size = 0;
-
-  PinnedBuffer() = default;
-  explicit PinnedBuffer(size_t count) : size(count) {
-    gpu();  // selects the device
-    const cudaError_t status = cudaMallocHost(&data, size * sizeof(T));
-    if (status != cudaSuccess)
-      user_error("out of memory: could not allocate %zu bytes of pinned host memory (%s)", size * sizeof(T),
-                 cudaGetErrorString(status));
-  }
-  PinnedBuffer(const PinnedBuffer&) = delete;
-  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
-    std::swap(data, other.data);
-    std::swap(size, other.size);
-    return *this;
-  }
-  ~PinnedBuffer() { cudaFreeHost(data); }
-};
+inline void* pinned_malloc(size_t bytes) {
+  gpu();  // selects the device
+  void* p = nullptr;
+  const cudaError_t status = cudaMallocHost(&p, bytes);
+  if (status != cudaSuccess)
+    user_error("out of memory: could not allocate %zu bytes of pinned host memory (%s)", bytes,
+               cudaGetErrorString(status));
+  return p;
+}
+inline void pinned_free(void* p, size_t) { cudaFreeHost(p); }
 
 // Tokens to upload: `device` (count) = `host`, by way of one of the staging buffers, each (count) on the device.
 struct Upload {

@@ -1,4 +1,4 @@
-// Rotary positions: the operations of llmc/cpu/rotary.h.
+// Rotary positions: the operation of llmc/cpu/rotary.h.
 #pragma once
 #include <cstdint>
 #include "llmc/ops/rotary.h"
@@ -30,16 +30,8 @@ __global__ void __launch_bounds__(rotary_threads)
   store4(first + half, z);
 }
 
-inline void launch_rotate(const RotaryHeads<floatX>& r, const RowPositions& positions, int64_t N, float sign) {
+inline void rotate(const RotaryHeads<floatX>& r, const RowPositions& positions, int64_t N, float sign = 1) {
   const int64_t groups = N * r.heads * (r.HS / 8);  // head sizes are multiples of 8
   launch(rotate_kernel, dim3(unsigned(ceil_div(groups, rotary_threads))), dim3(rotary_threads), 0, gpu().stream, r,
          positions, groups, sign);
-}
-
-inline void rotate(const RotaryHeads<floatX>& r, const RowPositions& positions, int64_t N) {
-  launch_rotate(r, positions, N, 1.0f);
-}
-
-inline void rotate_back(const RotaryHeads<floatX>& r, const RowPositions& positions, int64_t N) {
-  launch_rotate(r, positions, N, -1.0f);
 }

@@ -26,6 +26,11 @@ void copy_to_device(T* device, const std::vector<T>& host) {
 // host = device, after the operations that were called before. Waits for them and for the copy.
 inline void copy_to_host(void* host, const void* device, size_t bytes);
 
+// `bytes` of host memory, on a GPU pinned: asynchronous copies read and write it when the stream reaches them. Throws
+// UserError if there is not enough left.
+inline void* pinned_malloc(size_t bytes);
+inline void pinned_free(void* p, size_t bytes);
+
 // How much could be allocated now, in bytes.
 inline size_t device_memory_available();
 
@@ -65,4 +70,22 @@ struct DeviceArray {
     std::swap(data, other.data);
     std::swap(size, other.size);
   }
+};
+
+// `size` elements of pinned host memory. After upload(), the host may change the source only when a later copy_to_host
+// has returned.
+template <class T>
+struct PinnedBuffer {
+  T* data = nullptr;
+  size_t size = 0;
+
+  PinnedBuffer() = default;
+  explicit PinnedBuffer(size_t count) : data(static_cast<T*>(pinned_malloc(count * sizeof(T)))), size(count) {}
+  PinnedBuffer(const PinnedBuffer&) = delete;
+  PinnedBuffer& operator=(PinnedBuffer&& other) noexcept {
+    std::swap(data, other.data);
+    std::swap(size, other.size);
+    return *this;
+  }
+  ~PinnedBuffer() { pinned_free(data, size * sizeof(T)); }
 };

@@ -176,10 +176,6 @@ static ordered_json json_of(const LastWordResult& w) {
           {"perplexity", std::exp(w.nats / double(w.texts))}};
 }
 
-static std::string dump(const ordered_json& json, int indent) {
-  return json.dump(indent, ' ', false, ordered_json::error_handler_t::replace);
-}
-
 std::string results_json(const EvaluationResults& r) {
   ordered_json json = {{"model", name_as_text(r.model)}, {"context", r.context}, {"stride", r.stride}};
   for (const TextResult& t : r.texts) json["texts"].push_back(json_of(t));
@@ -191,7 +187,7 @@ std::string results_json(const EvaluationResults& r) {
         {{"first", range.first}, {"last", range.last}, {"tokens", range.tokens}, {"loss", range.loss}});
     if (range.ponder > 0) json["positions"].back()["ponder"] = range.ponder;
   }
-  return dump(json, 1) + "\n";
+  return dump_json(json, 1) + "\n";
 }
 
 // ----------------------------------------------------------------------------
@@ -264,12 +260,12 @@ ServeRequest parse_serve_request(const std::string& line) {
 }
 
 std::string serve_answer(const std::string& name, const std::vector<std::pair<double, bool>>& scores) {
-  return dump({{name, ordered_json(scores)}}, -1);
+  return dump_json(ordered_json{{name, scores}});
 }
 std::string serve_answer(const std::string& name, const std::vector<double>& sums) {
-  return dump({{name, ordered_json(sums)}}, -1);
+  return dump_json(ordered_json{{name, sums}});
 }
 std::string serve_answer(const std::string& name, const std::vector<std::string>& texts) {
-  return dump({{name, ordered_json(texts)}}, -1);
+  return dump_json(ordered_json{{name, texts}});
 }
-std::string serve_error(const std::string& what) { return dump({{"error", what}}, -1); }
+std::string serve_error(const std::string& what) { return dump_json(ordered_json{{"error", what}}); }

@@ -4,11 +4,11 @@
 #include <unistd.h>
 #include <cerrno>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <type_traits>
 #include <utility>
 #include "llmc/utils/files.h"
 #include "llmc/utils/error.h"
+#include "llmc/utils/json.h"
 #include "llmc/utils/message.h"
 
 using json = nlohmann::ordered_json;
@@ -72,11 +72,8 @@ static json to_json(const LogFields& fields) {
   return j;
 }
 
-// Invalid UTF-8 becomes U+FFFD rather than an exception.
-static std::string dump(const json& j) { return j.dump(-1, ' ', false, json::error_handler_t::replace); }
-
-void RunLog::write(const LogFields& fields) { write_line(dump(to_json(fields))); }
-void RunLog::write(const char* key, const LogFields& fields) { write_line(dump(json{{key, to_json(fields)}})); }
+void RunLog::write(const LogFields& fields) { write_line(dump_json(to_json(fields))); }
+void RunLog::write(const char* key, const LogFields& fields) { write_line(dump_json(json{{key, to_json(fields)}})); }
 
 // Notices, and says once, that nobody will ever read what is written.
 void RunLog::check_not_deleted() {

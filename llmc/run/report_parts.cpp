@@ -5,6 +5,7 @@
 #include "llmc/model/wiring_picture.h"
 #include "llmc/utils/embed.h"
 #include "llmc/utils/error.h"
+#include "llmc/utils/json.h"
 #include "llmc/utils/number.h"
 #include "llmc/utils/text.h"
 #include "llmc/utils/utf8.h"
@@ -34,8 +35,7 @@ std::string html(const std::string& text) {
 // JSON in a <script>, which ends at the first "</script", wherever that stands.
 static std::string json_in_script(const json& value) {
   std::string text;
-  for (char c : value.dump(-1, ' ', false, json::error_handler_t::replace))
-    text += c == '<' ? std::string("\\u003c") : std::string(1, c);
+  for (char c : dump_json(value)) text += c == '<' ? std::string("\\u003c") : std::string(1, c);
   return text;
 }
 

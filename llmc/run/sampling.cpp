@@ -2,11 +2,11 @@
 #include <CLI/CLI.hpp>
 #include <poll.h>
 #include <unistd.h>
-#include <nlohmann/json.hpp>
 #include <tuple>
 #include "llmc/utils/command_line.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/files.h"
+#include "llmc/utils/json.h"
 #include "llmc/utils/text.h"
 #include "stop_signal.h"
 
@@ -130,10 +130,9 @@ std::vector<SampleRequest> sample_requests(const SampleOptions& o, const Tokeniz
 
 std::string sample_json(const SampleRequest& request, const std::string& text, int64_t tokens,
                         const std::string& ended_by) {
-  const nlohmann::ordered_json line = {{"prompt", request.prompt},
-                                       {"seed", request.seed},
-                                       {"text", text},
-                                       {"tokens", tokens},
-                                       {"ended_by", ended_by}};
-  return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  return dump_json(nlohmann::ordered_json{{"prompt", request.prompt},
+                                          {"seed", request.seed},
+                                          {"text", text},
+                                          {"tokens", tokens},
+                                          {"ended_by", ended_by}});
 }

@@ -253,12 +253,6 @@ const std::string& Tokenizer::token(int id) const {
   return tokens_[id];
 }
 
-std::string Tokenizer::decode(const uint16_t* ids, size_t count) const {
-  std::string text;
-  for (size_t i = 0; i < count; i++) text += token(ids[i]);
-  return text;
-}
-
 // ----------------------------------------------------------------------------
 // Vocabulary files
 

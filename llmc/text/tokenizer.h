@@ -107,7 +107,6 @@ struct Tokenizer {
 
   // The bytes of token `id` < vocab_size(): "" for an unused id, "<|endoftext|>" for the end of a text.
   const std::string& token(int id) const;
-  std::string decode(const uint16_t* ids, size_t count) const;  // the bytes of ids (count), concatenated
 
   // The last offset in `text`, `first` or higher, where it can be cut so that the tokens of the two parts are those of
   // the whole, whatever follows `text`; 0 if there is none, as in one long word.

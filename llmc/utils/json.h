@@ -55,6 +55,12 @@ Json parse_json_or_throw(std::string_view text) {
   return Json::parse(text.begin(), text.end());
 }
 
+// JSON on one line, or with `indent` spaces a level. Invalid UTF-8 becomes U+FFFD rather than an exception.
+template <class Json>
+std::string dump_json(const Json& value, int indent = -1) {
+  return value.dump(indent, ' ', false, Json::error_handler_t::replace);
+}
+
 // The whole number that a value is. Throws UserError, with its name, if it is anything else or not from `least` to
 // `most`.
 template <class Json>

@@ -39,7 +39,7 @@ TEST(Rotary, TurnsPairsByTheAngleOfTheirPosition) {
       rotate({d.data, c.stride, c.heads, c.HS, table.data}, {c.T, d_positions.data}, N);
       rotate({d_back.data, c.stride, c.heads, c.HS, table.data}, {c.T, nullptr, c.first_position}, N);
       const std::vector<floatX> counted = d_back.to_host();
-      rotate_back({d_back.data, c.stride, c.heads, c.HS, table.data}, {c.T, nullptr, c.first_position}, N);
+      rotate({d_back.data, c.stride, c.heads, c.HS, table.data}, {c.T, nullptr, c.first_position}, N, /*sign=*/-1);
       return std::make_tuple(d.to_host(), counted, d_back.to_host());
     });
     EXPECT_LE(relative_error(result, expected), one_rounding);

@@ -442,7 +442,7 @@ inline void project_qkv_backward(const AttentionBranch& b, const SegmentMemory& 
 
 // The backward pass of the projection to q, k and v. From dqkv (N, QKV): din (N, C) =, and g +=.
 inline void project_qkv_backward(const AttentionBranch& b, const Batch& batch) {
-  for (const Rotation& r : b.drotations) rotate_back(r.heads, positions_of(r, batch), rows_of(r, batch));
+  for (const Rotation& r : b.drotations) rotate(r.heads, positions_of(r, batch), rows_of(r, batch), /*sign=*/-1);
   if (b.memory) return project_qkv_backward(b, *b.memory, batch);
   matmul_backward(b.din, b.g.qkvw, b.g.qkvb, b.dqkv, b.in, b.w.qkvw, batch.rows(), b.C, b.QKV);
 }
