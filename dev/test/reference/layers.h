@@ -39,7 +39,7 @@ const T* find_term(const ModelConfig& config) {
 // g. Query head i attends to K/V head i * g / h.
 inline int num_kv_heads(const ModelConfig& config) {
   const GqaTerm* gqa = find_term<GqaTerm>(config);
-  return gqa ? gqa->heads : config.num_heads;
+  return gqa ? gqa->n : config.num_heads;
 }
 
 // Whether `sla` or `also` is meant for the head of layer l.
@@ -57,7 +57,7 @@ inline std::set<int> source_layers(const ModelConfig& config, int l, int head) {
       sources = {l - sla->distance};
     if (const auto* also = std::get_if<AlsoTerm>(&term); also && skips(config, *also, l, head))
       sources.insert(l - also->distance);
-    if (const auto* share = std::get_if<ShareTerm>(&term)) sources = {l - l % share->group};
+    if (const auto* share = std::get_if<ShareTerm>(&term)) sources = {l - l % share->n};
     if (const auto* layers = std::get_if<LayersTerm>(&term)) sources = {layers->layers[l]};
   }
   return sources;
@@ -100,20 +100,20 @@ inline std::vector<bool> visibility(const ModelConfig& config, int l, int head, 
 // The layer whose attention map layer l uses: its own, but for `reuse`.
 inline int map_layer(const ModelConfig& config, int l) {
   const ReuseTerm* reuse = find_term<ReuseTerm>(config);
-  return reuse ? l - l % reuse->group : l;
+  return reuse ? l - l % reuse->n : l;
 }
 
 // The k of `universal`: layers run in cycles of k, and layer l has the parameters of layer l mod k. Without it all
 // layers are one cycle.
 inline int layers_in_cycle(const ModelConfig& config) {
   const UniversalTerm* universal = find_term<UniversalTerm>(config);
-  return universal ? universal->layers : config.num_layers;
+  return universal ? universal->n : config.num_layers;
 }
 
 // The positions of earlier segments that a query sees: the m of `memory`; 0 without it.
 inline int positions_of_memory(const ModelConfig& config) {
   const MemoryTerm* memory = find_term<MemoryTerm>(config);
-  return memory ? memory->positions : 0;
+  return memory ? memory->n : 0;
 }
 
 // What the names of layer l's parameters begin with.

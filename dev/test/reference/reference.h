@@ -162,7 +162,7 @@ void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers,
             buckets_of(head.k, &layer.rotations[i * layer.rotations.size() / config.num_heads], *lsh, hs));
       const std::vector<bool> visible =
           lsh ? shared_buckets(layer.buckets[i], B, T) : visibility(config, l, i, B, m, T);
-      head.own_map = attention_map(head.q, head.k, of_distances, visible, topk ? topk->keys : 0, B, T, hs);
+      head.own_map = attention_map(head.q, head.k, of_distances, visible, topk ? topk->n : 0, B, T, hs);
       head.map = layer.mix.empty() ? head.own_map : mix_maps(layer.mix, layers[l - 1].heads[i].map, head.own_map);
     }
     head.v = take_columns(sources, columns.v, B, K, hs);
