@@ -12,7 +12,7 @@
 #include "llmc/model/wiring_picture.h"
 #include "llmc/run/report.h"
 #include "llmc/run/statistics.h"
-#include "llmc/run/thin.h"
+#include "llmc/run/report_parts.h"
 #include "llmc/utils/files.h"
 
 // ----------------------------------------------------------------------------
@@ -75,15 +75,15 @@ TEST(Thinning, KeepsEachExtremeAndWhatIsNotFinite) {
   std::vector<double> values(18000);
   for (size_t i = 0; i < values.size(); i++) values[i] = 3 - 1e-4 * double(i) + 0.01 * double(i * 37 % 11);
   values[7777] = 99, values[12345] = -99, values[4000] = NAN, values[17000] = std::numeric_limits<double>::infinity();
-  const std::vector<size_t> kept = thin(values, 500);
+  const std::vector<size_t> kept = report::thin(values, 500);
   EXPECT_LE(kept.size(), 1504u);
   EXPECT_TRUE(std::is_sorted(kept.begin(), kept.end()));
   for (size_t i : {0, 4000, 7777, 12345, 17000, 17999}) EXPECT_EQ(std::count(kept.begin(), kept.end(), i), 1) << i;
   size_t longest = 0;
   for (size_t i = 1; i < kept.size(); i++) longest = std::max(longest, kept[i] - kept[i - 1]);
   EXPECT_LE(longest, 2 * 36u) << "two points in each bucket of 36";
-  EXPECT_EQ(thin({1, NAN, 3}, 2), (std::vector<size_t>{0, 1, 2}));
-  EXPECT_TRUE(thin({}, 2).empty());
+  EXPECT_EQ(report::thin({1, NAN, 3}, 2), (std::vector<size_t>{0, 1, 2}));
+  EXPECT_TRUE(report::thin({}, 2).empty());
 }
 
 // ----------------------------------------------------------------------------

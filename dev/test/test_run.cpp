@@ -33,7 +33,7 @@ TEST(BackgroundWriter, WorksBesideItsCallerAndReportsOnce) {
   EXPECT_FALSE(writer.result(true).has_value());
 }
 
-// BUG llmc/run/background_writer.cpp: `catch (const std::exception& e)` -> `catch (const UserError& e)`
+// BUG llmc/run/background_writer.h: `catch (const std::exception& e)` -> `catch (const UserError& e)`
 TEST(BackgroundWriter, TellsOfErrorsAndIsDoneBeforeItIsGone) {
   bool written = false;
   {

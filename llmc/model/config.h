@@ -5,7 +5,6 @@
 #include <string>
 #include <type_traits>
 #include <vector>
-#include "config_field.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/scalar.h"
 #include "wiring.h"
@@ -27,6 +26,13 @@ struct ModelConfig {
   int hidden_size() const { return 4 * channels; }  // H, of an MLP
   // The most positions of a text that the model can be given: without end where it has a memory.
   int longest_text() const { return whole_model().memory > 0 ? INT_MAX : max_seq_len; }
+};
+
+// What there is to say of a field of a model's description, beside its value.
+struct ConfigField {
+  const char* json;  // its key in config.json: Hugging Face's, where GPT-2 there has the field
+  const char* name;  // its key in log.jsonl
+  bool required;     // config.json must have it
 };
 
 // Calls visit(ConfigField, a reference to the value) for each number of a model's shape: the one list by which configs
