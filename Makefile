@@ -238,7 +238,7 @@ test:
 	@rm -rf $(BUILD)/test_counts/quick
 	@scripts/setup.sh build test
 	@$(MAKE) --no-print-directory -j$(shell nproc) $(QUICK_TESTED_PROGRAMS) $(QUICK_TESTS)
-	@scripts/run_tests.sh quick $(QUICK_TESTS)
+	@dev/run_tests.sh quick $(QUICK_TESTS)
 
 # AFTER_TEST=1: `make test` has just run; run the others, and add up both. With PART, of what nvcc compiles only the
 # trainer is built: the sampler and the evaluator have the same kernels.
@@ -247,7 +247,7 @@ test-all:
 	@$(MAKE) --no-print-directory -j$(shell nproc) \
 	  $(if $(PART),$(filter train_gpt2_sla %_cpu,$(BUILT)),programs) $(TESTED_PROGRAMS) $(filter-out $(LEFT_OUT),$(TESTS))
 	@PART='$(PART)' SHARDED='$(if $(PART),$(SHARDED_TESTS))' LEAVE_OUT='$(LEAVE_OUT)' \
-	  scripts/run_tests.sh $(if $(AFTER_TEST),rest,all) $(filter-out $(LEFT_OUT),$(TESTS))
+	  dev/run_tests.sh $(if $(AFTER_TEST),rest,all) $(filter-out $(LEFT_OUT),$(TESTS))
 
 # For build/mutants: which test programs there are, and what they run.
 list-tests:

@@ -1,7 +1,7 @@
-// What the Makefile finds on a machine, with a few lines of shell in place of its tools; and how scripts/run_tests.sh
+// What the Makefile finds on a machine, with a few lines of shell in place of its tools; and how dev/run_tests.sh
 // runs and counts tests.
 //
-// COVERS ONLY scripts/run_tests.sh scripts/setup.sh
+// COVERS ONLY dev/run_tests.sh scripts/setup.sh
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <iterator>
@@ -11,15 +11,15 @@
 #include "command_line.h"
 
 // ----------------------------------------------------------------------------
-// scripts/run_tests.sh
+// dev/run_tests.sh
 
 class RunTests : public CommandLine {
  protected:
   // A program in build/, with these tests, each of which passes and writes its name to the file "ran".
   void add_program(const std::string& name, const std::string& tests) {
     fs::create_directories(in("build"));
-    fs::create_directories(in("scripts"));
-    fs::copy_file("scripts/run_tests.sh", in("scripts/run_tests.sh"), fs::copy_options::overwrite_existing);
+    fs::create_directories(in("dev"));
+    fs::copy_file("dev/run_tests.sh", in("dev/run_tests.sh"), fs::copy_options::overwrite_existing);
     write_file(in("build/" + name), "#!/usr/bin/env bash\nfor test in " + tests + R"sh(; do
       case "$*" in
         *--gtest_filter=-Long\*) [[ $test != Long* ]] || continue ;;
@@ -35,7 +35,7 @@ class RunTests : public CommandLine {
   }
   // The last line that the script prints.
   std::string run_tests(const std::string& arguments, const std::string& environment = "") const {
-    const std::string out = run(environment + " '" + in("scripts/run_tests.sh") + "' " + arguments).out;
+    const std::string out = run(environment + " '" + in("dev/run_tests.sh") + "' " + arguments).out;
     return out.substr(out.rfind('\n', out.size() - 2) + 1);
   }
   std::multiset<std::string> ran() const {

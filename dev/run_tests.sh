@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs GoogleTest programs, as many at a time as there are cores, in the order given: longest first.
-#   [SHARDED="PROGRAM..." PART=k/n] [LEAVE_OUT=fp32|bf16] scripts/run_tests.sh quick|rest|all PROGRAM...
+#   [SHARDED="PROGRAM..." PART=k/n] [LEAVE_OUT=fp32|bf16] dev/run_tests.sh quick|rest|all PROGRAM...
 # quick: all tests but those whose names begin with Long. rest: after `quick`, those that it has not run. all: all of
 # them. Of the programs in SHARDED every n-th test is run, from the k-th on, of those whose parameter is not named after
 # the precision LEAVE_OUT. Prints what failing tests print; build/test_logs has the whole output. The last line is `N
