@@ -1,10 +1,10 @@
-#include "report_comparison.h"
 #include <algorithm>
 #include <set>
 #include "llmc/utils/error.h"
 #include "llmc/utils/text.h"
 #include "print.h"
 #include "report.h"
+#include "report_parts.h"
 #include "statistics.h"
 
 namespace report {
@@ -33,8 +33,15 @@ static std::string label_of(const Kind& kind, const std::vector<Kind>& kinds) {
   return label;
 }
 
-std::vector<Kind> kinds_of(const std::vector<RunHistory>& runs, std::vector<int>& kind_of_run) {
-  std::vector<Kind> kinds;
+static std::vector<std::string> names_of(const std::vector<RunHistory>& runs) {
+  std::vector<std::string> names;
+  for (const RunHistory& run : runs) names.push_back(folder_name(run.name));
+  if (std::set<std::string>(names.begin(), names.end()).size() == names.size()) return names;
+  for (size_t i = 0; i < runs.size(); i++) names[i] = runs[i].name;
+  return names;
+}
+
+Comparison::Comparison(const std::vector<RunHistory>& the_runs) : runs(the_runs), names(names_of(the_runs)) {
   for (const RunHistory& run : runs) {
     const nlohmann::json key = key_of(run, runs);
     auto it = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& kind) { return kind.key == key; });
@@ -53,19 +60,10 @@ std::vector<Kind> kinds_of(const std::vector<RunHistory>& runs, std::vector<int>
     if (!run.positions.empty()) it->positions.emplace(int64_t(run.number("seed", 0)), run.positions);
   }
   for (Kind& kind : kinds) kind.label = label_of(kind, kinds);
-  return kinds;
 }
 
-std::vector<std::string> names_of(const std::vector<RunHistory>& runs) {
-  std::vector<std::string> names;
-  for (const RunHistory& run : runs) names.push_back(folder_name(run.name));
-  if (std::set<std::string>(names.begin(), names.end()).size() == names.size()) return names;
-  for (size_t i = 0; i < runs.size(); i++) names[i] = runs[i].name;
-  return names;
-}
-
-std::string final_losses(const std::vector<RunHistory>& runs, const std::vector<std::string>& names,
-                         const std::vector<int>& kind_of_run) {
+std::string final_losses(const Comparison& c) {
+  const auto& [runs, names, kinds, kind_of_run] = c;
   const bool has_ponder =
       std::any_of(runs.begin(), runs.end(), [](const RunHistory& run) { return std::isfinite(run.final_ponder()); });
   std::vector<std::string> head = {"run",           "wiring",          "seed",
@@ -208,8 +206,8 @@ static std::vector<PositionRange> mean_by_position(const Kind& kind, const Kind*
   return means;
 }
 
-json comparison_charts(const std::vector<RunHistory>& runs, const std::vector<std::string>& names,
-                       const std::vector<Kind>& kinds, const std::vector<int>& kind_of_run, size_t runs_of_page) {
+json comparison_charts(const Comparison& c, size_t runs_of_page) {
+  const auto& [runs, names, kinds, kind_of_run] = c;
   const size_t buckets = std::clamp<size_t>(6000 / runs_of_page, 50, buckets_of_a_run);
   std::vector<json> val, accuracy, train, scatter(kinds.size());
   for (size_t i = 0; i < runs.size(); i++) {
@@ -249,9 +247,7 @@ using namespace report;
 
 std::string comparison_page(const std::vector<RunHistory>& runs) {
   CHECK(!runs.empty());
-  std::vector<int> kind_of_run;
-  const std::vector<std::string> names = names_of(runs);
-  const std::vector<Kind> kinds = kinds_of(runs, kind_of_run);
+  const Comparison compared(runs);
   std::string all_notices, pictures;
   std::set<int64_t> lengths;
   for (const RunHistory& run : runs) all_notices += notices(run), lengths.insert(run.last_step());
@@ -267,8 +263,8 @@ std::string comparison_page(const std::vector<RunHistory>& runs) {
   }
   return page(format("%zu runs", runs.size()),
               format("<h1>%zu runs side by side</h1>\n", runs.size()) + all_notices +
-                  section("Over seeds", over_seeds(kinds)) + "<h2>Curves</h2>\n" + axes + chart_places +
-                  section("Final losses", final_losses(runs, names, kind_of_run)) +
+                  section("Over seeds", over_seeds(compared.kinds)) + "<h2>Curves</h2>\n" + axes + chart_places +
+                  section("Final losses", final_losses(compared)) +
                   section("Wirings", pictures.empty() ? "" : "<div class=\"wirings\">" + pictures + "</div>\n"),
-              comparison_charts(runs, names, kinds, kind_of_run, runs.size()));
+              comparison_charts(compared, runs.size()));
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <string>
 #include <vector>
 #include "run_history.h"
@@ -115,5 +116,38 @@ void add_chart(json& charts, const std::string& title, const std::string& y, std
 // Losses, or N + R, by position, a point for each range, at its (geometric) middle.
 json by_position(const std::vector<PositionRange>& positions, double PositionRange::*what = &PositionRange::loss);
 void add_position_chart(json& charts, const std::string& title, std::vector<json> all, const char* y = "nats a token");
+
+// ----------------------------------------------------------------------------
+// Runs side by side
+
+// Runs that differ by their seed alone.
+struct Kind {
+  nlohmann::json key;  // the description without the seed
+  std::string label;
+  std::map<int64_t, double> losses;  // by seed: the final ones of runs that are finished
+  std::vector<double> speeds;  // tokens/s of those runs, each its median step's: other programs' bursts do not count
+  double kv_bytes = NAN;       // of a token
+  std::map<int64_t, std::vector<PositionRange>> positions;  // by seed: of the runs where they have been measured
+  std::map<int64_t, std::vector<ValPoint>> validations;     // by seed: of runs that are finished
+  double flops_per_token = NAN;
+};
+
+struct Comparison {
+  const std::vector<RunHistory>& runs;
+  std::vector<std::string> names;  // the last part of each path, or the paths where those are not different
+  std::vector<Kind> kinds;         // in the order of the runs
+  std::vector<int> kind_of_run;    // of which kind each run is
+
+  explicit Comparison(const std::vector<RunHistory>& the_runs);
+};
+
+std::string final_losses(const Comparison& c);
+
+// Means over seeds; nothing if no kind has two. `published`: of some kinds, by their number, the difference that a
+// publication found.
+std::string over_seeds(const std::vector<Kind>& kinds, const std::map<int, std::string>& published = {});
+
+// runs_of_page: how many runs the page has curves of, that all together are below 2 MB.
+json comparison_charts(const Comparison& c, size_t runs_of_page);
 
 }  // namespace report

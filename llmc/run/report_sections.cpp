@@ -6,7 +6,7 @@
 #include "llmc/utils/files.h"
 #include "llmc/utils/text.h"
 #include "report.h"
-#include "report_comparison.h"
+#include "report_parts.h"
 #include "statistics.h"
 
 std::vector<ReportSection> read_outline(const std::string& path) {
@@ -253,20 +253,18 @@ std::string sections_page(const std::string& title, const std::vector<ReportSect
       body += sections[i].folders.empty() ? "" : "<p class=\"warn\">None of these runs has begun.</p>\n";
       continue;
     }
-    std::vector<int> kind_of_run;
-    const std::vector<std::string> names = names_of(runs);
-    const std::vector<Kind> kinds = kinds_of(runs, kind_of_run);
-    columns.push_back({sections[i].title, kinds, sections[i].task, sections[i].level, sections[i].chance});
+    const Comparison compared(runs);
+    columns.push_back({sections[i].title, compared.kinds, sections[i].task, sections[i].level, sections[i].chance});
     for (const RunHistory& run : runs) body += notices(run);
     std::map<int, std::string> published;  // by kind
     for (size_t run = 0; run < runs.size(); run++) {
       const auto found = sections[i].published.find(folders[run]);
-      if (found != sections[i].published.end()) published[kind_of_run[run]] = found->second;
+      if (found != sections[i].published.end()) published[compared.kind_of_run[run]] = found->second;
     }
-    const std::string over = over_seeds(kinds, published);
-    body += (over.empty() ? final_losses(runs, names, kind_of_run) : over) +
-            format("<div class=\"charts\" id=\"charts-%zu\"></div>\n", i);
-    for (json& chart : comparison_charts(runs, names, kinds, kind_of_run, runs_of_page)) {
+    const std::string over = over_seeds(compared.kinds, published);
+    body +=
+        (over.empty() ? final_losses(compared) : over) + format("<div class=\"charts\" id=\"charts-%zu\"></div>\n", i);
+    for (json& chart : comparison_charts(compared, runs_of_page)) {
       chart["place"] = format("charts-%zu", i);
       charts.push_back(std::move(chart));
     }
