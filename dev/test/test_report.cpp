@@ -581,7 +581,8 @@ TEST_F(Report, SectionsHaveTheirOwnTablesAndCharts) {
 }
 
 // What a publication found stands in the row of the runs that differ by seed alone, in the section that says so.
-// BUG llmc/run/report_sections.cpp: `published[compared.kind_of_run[run]] = found->second` -> `published[0] = found->second`
+// BUG llmc/run/report_sections.cpp: `published[compared.kind_of_run[run]] = found->second` ->
+// `published[0] = found->second`
 // BUG llmc/run/report_sections.cpp: `section.published[section.folders.back()]` ->
 // `section.published[section.folders.front()]`
 TEST_F(Report, PublishedDifferencesStandBesideOurs) {
