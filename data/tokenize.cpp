@@ -27,7 +27,9 @@
 #include "llmc/utils/json.h"
 #include "llmc/utils/program.h"
 #include "llmc/utils/text.h"
+#include "llmc/text/dataloader.h"
 #include "llmc/text/tokenizer.h"
+#include "packing.h"
 #include "shards.h"
 #include "source_reader.h"
 
@@ -42,6 +44,7 @@ struct Options {
   bool pairs = false;
   std::optional<double> val_fraction;
   int64_t shard_tokens = 100 * 1000 * 1000;  // llm.c's
+  int64_t row_tokens = 0;                    // of --pack; 0: texts follow each other
   int threads = int(std::max(1u, std::thread::hardware_concurrency()));
   bool force = false, update = false;
   CorpusOptions corpus;
@@ -161,6 +164,91 @@ struct BatchEncoder {
 };
 
 // -------------------------------------------------------------------------------------------------------------------
+// Packing
+
+constexpr int64_t packed_at_a_time = 1 << 26;  // tokens, of which the texts are packed into rows
+
+struct PackingCounts {
+  int64_t texts = 0, cut = 0;  // texts, and how many of them have more tokens than a row
+  int64_t tokens = 0;          // of texts
+  int64_t padding = 0;         // tokens after the texts of a row that is not full
+};
+
+// Writes the texts that it is given, in any portions, as rows of T tokens. The tokens that are padded with are ends of
+// text, of which only the first one after a whole text is scored. What a row begins with is not scored after another
+// row, unless it is the end of a whole text before it. A shard ends with a token that is its last row's last target.
+struct Packer {
+  Packer(const Options& o, const Tokenizer& tokenizer, ShardWriter& s, PackingCounts& c)
+      : shards(s), options(o), end_of_text(uint16_t(tokenizer.end_of_text())), counts(c) {}
+
+  void add(const std::vector<uint16_t>& more, const std::vector<uint8_t>& more_scored) {
+    tokens.insert(tokens.end(), more.begin(), more.end());
+    scored.insert(scored.end(), more_scored.begin(), more_scored.end());
+    if (int64_t(tokens.size()) >= packed_at_a_time) pack_texts(/*at_end=*/false);
+  }
+  void finish() {
+    pack_texts(/*at_end=*/true);
+    if (rows_in_shard_ > 0) end_shard();
+    shards.finish();
+  }
+
+  static int64_t rows_in_shard(const Options& o) { return std::max<int64_t>(1, (o.shard_tokens - 1) / o.row_tokens); }
+
+ private:
+  ShardWriter& shards;
+  const Options& options;
+  const uint16_t end_of_text;
+  PackingCounts& counts;
+  std::vector<uint16_t> tokens;  // that have not been packed
+  std::vector<uint8_t> scored;
+  int64_t rows_in_shard_ = 0;
+  bool follows_text_ = false;  // whether the last row is full, and ends with the end of a text
+
+  // Writes all texts but the last one, which may go on; at the end that one too.
+  void pack_texts(bool at_end) {
+    const bool before = options.end_of_text == "before";
+    std::vector<int64_t> begins = {0};
+    for (int64_t i = 0; i < int64_t(tokens.size()); i++) {
+      const int64_t begin = before ? i : i + 1;
+      if (tokens[i] == end_of_text && begin > 0 && begin < int64_t(tokens.size())) begins.push_back(begin);
+    }
+    int64_t end = int64_t(tokens.size());
+    if (!at_end) end = begins.back(), begins.pop_back();
+    if (end == 0) return;
+    for (const Row& row : pack(begins, end, options.row_tokens)) write(row);
+    counts.texts += int64_t(begins.size()), counts.tokens += end;
+    tokens.erase(tokens.begin(), tokens.begin() + end);
+    scored.erase(scored.begin(), scored.begin() + end);
+  }
+
+  void write(const Row& row) {
+    std::vector<uint16_t> row_tokens;
+    std::vector<uint8_t> row_scored;
+    for (const Piece& piece : row) {
+      row_tokens.insert(row_tokens.end(), &tokens[piece.begin], &tokens[piece.begin] + piece.length);
+      row_scored.insert(row_scored.end(), &scored[piece.begin], &scored[piece.begin] + piece.length);
+      counts.cut += piece.begins_text && !piece.ends_text;
+    }
+    row_scored[0] &= follows_text_ && row_tokens[0] == end_of_text;
+    const size_t T = size_t(options.row_tokens), length = row_tokens.size();
+    const bool is_whole = row.back().ends_text && row_tokens.back() != end_of_text;
+    row_tokens.resize(T, end_of_text);
+    row_scored.resize(T, 0);
+    if (length < T) row_scored[length] = is_whole;
+    follows_text_ = length == T && is_whole;
+    counts.padding += int64_t(T - length);
+    shards.add(row_tokens.data(), int64_t(T), row_scored.data());
+    if (++rows_in_shard_ == rows_in_shard(options)) end_shard();
+  }
+
+  void end_shard() {
+    const uint8_t is_scored = follows_text_;
+    shards.add(&end_of_text, 1, &is_scored);
+    rows_in_shard_ = 0;
+  }
+};
+
+// -------------------------------------------------------------------------------------------------------------------
 // The run
 
 struct Run {
@@ -170,7 +258,8 @@ struct Run {
   CorpusSplit split;
   OutputFolder folder;
   std::optional<ShardWriter> train, val;
-  Counts counts;      // of the text in the shards
+  Counts counts;  // of the text in the shards
+  PackingCounts packing;
   Position position;  // after it
   std::string tokenizer_json;
   double start = seconds_now();
@@ -193,6 +282,7 @@ struct Run {
   void write(const EncodedBatch& batch);
   void show_progress(int64_t bytes_read);
   void encode_all();
+  void pack_all();
   void print_summary() const;
 
  private:
@@ -225,6 +315,7 @@ static json options_of(const Options& o) {
   json options = {{"separator", o.separator},     {"field", name_as_text(o.field)}, {"pairs", o.pairs},
                   {"end_of_text", o.end_of_text}, {"val_fraction", nullptr},        {"shard_tokens", o.shard_tokens}};
   if (o.val_fraction) options["val_fraction"] = *o.val_fraction;
+  if (o.row_tokens > 0) options["pack"] = o.row_tokens;
   return options;
 }
 
@@ -340,20 +431,22 @@ void Run::write_manifest() {
       shards.push_back({{"name", shard.name}, {"tokens", shard.tokens}, {"crc32c", crc32c_hex(shard.checksum)}});
       if (shard.mask_checksum) shards.back()["mask_crc32c"] = crc32c_hex(*shard.mask_checksum);
     }
-  const json manifest = {{"tokenizer",
-                          {{"vocabulary", name_as_text(options.tokenizer)},
-                           {"vocab_size", tokenizer.vocab_size()},
-                           {"end_of_text", tokenizer.end_of_text()},
-                           {"crc32c", crc32c_hex(tokenizer.checksum())}}},
-                         {"options", options_of(options)},
-                         {"documents", documents()},
-                         {"bytes_of_text", counts.bytes},
-                         {"invalid_utf8_replaced", counts.replaced},
-                         {"runs_cut", counts.runs_cut},
-                         {"train_tokens", train->total()},
-                         {"val_tokens", val->total()},
-                         {"sources", files},
-                         {"shards", shards}};
+  json manifest = {{"tokenizer",
+                    {{"vocabulary", name_as_text(options.tokenizer)},
+                     {"vocab_size", tokenizer.vocab_size()},
+                     {"end_of_text", tokenizer.end_of_text()},
+                     {"crc32c", crc32c_hex(tokenizer.checksum())}}},
+                   {"options", options_of(options)},
+                   {"documents", documents()},
+                   {"bytes_of_text", counts.bytes},
+                   {"invalid_utf8_replaced", counts.replaced},
+                   {"runs_cut", counts.runs_cut},
+                   {"train_tokens", train->total()},
+                   {"val_tokens", val->total()},
+                   {"sources", files},
+                   {"shards", shards}};
+  if (options.row_tokens > 0)
+    manifest["packing"] = {{"texts", packing.texts}, {"cut", packing.cut}, {"padding", packing.padding}};
   write_file_durably(folder.path() + "/MANIFEST.json", manifest.dump(1) + "\n");
 }
 
@@ -465,6 +558,30 @@ void Run::encode_all() {
   position = pipeline.end;
 }
 
+// Reads the shards, which are complete, and writes them again in rows; then deletes them.
+void Run::pack_all() {
+  if (options.row_tokens == 0) return;
+  for (std::optional<ShardWriter>* writer : {&train, &val}) {
+    const std::vector<Shard> loose = (*writer)->shards();
+    if (loose.empty()) continue;
+    const int64_t shard_tokens = Packer::rows_in_shard(options) * options.row_tokens + 1;
+    writer->emplace(folder.path(), writer == &train ? "train_packed" : "val_packed", shard_tokens);
+    Packer packer(options, tokenizer, **writer, packing);
+    for (const Shard& shard : loose) {
+      const TokenFile file(folder.path() + "/" + shard.name, tokenizer.vocab_size());
+      for (int64_t at = 0; at < file.num_tokens; at += packed_at_a_time) {
+        const int64_t count = std::min(packed_at_a_time, file.num_tokens - at);
+        packer.add(file.read(at, count), file.mask.scored(at, count));
+      }
+    }
+    packer.finish();
+    for (const Shard& shard : loose) {
+      unlink((folder.path() + "/" + shard.name).c_str());
+      unlink(mask_path_of(folder.path() + "/" + shard.name).c_str());
+    }
+  }
+}
+
 void Run::print_summary() const {
   const double seconds = seconds_now() - start;
   if (isatty(STDERR_FILENO)) fprintf(stderr, "\n");
@@ -478,6 +595,10 @@ void Run::print_summary() const {
   printf("train: %lld tokens (shards: %zu), val: %lld tokens (shards: %zu), %.2f s, %.0f MB/s\n",
          (long long)train->total(), train->shards().size(), (long long)val->total(), val->shards().size(), seconds,
          double(counts.bytes - bytes_before_) / 1e6 / seconds);
+  if (options.row_tokens > 0)
+    printf("packed into rows of %lld tokens: texts: %lld, cut: %lld, padding: %lld tokens, %.2f %%\n",
+           (long long)options.row_tokens, (long long)packing.texts, (long long)packing.cut, (long long)packing.padding,
+           100 * double(packing.padding) / double(packing.padding + packing.tokens));
 }
 
 // Writes the corpus into options.out. Throws UserError.
@@ -512,6 +633,7 @@ void tokenize(const Options& options) {
                (long long)run.counts.bytes);
   run.train->finish();
   run.val->finish();
+  run.pack_all();
   run.write_manifest();
   write_file_durably(run.folder.path() + "/tokenizer.json", run.tokenizer_json);
   run.folder.publish();
@@ -556,6 +678,11 @@ void define_options(CLI::App& app, Options& options) {
                  "each time; with fewer, the last bytes of the whole. Default: one of 20 documents, or the last 0.1 of "
                  "the bytes")
       ->check(CLI::Range(0.0, 0.5));
+  app.add_option("--pack", options.row_tokens,
+                 "pack whole texts into rows of so many tokens, the -t of training, so that only longer texts are cut; "
+                 "what is left of a row is padding, which the masks beside the shards leave out of the loss")
+      ->check(CLI::Range(2, 1 << 20))
+      ->type_name("T");
   app.add_option("--shard-tokens", options.shard_tokens, "tokens that a shard holds at most, at 2 bytes each")
       ->check(CLI::Range(int64_t(1), int64_t(INT32_MAX)))
       ->capture_default_str();

@@ -9,6 +9,7 @@
 #include <random>
 #include "child.h"
 #include "command_line.h"
+#include "data/packing.h"
 #include "data/shards.h"
 #include "llmc/utils/crc32c.h"
 #include "llmc/text/dataloader.h"
@@ -330,6 +331,89 @@ TEST_F(Corpus, AShardsMaskIsInTheManifestAndReplacedWithIt) {
   tokenize("out", "--force --val-fraction 0 " + pairs);
   EXPECT_FALSE(fs::exists(in("out") + "/train_000000.mask"));
   EXPECT_FALSE(fs::exists(in("out.old")));
+}
+
+// BUG data/packing.h: `return a.length > b.length;` -> `return a.begin < b.begin;`
+// BUG data/packing.h: `by_room.lower_bound(piece.length)` -> `by_room.upper_bound(piece.length)`
+TEST(Packing, PutsTheLongestTextWhereTheLeastRoomIsLeft) {
+  using Pieces = std::vector<std::pair<int64_t, int64_t>>;  // begin and length
+  auto packed_rows = [](const std::vector<int64_t>& begins, int64_t end) {
+    std::vector<Pieces> rows;
+    for (const Row& row : pack(begins, end, 10)) {
+      rows.emplace_back();
+      for (const Piece& piece : row) rows.back().push_back({piece.begin, piece.length});
+    }
+    return rows;
+  };
+  // Texts of 3, 6, 2, 4, 3 and 2 tokens; in their order they take three rows.
+  EXPECT_EQ(packed_rows({0, 3, 9, 11, 15, 18}, 20),
+            (std::vector<Pieces>{{{0, 3}, {9, 2}, {15, 3}, {18, 2}}, {{3, 6}, {11, 4}}}));
+  // Of 4, 23 and 7 tokens: what is left of the second begins a row.
+  EXPECT_EQ(packed_rows({0, 4, 27}, 34), (std::vector<Pieces>{{{0, 4}}, {{4, 10}}, {{14, 10}}, {{24, 3}, {27, 7}}}));
+}
+
+// A row is T tokens of a shard, which has one more at its end.
+// BUG data/tokenize.cpp: `row_scored[0] &= follows_text_ && ` -> `row_scored[0] &= `
+// BUG data/tokenize.cpp: `if (length < T) row_scored[length] = is_whole;` -> ``
+// BUG data/tokenize.cpp: `const uint8_t is_scored = follows_text_;` -> `const uint8_t is_scored = 0;`
+// BUG data/packing.h: `return std::tie(a.begins_text, a.begin)` -> `return std::tie(b.begins_text, a.begin)`
+TEST_F(Corpus, PackedRowsHaveEveryTextAndScoreItOnce) {
+  const int64_t T = 48;
+  const std::vector<std::string> documents = make_documents(300, 60, 5);
+  std::string text;
+  for (const std::string& document : documents) text += document + '\0';
+  for (const bool before : {true, false}) {
+    tokenize("out", format("--force --val-fraction 0 --separator nul --shard-tokens 500 --pack %lld --end-of-text ",
+                           (long long)T) +
+                        (before ? "before " : "after ") + write("in", text));
+    std::multiset<std::vector<uint16_t>> expected, found;
+    int64_t tokens_of_texts = 0, pieces_after_a_cut = 0, cut = 0, scored = 0, rows = 0;
+    for (const std::string& document : documents) {
+      expected.insert(tokens_of(document));
+      const int64_t n = int64_t(tokens_of(document).size()) + 1;
+      tokens_of_texts += n, pieces_after_a_cut += (n - 1) / T, cut += n > T;
+    }
+    EXPECT_GT(cut, 10);
+    std::vector<uint16_t> text_tokens;  // rows that go on with a text follow those that it begins in
+    for (int i = 0; fs::exists(in("out") + format("/train_packed_%06d.bin", i)); i++) {
+      const TokenFile file(in("out") + format("/train_packed_%06d.bin", i), 657);
+      EXPECT_LE(file.num_tokens, 500);
+      EXPECT_EQ(file.num_tokens % T, 1);
+      rows += file.num_tokens / T;
+      for (uint8_t is_scored : file.mask.scored(1, file.num_tokens - 1)) scored += is_scored;
+      for (uint16_t token : file.read(0, file.num_tokens - 1)) {
+        if (token != end_of_text) text_tokens.push_back(token);
+        else if (!text_tokens.empty()) found.insert(std::exchange(text_tokens, {}));
+      }
+    }
+    if (!text_tokens.empty()) found.insert(text_tokens);
+    EXPECT_EQ(found, expected);
+    // A text that begins a row after its end of text is predicted but for its first token.
+    EXPECT_EQ(scored, tokens_of_texts - (before ? pieces_after_a_cut : rows));
+    const nlohmann::json packing = nlohmann::json::parse(read_file(in("out") + "/MANIFEST.json")).at("packing");
+    EXPECT_EQ(packing,
+              nlohmann::json({{"texts", documents.size()}, {"cut", cut}, {"padding", rows * T - tokens_of_texts}}));
+  }
+}
+
+TEST_F(Corpus, PackedPairsKeepTheirMasks) {
+  std::string lines;
+  int64_t answers = 0;
+  for (int i = 1; i < 50; i++) {
+    lines += pair_line(std::string(size_t(i % 7 + 1), 'p'), std::string(size_t(i % 5 + 1), 'a'));
+    answers += i % 5 + 2;
+  }
+  const Outcome o =
+      run("data/tokenize --out " + in("out") + " --val-fraction 0 --pack 16 --pairs " + write("in", lines));
+  ASSERT_EQ(o.exit_status, 0) << o.err;
+  const TokenFile file(in("out") + "/train_packed_000000.bin", 257);
+  int64_t scored = 0;
+  for (int64_t t = 1; t < file.num_tokens; t++) {
+    if (file.mask.scored(t, 1)[0] == 0) continue;
+    scored++;
+    EXPECT_NE(file.read(t, 1)[0], 'p');
+  }
+  EXPECT_EQ(scored, answers);
 }
 
 TEST_F(Corpus, ALineThatIsNoPairIsNamed) {
