@@ -197,7 +197,7 @@ void gpt2_loss(GPT2& model, const int* targets, const Batch& batch, double divis
   gpt2_loss(model, batch, divisor, /*backward=*/false);
 }
 
-constexpr int num_loss_sums = 5;  // of StepStats: what gpt2_loss adds up, loss and what follows
+constexpr int num_loss_sums = 7;  // of StepStats: loss and what follows, before stop_requests
 void gpt2_zero_loss(GPT2& model) { device_memset(&model.acts.stats->loss, 0, num_loss_sums * sizeof(double)); }
 
 // What gpt2_loss has added up since gpt2_zero_loss, and what gpt2_update found. Waits for the device.

@@ -24,6 +24,7 @@
 #include "llmc/run/print_memory_plan.h"
 #include "llmc/run/run.h"
 #include "llmc/run/stop_signal.h"
+#include "llmc/text/scored_text.h"
 #include "llmc/text/step_loader.h"
 #include "llmc/text/validation_batches.h"
 #include "llmc/utils/clock.h"
@@ -276,6 +277,15 @@ inline void log_timeline(Trainer& t) {
 // ----------------------------------------------------------------------------
 // Beside the steps
 
+// Adds up the losses (N) of those of `targets` (N) that stand for text, and their bytes, as evaluate_gpt2_sla does.
+inline void add_text_losses(StepStats& sums, const Tokenizer& tokenizer, const std::vector<float>& losses,
+                            const std::vector<int>& targets) {
+  for (size_t i = 0; i < losses.size(); i++) {
+    const int64_t bytes = targets[i] < 0 ? 0 : bytes_of_token(tokenizer, targets[i]);  // below 0: not scored
+    if (bytes > 0) sums.text_nats += double(losses[i]), sums.text_bytes += double(bytes);
+  }
+}
+
 // The mean loss over the scored tokens of ValidationBatches. It begins with an empty segment memory, and puts that of
 // training aside. Returns false, on every rank, if one of them could not load its tokens: then it has no loss, and
 // run.data_error of that rank says why.
@@ -286,6 +296,8 @@ inline bool validate_model(Trainer& t) {
   const ValidationBatches batches(*run.val, run.B, run.options.val_batches, run.ranks.rank, run.ranks.size);
   const double full_batch = double(run.B) * run.T;
   std::vector<int> inputs(size_t(run.B) * size_t(run.T)), targets(inputs.size());
+  std::vector<float> losses;
+  StepStats text = {};
   const std::vector<CheckpointTensor> of_training = fetch_memory(model.sublayers, run.B, model.remembered);
   model.remembered = 0;
   gpt2_zero_loss(model);
@@ -294,15 +306,21 @@ inline bool validate_model(Trainer& t) {
       const auto [B, T] = batches.load(i, inputs.data(), targets.data());
       gpt2_forward_segments(model, inputs.data(), B, T);
       gpt2_loss(model, targets.data(), {B, T}, full_batch);
+      if (!run.tokenizer) continue;
+      losses.resize(size_t(B * T));
+      copy_to_host(losses.data(), model.acts.losses, losses.size() * sizeof(float));
+      add_text_losses(text, *run.tokenizer, losses, targets);
     }
   } catch (const UserError& e) { run.data_error = e.what(); }
   model.remembered = store_memory(model.sublayers, of_training);
+  copy_to_device(&model.acts.stats->text_nats, &text.text_nats, 2 * sizeof(double));
   gpt2_request_stop(model, !run.data_error.empty());
   gpt2_sum_losses_over_ranks(model);
   const StepStats stats = gpt2_read_stats(model);
   if (stats.stop_requests > 0) return false;
   report_validation(run, {stats.mean(stats.loss, full_batch), stats.mean(stats.ponder, full_batch),
-                          int64_t(stats.scored), int64_t(stats.tokens), int64_t(stats.correct), seconds_now() - start});
+                          int64_t(stats.scored), int64_t(stats.tokens), int64_t(stats.correct), stats.text_nats,
+                          stats.text_bytes, seconds_now() - start});
   return true;
 }
 

@@ -111,7 +111,7 @@ worker() {
     [ -z "$stopped" ] || return "$status"
     if [ "$status" -eq 0 ]; then
       echo "$name, seed $seed: $(sed -n 's/^{"step":\([0-9]*\),"val_loss":\(.*\)}$/validation loss \2 after step \1/p' \
-        "$out/$name-$seed/log.jsonl" | tail -n 1 | sed 's/,"val_accuracy":/, accuracy /')"
+        "$out/$name-$seed/log.jsonl" | tail -n 1 | sed 's/,"val_\([a-z_]*\)":/, \1 /g')"
     else
       echo "error: $name, seed $seed, ended with status $status: $(tail -n 1 "$out/$name-$seed.txt")" >&2
       echo "$name-$seed" >>"$failures"

@@ -117,7 +117,7 @@ tuned_folder() { echo "T$1-muon-$2"; }
 rates_and_losses() {
   local rate
   for rate in "${rates[@]}"; do
-    sed -n "s/^{\"step\":$steps,\"val_loss\":\([0-9.e+-]*\)}\$/$rate \1/p" \
+    sed -n "s/^{\"step\":$steps,\"val_loss\":\([0-9.e+-]*\)[,}].*/$rate \1/p" \
       "$out/$(tuned_folder "$1" "$rate")/$(wiring_name "$2")-1/log.jsonl" 2>/dev/null | tail -n 1
   done | LC_ALL=C sort -g -k 2
 }

@@ -232,6 +232,13 @@ TEST_F(LongTraining, HasTheSameLossesOfScoredTokensWithAnyNumberOfRanks) {
   expect_the_same_curve(train(4, "4", "-x 10 --zero 1"), alone, 10);
 }
 
+// BUG train_gpt2_sla.cu: `constexpr int num_loss_sums = 7;` -> `constexpr int num_loss_sums = 5;`
+TEST_F(LongTraining, HasTheSameBitsPerByteWithTwoRanks) {
+  const std::string bytes = "-x 0 -m 8 --vocab-size 257";
+  const double alone = last(train(1, "1", bytes), "val_bits_per_byte", NAN);
+  EXPECT_NEAR(last(train(2, "2", bytes), "val_bits_per_byte", NAN) / alone, 1, 1e-6);
+}
+
 // A gate's parameters, K/V heads of groups, gradients of shared q, masks, layers whose gradients add up, and tokens
 // that halt.
 TEST_F(LongTraining, HasTheSameLossesWithAnyNumberOfRanksAndWiring) {

@@ -262,6 +262,17 @@ TEST_F(Report, OfSeveralRunsHasTheCyclesOfThoseThatHalt) {
   EXPECT_FALSE(has(comparison_page({plain, plain}), "N + R</th>"));
 }
 
+TEST_F(Report, HasBitsPerByteWhereTheyAreKnown) {
+  const std::string log = LogOf().head() + LogOf::steps(1, 10);
+  const RunHistory known = read(log + "{\"step\":10,\"val_loss\":2.5,\"val_bits_per_byte\":1.125}\n"),
+                   unknown = read(log + LogOf::val(10, "2.5"));
+  EXPECT_TRUE(has(report_page(known), "bits a byte</span><b>1.12500</b>"));
+  const std::string page = comparison_page({known, unknown});
+  EXPECT_TRUE(has(page, "<th>bits a byte</th></tr>"));
+  EXPECT_TRUE(has(page, "<td>1.12500</td></tr>")) << page.substr(page.find("Final losses"), 3000);
+  EXPECT_FALSE(has(comparison_page({unknown, unknown}), "bits a byte"));
+}
+
 // BUG llmc/run/report_parts.cpp: `text += c == '<' ? std::string("\\u003c") : std::string(1, c);` -> `text += c;`
 TEST_F(Report, TextFromOutsideIsShownAndNotRun) {
   const std::string evil = "</script><script>alert(1)</script><b title=\"x\" & 'y'>";

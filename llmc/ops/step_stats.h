@@ -12,6 +12,8 @@ struct StepStats {
   double scored = 0;         // how many tokens are scored,
   double tokens = 0;         //   of how many,
   double correct = 0;        //   and of how many scored ones the logit is the largest; not counted in training
+  double text_nats = 0;      // over the scored tokens that stand for text: the sum of their losses,
+  double text_bytes = 0;     //   and how many bytes they stand for; only in validation
   double stop_requests = 0;  // positive if a rank asks to stop after this step; not used by the update
 
   // What makes the gradients those of the mean over scored tokens. They are zero where none is scored.
@@ -21,4 +23,4 @@ struct StepStats {
   // The mean over scored tokens of `loss` or `ponder`; NaN where none is scored. `rows`: the divisor, B T.
   double mean(double sum, double rows) const { return scored > 0 ? sum / (scored / rows) : NAN; }
 };
-static_assert(sizeof(StepStats) == 7 * sizeof(double));
+static_assert(sizeof(StepStats) == 9 * sizeof(double));

@@ -48,11 +48,13 @@ std::string fact(const std::string& name, const std::string& value) {
 std::string facts(const RunHistory& run) {
   const double last = run.steps.empty() ? NAN : smoothed(run, &TrainPoint::loss).back(),
                rate = run.tokens() / run.seconds();
-  const double kv = run.number("kv_bytes_per_token", NAN), flops = run.number("flops_per_token", NAN);
+  const double kv = run.number("kv_bytes_per_token", NAN), flops = run.number("flops_per_token", NAN),
+               bits = run.final_bits_per_byte();
   return "<div class=\"facts\">\n" +
          fact("steps", format("%lld of %lld", (long long)run.last_step(), (long long)run.planned_steps())) +
-         fact("validation loss", loss_text(run.final_loss())) + fact("training loss, mean", loss_text(last)) +
-         fact("tokens", count_text(run.tokens())) +
+         fact("validation loss", loss_text(run.final_loss())) +
+         fact("bits a byte", std::isfinite(bits) ? loss_text(bits) : "") +
+         fact("training loss, mean", loss_text(last)) + fact("tokens", count_text(run.tokens())) +
          fact("training time", std::isfinite(run.seconds()) ? time_text(run.seconds()) : "") +
          fact("tokens/s", std::isfinite(rate) ? count_text(rate) : "") +
          fact("parameters", count_text(run.number("num_parameters", 0))) +

@@ -62,18 +62,32 @@ Comparison::Comparison(const std::vector<RunHistory>& the_runs) : runs(the_runs)
   for (Kind& kind : kinds) kind.label = label_of(kind, kinds);
 }
 
+// What is a column of the table only where a run has it.
+struct OptionalColumn {
+  const char* head;
+  double (RunHistory::*value)() const;  // NaN if the run has none
+  std::string (*text)(double);
+};
+
+static std::vector<OptionalColumn> known_columns(const std::vector<RunHistory>& runs) {
+  std::vector<OptionalColumn> known;
+  for (const OptionalColumn& column : {OptionalColumn{"bits a byte", &RunHistory::final_bits_per_byte, loss_text},
+                                       {"cycles of a token, N + R", &RunHistory::final_ponder, loss_text},
+                                       {"accuracy", &RunHistory::final_accuracy, percent_text}})
+    if (std::any_of(runs.begin(), runs.end(),
+                    [&](const RunHistory& run) { return std::isfinite((run.*column.value)()); }))
+      known.push_back(column);
+  return known;
+}
+
 std::string final_losses(const Comparison& c) {
   const auto& [runs, names, kinds, kind_of_run] = c;
-  const bool has_ponder =
-      std::any_of(runs.begin(), runs.end(), [](const RunHistory& run) { return std::isfinite(run.final_ponder()); });
   std::vector<std::string> head = {"run",           "wiring",          "seed",
                                    "steps",         "tokens",          "training",
                                    "tokens/s",      "parameters",      "K/V a token",
                                    "FLOPs a token", "validation loss", "difference to the first"};
-  const bool has_accuracy =
-      std::any_of(runs.begin(), runs.end(), [](const RunHistory& run) { return std::isfinite(run.final_accuracy()); });
-  if (has_ponder) head.push_back("cycles of a token, N + R");
-  if (has_accuracy) head.push_back("accuracy");
+  const std::vector<OptionalColumn> optional_columns = known_columns(runs);
+  for (const OptionalColumn& column : optional_columns) head.push_back(column.head);
   std::string rows = row(head, "th");
   const double first = runs[0].final_loss();
   for (size_t i = 0; i < runs.size(); i++) {
@@ -97,8 +111,7 @@ std::string final_losses(const Comparison& c) {
                                       count("flops_per_token"),
                                       loss_text(run.final_loss()),
                                       i == 0 ? "" : signed_text(run.final_loss() - first)};
-    if (has_ponder) cells.push_back(loss_text(run.final_ponder()));
-    if (has_accuracy) cells.push_back(percent_text(run.final_accuracy()));
+    for (const OptionalColumn& column : optional_columns) cells.push_back(column.text((run.*column.value)()));
     rows += row(cells);
   }
   return "<div class=\"wide\"><table class=\"runs\">\n" + rows + "</table></div>\n";

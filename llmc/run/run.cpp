@@ -486,16 +486,20 @@ void report_validation(Run& run, const Validation& v) {
   Scalars scalars = {{"val/loss", v.loss}};
   if (v.scored_tokens == 0) scalars.clear(), fields.push_back({"val_scored_tokens", v.scored_tokens});
   if (v.ponder > 0) fields.push_back({"val_ponder", v.ponder}), scalars.push_back({"val/ponder", v.ponder});
-  std::string accuracy_text;
+  std::string bits_text, accuracy_text;
+  if (const std::optional<double> bits = v.bits_per_byte()) {
+    fields.push_back({"val_bits_per_byte", *bits}), scalars.push_back({"val/bits_per_byte", *bits});
+    bits_text = format(" | %.5f bits/byte", *bits);
+  }
   if (const std::optional<double> accuracy = v.accuracy()) {
     fields.push_back({"val_accuracy", *accuracy / 100}), scalars.push_back({"val/accuracy", *accuracy / 100});
     accuracy_text = format(" | accuracy %.1f %%", *accuracy);
   }
   run.log.write(fields);
   run.events.write(run.step, scalars);
-  print_line("val loss %s%s%s after step %lld (%lld tokens, %s)\n", loss_text(v.loss, v.scored_tokens).c_str(),
-             ponder_text(v.ponder).c_str(), accuracy_text.c_str(), (long long)run.step, (long long)v.scored_tokens,
-             time_text(v.seconds).c_str());
+  print_line("val loss %s%s%s%s after step %lld (%lld tokens, %s)\n", loss_text(v.loss, v.scored_tokens).c_str(),
+             bits_text.c_str(), ponder_text(v.ponder).c_str(), accuracy_text.c_str(), (long long)run.step,
+             (long long)v.scored_tokens, time_text(v.seconds).c_str());
   if (!run.report_writer.is_busy()) write_report(run);
   if (v.scored_tokens == 0)
     warn(run,

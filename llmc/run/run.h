@@ -2,6 +2,7 @@
 // checkpoints. What it knows of the model is its vocabulary, its context length and, for files, its table of
 // parameters.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -123,8 +124,14 @@ struct Validation {
   double loss, ponder;            // as in a step's result
   int64_t scored_tokens, tokens;  // whose losses count, of how many
   int64_t correct;                // of how many scored ones the logit is the largest
+  double text_nats, text_bytes;   // of the scored tokens that stand for text; 0 without a vocabulary
   double seconds;
 
+  // The loss in bits a byte of text, which does not depend on the vocabulary; none without one.
+  std::optional<double> bits_per_byte() const {
+    if (text_bytes == 0) return {};
+    return text_nats / std::log(2.0) / text_bytes;
+  }
   // In percent, where some tokens are not scored; else none.
   std::optional<double> accuracy() const {
     if (scored_tokens == 0 || scored_tokens == tokens) return {};

@@ -28,6 +28,7 @@ double RunHistory::final_loss() const { return validations.empty() ? NAN : valid
 
 double RunHistory::final_ponder() const { return validations.empty() ? NAN : validations.back().ponder; }
 double RunHistory::final_accuracy() const { return validations.empty() ? NAN : validations.back().accuracy; }
+double RunHistory::final_bits_per_byte() const { return validations.empty() ? NAN : validations.back().bits_per_byte; }
 
 std::vector<int64_t> RunHistory::steps_not_finite() const {
   std::vector<int64_t> found;
@@ -92,7 +93,8 @@ static bool add_line(RunHistory& run, const json& line) {
   } else if (line.contains("val_loss")) {
     drop_from(run.validations, step);
     run.validations.push_back({step, number_in(line, "val_loss"), 0, 0, number_in(line, "val_ponder"),
-                               number_in(line, "val_accuracy"), number_in(line, "val_scored_tokens", 1) > 0});
+                               number_in(line, "val_accuracy"), number_in(line, "val_scored_tokens", 1) > 0,
+                               number_in(line, "val_bits_per_byte")});
   } else if (line.contains("sample") && line["sample"].is_string()) {
     drop_from(run.samples, step);
     run.samples.push_back({step, line["sample"].get<std::string>()});

@@ -1,6 +1,7 @@
 // What a run leaves behind, as the report shows it: read from OUT/log.jsonl and OUT/config.toml, while the run trains,
 // too; and from OUT/positions.csv, if evaluate_gpt2_sla --positions has written it.
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -27,6 +28,7 @@ struct ValPoint {
   double ponder;           // as of a training step
   double accuracy;         // the share of scored tokens that got the largest logit; only where masks say what is scored
   bool is_scored = true;   // as of a training step
+  double bits_per_byte = NAN;  // of the text that the tokens stand for; only where the run knew their vocabulary
 };
 
 struct Sample {
@@ -74,6 +76,7 @@ struct RunHistory {
   double final_loss() const;                      // of the last validation; NaN if there is none
   double final_ponder() const;                    // of the last validation; NaN without it, or without `act`
   double final_accuracy() const;                  // of the last validation; NaN without it, or without masks
+  double final_bits_per_byte() const;             // of the last validation; NaN without it, or without a vocabulary
   std::vector<int64_t> steps_not_finite() const;  // steps that had tokens to score, and a loss or norm not finite
 };
 
