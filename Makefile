@@ -191,8 +191,8 @@ all: what-is-here programs
 
 help:
 	@echo 'make            build what this machine can build, and say what it is'
-	@echo 'make train      install, build, fetch a corpus, train a small model and sample (3 to 17 minutes on 2 cores)'
-	@echo '                TEXT=path: your own text file or folder; STEPS=n: train longer; DATA=tinyshakespeare'
+	@echo 'make train      install, build, fetch a corpus, train a small model for up to 5 minutes, sample'
+	@echo '                TEXT=path: your own text file or folder; STEPS=n: so many updates; DATA=tinyshakespeare'
 	@echo 'make paper      SIZE=tiny|small|full|night: the tables of the SLA paper and other wirings, over seeds'
 	@echo '                (tiny: within two hours on 2 cores; night: 8 to 9 hours)'
 	@echo 'make test       install, build and run the tests of every part, those for GPUs on an emulated one'

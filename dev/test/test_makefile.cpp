@@ -194,6 +194,8 @@ TEST_F(MakefileOffline, TrainsAndComparesOnAGpu) {
       << paper.out << paper.err;
 }
 
+using LongMakefileOffline = MakefileOffline;  // make reads the Makefile many times
+
 // A GPU that nothing can be compiled for is named by all that would compile, and by what trains on the CPU in its
 // place.
 // BUG scripts/gpu.sh: `[ "$number" -lt 80 ] && [ "${PRECISION:-}" != FP32 ]` -> `false`
@@ -201,7 +203,7 @@ TEST_F(MakefileOffline, TrainsAndComparesOnAGpu) {
 // BUG scripts/gpu.sh: `&& ! nvcc_has "$number"` -> `&& false`
 // BUG Makefile: `ifneq ($(and $(gpu_problem)` -> `ifneq ($(and $(none)`
 // BUG scripts/train.sh: `  echo "note: $gpus is not used` -> `  : "note: $gpus is not used`
-TEST_F(MakefileOffline, NamesAGpuThatItCannotCompileFor) {
+TEST_F(LongMakefileOffline, NamesAGpuThatItCannotCompileFor) {
   struct Case {
     const char *gpu, *capability, *cuda, *architectures, *precision, *reason;
   };
@@ -238,7 +240,7 @@ TEST_F(MakefileOffline, NamesAGpuThatItCannotCompileFor) {
 // BUG Makefile: `--threads 0 $(NVCC_CXX)` -> `--threads 0`
 // BUG Makefile: `$(OBJ)/report.o: private march := $(HOST_MARCH)` -> `$(OBJ)/report.o: private march := $(MARCH)`
 // BUG Makefile: `$(addprefix -Xlinker -rpath=,$(CUDA_RPATH))` -> ``
-TEST_F(MakefileOffline, CompilesForItsGpusAndForOtherCpus) {
+TEST_F(LongMakefileOffline, CompilesForItsGpusAndForOtherCpus) {
   add_gpus("Tesla T4\nNVIDIA L4\nNVIDIA H100", "7.5\n8.9\n9.0");
   EXPECT_TRUE(has(make("what-is-here"), "note:    Tesla T4 (7.5) has no bf16; PRECISION=FP32 is for it: left out"));
   const Outcome o = make("-n build/bf16/train_gpt2_sla");
@@ -255,7 +257,7 @@ TEST_F(MakefileOffline, CompilesForItsGpusAndForOtherCpus) {
 }
 
 // BUG scripts/gpu.sh: `for architecture in 100 120` -> `for architecture in 100`
-TEST_F(MakefileOffline, WithoutAGpuCompilesForThoseOfDataCentres) {
+TEST_F(LongMakefileOffline, WithoutAGpuCompilesForThoseOfDataCentres) {
   const auto compiled = [&] { return make("-n build/bf16/train_gpt2_sla").out; };
   const std::string ampere_and_hopper = "-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a ",
                     ptx = "-gencode arch=compute_80,code=compute_80 -DSLA_PTX";

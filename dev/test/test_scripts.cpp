@@ -699,6 +699,7 @@ TEST_F(LongGpuCheck, IsRedWithoutTheSanitizer) {
   EXPECT_NE(read_file(report).find("| compute-sanitizer | RED |"), std::string::npos) << o.out;
 }
 
+// BUG dev/gpu_check.sh: `[ -z "$gpu_problem" ] || die` -> `[ -z "$gpu_problem" ] || echo`
 TEST_F(LongGpuCheck, EndsWhereItCannotBegin) {
   const auto expect_error = [&](const char* error) {
     const Outcome o = check();
