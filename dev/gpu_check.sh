@@ -40,7 +40,8 @@ else
   [ -z "$gpu_problem" ] || die "$gpu_problem"
   source_of="$(git rev-parse --short HEAD 2>/dev/null || echo 'no git'), CUDA $cuda"
 fi
-sanitizer=$(command -v compute-sanitizer || ls "$(dirname "$(command -v "${nvcc:-nvcc}")")/compute-sanitizer" 2>/dev/null ||
+beside_nvcc=$(dirname "$(command -v "${nvcc:-nvcc}")")
+sanitizer=$(command -v compute-sanitizer || ls "$beside_nvcc/compute-sanitizer" 2>/dev/null ||
   ls -d /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)
 slug=$(tr 'A-Z ' 'a-z-' <<<"$name" | tr -cd 'a-z0-9-')
 report=$results/$slug.md ours=$results/$slug.json
