@@ -203,6 +203,7 @@ using LongMakefileOffline = MakefileOffline;  // make reads the Makefile many ti
 // BUG scripts/gpu.sh: `&& ! nvcc_has "$number"` -> `&& false`
 // BUG Makefile: `ifneq ($(and $(gpu_problem)` -> `ifneq ($(and $(none)`
 // BUG scripts/train.sh: `  echo "note: $gpus is not used` -> `  : "note: $gpus is not used`
+// BUG Makefile: `$(if $(on_gpu),,TRAINER=` -> `$(if $(on_gpu),,NONE=`
 TEST_F(LongMakefileOffline, NamesAGpuThatItCannotCompileFor) {
   struct Case {
     const char *gpu, *capability, *cuda, *architectures, *precision, *reason;
@@ -228,11 +229,16 @@ TEST_F(LongMakefileOffline, NamesAGpuThatItCannotCompileFor) {
     EXPECT_NE(o.exit_status, 0);
     EXPECT_TRUE(has(o, std::string(program) + ": " + c.reason)) << o.err;
     EXPECT_EQ(o.out, "") << "nothing is compiled";
+    const std::string note =
+        std::string("note: ") + c.gpu + " (" + c.capability + ") is not used, and training is on the CPU: " + c.reason;
+    if (i % 3 == 1) {
+      const Outcome paper = make(precision + "-n paper");
+      EXPECT_TRUE(has(paper, note) && has(paper, "TRAINER=${TRAINER:-./train_gpt2_sla_cpu} scripts/paper.sh"))
+          << paper.out << paper.err;
+    }
     const Outcome train = run(environment() + precision + "DATA=none scripts/train.sh");  // ends at this error
     EXPECT_TRUE(has(train, "error: DATA=none")) << train.out << train.err;
-    EXPECT_TRUE(has(train, std::string("note: ") + c.gpu + " (" + c.capability +
-                               ") is not used, and training is on the CPU: " + c.reason))
-        << train.out;
+    EXPECT_TRUE(has(train, note)) << train.out;
   }
 }
 
