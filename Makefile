@@ -256,7 +256,8 @@ train:
 SIZE ?= tiny
 on_gpu := $(if $(gpu_problem),,$(gpus))
 paper:
-	@$(if $(and $(gpus),$(gpu_problem)),echo 'note: $(gpus) is not used$(comma) and training is on the CPU: $(gpu_problem)',:)
+	@$(if $(and $(gpus),$(gpu_problem)),\
+	  echo 'note: $(gpus) is not used$(comma) and training is on the CPU: $(gpu_problem)',:)
 	@scripts/setup.sh gpu $(if $(on_gpu),,cpu) --optional extras
 	@$(MAKE) --no-print-directory -j$(shell nproc) \
 	  $(addsuffix $(if $(on_gpu),,_cpu),train_gpt2_sla evaluate_gpt2_sla) report data/tokenize
