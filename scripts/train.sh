@@ -64,6 +64,7 @@ if [ -z "${STEPS:-}" ]; then
   text="$ms ms an update: $STEPS updates, about $(minutes $STEPS) minutes on this machine"
   [ $STEPS = 800 ] || text+="; STEPS=800, as in the README, takes about $(minutes 800)"
   echo "$text"
+  echo "(kept in $name.steps for the next time)"
   mkdir -p "$(dirname "$name")"
   echo $STEPS >"$name.steps"
 fi
