@@ -7,11 +7,18 @@ CXXSTD   := -std=c++17
 # user's build.
 WARNINGS := -Wall -Wextra $(if $(WERROR),-Werror)
 # No -ffast-math: NaN and infinity must stay what they are. These two only give up errno and floating-point traps.
-# MARCH: the CPU that programs are for.
+# MARCH: the CPU that programs are for. What they share with the programs for a GPU is for any of its kind, if this one
+# is no older: those are often built on one machine and run on others.
 MARCH := native
-OPTIMIZE := -O3 -march=$(MARCH) -fno-math-errno -fno-trapping-math -ffp-contract=fast
+CPU_HAS := $(shell $(CXX) -march=native -dM -E -x c++ /dev/null 2>/dev/null | \
+  grep -oE '__(AMX_BF16|AVX512BF16|AVX2)__|__ARM_FEATURE_CRC32')
+ANY_MARCH := $(if $(filter __AVX2__,$(CPU_HAS)),x86-64-v3,$(if $(filter __ARM_FEATURE_CRC32,$(CPU_HAS)),armv8-a+crc))
+HOST_MARCH := $(or $(filter-out native,$(MARCH)),$(if $(ANY_MARCH),$(shell \
+  $(CXX) -march=$(ANY_MARCH) -E -x c++ /dev/null >/dev/null 2>&1 && echo $(ANY_MARCH))),native)
+march = $(MARCH)
+OPTIMIZE = -O3 -march=$(march) -fno-math-errno -fno-trapping-math -ffp-contract=fast
 ifdef DEBUG
-OPTIMIZE := -O1 -g -march=$(MARCH) -DSLA_DEBUG
+OPTIMIZE = -O1 -g -march=$(march) -DSLA_DEBUG
 endif
 CPPFLAGS += -I. $(addprefix -I,$(INCLUDES))
 CXXFLAGS += $(CXXSTD) $(WARNINGS) $(OPTIMIZE) -fopenmp
@@ -27,8 +34,7 @@ ifeq ($(precision),)
 $(error PRECISION=$(PRECISION): it must be BF16 or FP32)
 endif
 endif
-CPU_BF16 := $(shell $(CXX) -march=native -dM -E -x c++ /dev/null 2>/dev/null | \
-  grep -oE '__(AMX_BF16|AVX512BF16)__' | tr -d _)
+CPU_BF16 := $(patsubst __%__,%,$(filter __AMX_BF16__ __AVX512BF16__,$(CPU_HAS)))
 gpu_precision := $(or $(precision),bf16)
 cpu_precision := $(or $(precision),$(if $(CPU_BF16),bf16,fp32))
 precision_flags.bf16 := -DPRECISION_BF16
@@ -42,7 +48,19 @@ have = $(shell command -v $(1) >/dev/null 2>&1 && echo yes)
 have_header = $(shell printf '\043include <%s>\n' $(1) | \
   $(CXX) $(CXXSTD) $(CPPFLAGS) $(2) -E -x c++ - >/dev/null 2>&1 && echo yes)
 found = $(if $(1),found,not found)
-HAVE_NVCC := $(call have,$(NVCC))
+# Which nvcc, GPUs and architectures; scripts/gpu.sh says what these are.
+define newline
+
+
+endef
+$(eval $(subst |,$(newline),$(shell \
+  NVCC='$(NVCC)' GPU_ARCH='$(GPU_ARCH)' PRECISION='$(PRECISION)' scripts/gpu.sh | tr '\n' '|')))
+HAVE_NVCC := $(if $(nvcc),yes)
+ifdef nvcc
+override NVCC := $(nvcc)
+# nvcc's host compiler is CXX, of whose words one is the compiler.
+NVCC_CXX := -ccbin $(firstword $(filter-out ccache distcc,$(CXX)))
+endif
 # OpenMPI, by which mpirun's processes find each other and the emulated NCCL runs; its C++ bindings are not used.
 HAVE_MPI := $(shell mpicxx --showme:compile >/dev/null 2>&1 && echo yes)
 MPI_FLAGS := $(if $(HAVE_MPI),-DSLA_MPI -DOMPI_SKIP_MPICXX $(shell mpicxx --showme:compile 2>/dev/null))
@@ -52,10 +70,15 @@ MPI_LIBS := $(if $(HAVE_MPI),$(filter -L% -l%,$(filter-out -lmpi_cxx,$(shell mpi
 links_with = $(shell echo 'int main() {}' | $(CXX) -x c++ - -o /dev/null $(CUDA_LIBRARIES) $(1) 2>/dev/null && echo yes)
 CUDA_LIBRARIES := $(if $(HAVE_NVCC),$(shell $(NVCC) -dryrun -o /dev/null none.o 2>&1 | sed -n 's/^.*LIBRARIES=//p'))
 HAVE_CUBLASLT := $(if $(HAVE_NVCC),$(call links_with,-lcublasLt))
+# The folder of the library that programs were linked with, if the loader does not look there. nvcc names one of stubs
+# before it, which are for linking alone.
+CUDA_RPATH := $(if $(HAVE_CUBLASLT),$(shell program=`mktemp` && { echo 'int main() {}' | $(CXX) -x c++ - -o $$program \
+  -Wl,--no-as-needed,-t $(CUDA_LIBRARIES) -lcublasLt 2>&1 | sed -n 's,/libcublasLt[^/]*$$,,p' | sed 's,/stubs$$,,' | \
+  tail -n 1; env -u LD_LIBRARY_PATH $$program >/dev/null 2>&1 && echo found; rm -f $$program; }))
+CUDA_RPATH := $(if $(filter found,$(CUDA_RPATH)),,$(CUDA_RPATH))
 HAVE_NCCL := $(if $(HAVE_NVCC),$(and $(call have_header,nccl.h,-I$(dir $(shell command -v $(NVCC)))../include),$(call \
   links_with,-lnccl)))
 NCCL_LIBS := $(if $(HAVE_NCCL),-lnccl)
-GPU := $(shell nvidia-smi -L 2>/dev/null | head -n 1)
 # oneDNN, which the CPU's programs need, and libarchive, without which data/tokenize reads plain files only.
 HAVE_DNNL := $(call have_header,dnnl.h)
 HAVE_ARCHIVE := $(call have_header,archive.h)
@@ -64,20 +87,15 @@ CHART_FOLDERS := /usr/share/javascript/chart.js /usr/share/nodejs/chart.js/dist 
 CHART_JS := $(firstword $(wildcard $(foreach f,$(CHART_FOLDERS),$(f)/chart.min.js $(f)/chart.umd.js)))
 CHART_LICENCE := $(if $(CHART_JS),$(wildcard /usr/share/doc/libjs-chart.js/copyright))
 
-# Code for this machine's GPU; where there is none, for Ampere (sm_80) and Hopper (sm_90a), and PTX for later ones.
-# Hopper's is always that of sm_90a, which has wgmma.
-GPU_ARCH ?= $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | \
-  tr -d . | grep -x '[0-9]*' | sort -u)
-ifneq ($(strip $(GPU_ARCH)),)
-GENCODE := $(foreach arch,$(patsubst 90,90a,$(GPU_ARCH:sm_%=%)),-gencode arch=compute_$(arch),code=sm_$(arch))
-else
-GENCODE := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_80,code=compute_80 \
-  -gencode arch=compute_90a,code=sm_90a
-endif
+# Code for this machine's GPUs; where there is none, for those of data centres, and PTX for others. Hopper's is always
+# that of sm_90a, which has wgmma.
+GENCODE := $(foreach arch,$(filter-out ptx,$(architectures)),-gencode arch=compute_$(arch),code=sm_$(arch)) \
+  $(if $(filter ptx,$(architectures)),-gencode arch=compute_80$(comma)code=compute_80 -DSLA_PTX)
 NVCCFLAGS = $(CXXSTD) -O3 -lineinfo $(if $(findstring 90a,$(GENCODE)),-DSLA_SM_90A) \
   $(if $(DEBUG),-DSLA_DEBUG) $(if $(HAVE_NCCL),-DSLA_NCCL) \
-  $(if $(WERROR),-Werror all-warnings) --threads 0 -Xcompiler -Wall,-Wextra,-fopenmp $(GENCODE) $(if $(PORTABLE),\
-  -Xcompiler -static-libstdc++$(comma)-static-libgcc -Xlinker --as-needed)
+  $(if $(WERROR),-Werror all-warnings) --threads 0 $(NVCC_CXX) -Xcompiler -Wall,-Wextra,-fopenmp $(GENCODE) \
+  $(if $(PORTABLE),-Xcompiler -static-libstdc++$(comma)-static-libgcc -Xlinker --as-needed,\
+  $(addprefix -Xlinker -rpath=,$(CUDA_RPATH)))
 
 # The emulated GPU: g++ compiles the same sources against dev/emu's headers, and the sanitizers check every access.
 # -fsanitize-recover=address and no functions that check accesses, however many there are in a kernel: dev/emu/
@@ -115,15 +133,15 @@ EMU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_emu $(BUILD)/fp32/$(
 CPU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_cpu $(BUILD)/fp32/$(t)_cpu)
 # They are started in this order: those that take longest first.
 FIRST_TESTS := $(addprefix $(BUILD)/,\
-  test_huggingface test_faults bf16/test_gpt2_sla_emu fp32/test_gpt2_sla_emu test_dist test_resume test_cli \
+  test_huggingface test_arm64 test_faults bf16/test_gpt2_sla_emu fp32/test_gpt2_sla_emu test_dist test_resume test_cli \
   test_bad_input test_ptx test_machine_code test_scripts test_reference test_data)
 TESTS := $(FIRST_TESTS) $(filter-out $(FIRST_TESTS),$(EMU_TESTS) $(CPU_TESTS) $(HOST_TESTS))
 # `make test` leaves these out: all of their tests take long, they or what they run take long to compile, or they find
 # little that the same program in the other precision does not. Of all others it runs the tests whose names do not begin
 # with Long.
 LATER_TESTS := $(addprefix $(BUILD)/,\
-  test_amx test_emu_mbarrier test_emu_wgmma test_evaluate test_faults test_formats test_hostile test_huggingface \
-  test_machine_code test_mutants test_ptx test_reference test_scripts bf16/test_gpt2_sla_cpu \
+  test_amx test_arm64 test_emu_mbarrier test_emu_wgmma test_evaluate test_faults test_formats test_hostile \
+  test_huggingface test_machine_code test_mutants test_ptx test_reference test_scripts bf16/test_gpt2_sla_cpu \
   bf16/test_gpt2_sla_emu bf16/test_memory_emu \
   bf16/test_attention_cpu fp32/test_attention_cpu fp32/test_attention_emu bf16/test_ops_cpu fp32/test_ops_cpu \
   bf16/test_ops_emu fp32/test_ops_emu)
@@ -150,7 +168,8 @@ TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) \
   $(BUILD)/fp32/sample_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_emu \
   report data/tokenize data/convert data/probe \
   $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/bf16/bench_gpu_emu \
-  $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants $(BUILD)/emulated_amx.so $(BUILD)/onednn_cpuid.txt \
+  $(BUILD)/fp32/bench_cpu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants \
+  $(BUILD)/emulated_amx.so $(BUILD)/onednn_cpuid.txt \
   $(PTX)
 # What the tests of `make test` run.
 QUICK_TESTED_PROGRAMS := $(PROGRAMS:%=$(BUILD)/fp32/%_cpu) report data/tokenize data/convert data/probe \
@@ -161,12 +180,19 @@ QUICK_TESTED_PROGRAMS := $(PROGRAMS:%=$(BUILD)/fp32/%_cpu) report data/tokenize 
 .DELETE_ON_ERROR:
 .SECONDARY:
 
+# Said before anything is compiled.
+GPU_GOALS := $(PROGRAMS) test_gpt2_sla gpu-checked gpu-bundle \
+  $(foreach p,bf16 fp32,$(addprefix $(BUILD)/$(p)/,$(PROGRAMS) $(DEVICE_TESTS) $(OPERATIONS_TESTS) bench_gpu))
+ifneq ($(and $(gpu_problem),$(filter $(GPU_GOALS),$(MAKECMDGOALS))),)
+$(error $(firstword $(filter $(GPU_GOALS),$(MAKECMDGOALS))): $(gpu_problem))
+endif
+
 all: what-is-here programs
 
 help:
 	@echo 'make            build what this machine can build, and say what it is'
-	@echo 'make train      install, build, fetch a corpus, train a small model and sample (3 to 17 minutes on 2 cores)'
-	@echo '                TEXT=path: your own text file or folder; STEPS=n: train longer; DATA=tinyshakespeare'
+	@echo 'make train      install, build, fetch a corpus, train a small model for up to 5 minutes, sample'
+	@echo '                TEXT=path: your own text file or folder; STEPS=n: so many updates; DATA=tinyshakespeare'
 	@echo 'make paper      SIZE=tiny|small|full|night: the tables of the SLA paper and other wirings, over seeds'
 	@echo '                (tiny: within two hours on 2 cores; night: 8 to 9 hours)'
 	@echo 'make test       install, build and run the tests of every part, those for GPUs on an emulated one'
@@ -177,7 +203,7 @@ help:
 	@echo '                STEPS=build,tests,sanitize,bench,torch: only these'
 	@echo 'make gpu-bundle GPU_ARCH=sm_90: all that gpu-check needs, built, in one file for a machine without internet'
 	@echo 'make bench-cpu  speed on the CPU in both precisions, beside PyTorch where PYTHON (python3) has it;'
-	@echo '                with and without skip-layer attention'
+	@echo '                with and without skip-layer attention; QUICK=1: PyTorch compiles nothing'
 	@echo 'make memory-table  the largest micro-batch that fits on GPUs of 16 to 141 GB, for 124M to 774M; needs no GPU'
 	@echo 'make gpu-model  writes dev/bench/gpu-model.md: how long each operation of a step should take on an H100'
 	@echo '                and an A100; needs no GPU'
@@ -198,19 +224,20 @@ empty :=
 # join_all WORDS: with commas.
 join_all = $(subst $(empty) ,$(comma) ,$(strip $(1)))
 BUILT := $(if $(HAVE_DNNL),$(PROGRAMS:%=%_cpu)) report data/tokenize data/convert data/probe \
-  $(if $(HAVE_CUBLASLT),$(PROGRAMS))
+  $(if $(HAVE_CUBLASLT),$(if $(gpu_problem),,$(PROGRAMS)))
 what-is-here:
 	@echo 'nvcc     $(call found,$(HAVE_NVCC))'
 	@echo 'cuBLASLt $(call found,$(HAVE_CUBLASLT))'
 	@echo 'MPI      $(call found,$(HAVE_MPI))'
 	@echo 'NCCL     $(call found,$(HAVE_NCCL))'
-	@echo 'GPU      $(or $(GPU),not found)'
+	@echo 'GPU      $(or $(gpus),not found)'
 	@echo 'oneDNN   $(call found,$(HAVE_DNNL))'
 	@echo 'CPU      has $(or $(CPU_BF16),no instructions for bf16)$(if $(precision),$(comma) PRECISION=$(PRECISION))'
 	@echo 'Chart.js $(call found,$(CHART_JS))'
 	@echo 'libarchive $(call found,$(HAVE_ARCHIVE))'
 	@echo 'builds:  $(call join_all,$(BUILT)) (for the CPU in $(cpu_precision), for a GPU in $(gpu_precision))'
-	@$(if $(HAVE_NVCC),:,echo 'leaves out: $(call join_all,$(PROGRAMS)) (they need nvcc of CUDA 12.3 or later)')
+	@$(if $(gpu_remark),echo 'note:    $(gpu_remark)',:)
+	@$(if $(gpu_problem),echo 'leaves out: $(call join_all,$(PROGRAMS)) ($(gpu_problem))',:)
 	@$(if $(and $(HAVE_NVCC),$(if $(HAVE_CUBLASLT),,no)),\
 	  echo 'leaves out: $(call join_all,$(PROGRAMS)) (the linker finds no libcublasLt.so; LIBRARY_PATH=folder)',:)
 	@$(if $(HAVE_DNNL),:,echo 'leaves out: $(call join_all,$(PROGRAMS:%=%_cpu)) (they need oneDNN)')
@@ -227,11 +254,14 @@ train:
 	@scripts/train.sh
 
 SIZE ?= tiny
+on_gpu := $(if $(gpu_problem),,$(gpus))
 paper:
-	@scripts/setup.sh gpu $(if $(and $(HAVE_NVCC),$(GPU)),,cpu) --optional extras
+	@$(if $(and $(gpus),$(gpu_problem)),\
+	  echo 'note: $(gpus) is not used$(comma) and training is on the CPU: $(gpu_problem)',:)
+	@scripts/setup.sh gpu $(if $(on_gpu),,cpu) --optional extras
 	@$(MAKE) --no-print-directory -j$(shell nproc) \
-	  $(addsuffix $(if $(and $(HAVE_NVCC),$(GPU)),,_cpu),train_gpt2_sla evaluate_gpt2_sla) report data/tokenize
-	@scripts/paper.sh $(SIZE)
+	  $(addsuffix $(if $(on_gpu),,_cpu),train_gpt2_sla evaluate_gpt2_sla) report data/tokenize
+	@$(if $(on_gpu),,TRAINER=$${TRAINER:-./train_gpt2_sla_cpu}) scripts/paper.sh $(SIZE)
 
 # What a test program counted lies in build/test_counts; dev/README.md says which tests are the quick ones.
 test:
@@ -243,7 +273,7 @@ test:
 # AFTER_TEST=1: `make test` has just run; run the others, and add up both. With PART, of what nvcc compiles only the
 # trainer is built: the sampler and the evaluator have the same kernels.
 test-all:
-	@scripts/setup.sh build test browser --optional python
+	@scripts/setup.sh build test browser --optional python arm64
 	@$(MAKE) --no-print-directory -j$(shell nproc) \
 	  $(if $(PART),$(filter train_gpt2_sla %_cpu,$(BUILT)),programs) $(TESTED_PROGRAMS) $(filter-out $(LEFT_OUT),$(TESTS))
 	@PART='$(PART)' SHARDED='$(if $(PART),$(SHARDED_TESTS))' LEAVE_OUT='$(LEAVE_OUT)' \
@@ -266,7 +296,7 @@ PYTHON ?= python3
 bench-cpu:
 	@scripts/setup.sh build
 	@$(MAKE) --no-print-directory -j$(shell nproc) $(BUILD)/fp32/bench_cpu $(BUILD)/bf16/bench_cpu
-	@$(BUILD)/bf16/bench_cpu compare $(BUILD) $(PYTHON) 5 5
+	@$(BUILD)/bf16/bench_cpu compare $(BUILD) $(PYTHON) 5 5 $(if $(QUICK),--quick)
 	@for p in bf16 fp32; do $(BUILD)/$$p/bench_cpu && $(BUILD)/$$p/bench_cpu profile 5 || exit 1; done
 
 memory-table:
@@ -290,12 +320,12 @@ gpu-check:
 BUNDLE := $(BUILD)/bundle
 BUNDLE_MARCH ?= $(if $(filter x86_64,$(shell uname -m)),x86-64-v3,armv8-a)
 gpu-bundle:
-	@$(if $(HAVE_CUBLASLT),:,echo 'error: gpu-bundle needs nvcc and cuBLASLt, which are not found' >&2; exit 1)
+	@$(if $(HAVE_CUBLASLT),:,echo 'error: gpu-bundle needs cuBLASLt, which is not found' >&2; exit 1)
 	@$(if $(strip $(GPU_ARCH)),:,echo 'error: gpu-bundle: for which GPU? GPU_ARCH=sm_90 is an H100 or H200' >&2; exit 1)
 	@scripts/setup.sh gpu
 	@$(MAKE) --no-print-directory -j$(shell nproc) gpu-checked $(PROGRAMS:%=$(BUNDLE)/bf16/%) BUILD=$(BUNDLE) \
 	  MARCH=$(BUNDLE_MARCH) HAVE_MPI= HAVE_NCCL= PORTABLE=1 DEBUG=
-	@dev/gpu_bundle.sh $(BUNDLE) $(GPU_ARCH:sm_%=%)
+	@NVCC='$(NVCC)' dev/gpu_bundle.sh $(BUNDLE) $(GPU_ARCH:sm_%=%)
 
 SECONDS ?= 60
 fuzz:
@@ -311,7 +341,8 @@ clean:
 # and the programs.
 
 remember = @mkdir -p $(@D); echo '$(1)' | cmp -s - $@ || echo '$(1)' > $@
-$(BUILD)/flags $(OBJ)/flags: force ; $(call remember,$(CXX) $(CPPFLAGS) $(CXXFLAGS) $(MPI_FLAGS) $(NATIVE_CPU))
+$(BUILD)/flags $(OBJ)/flags: force
+	$(call remember,$(CXX) $(CPPFLAGS) $(CXXFLAGS) $(HOST_MARCH) $(MPI_FLAGS) $(NATIVE_CPU))
 $(BUILD)/emu_flags $(EMU_OBJ)/flags: force ; $(call remember,$(CXX) $(CPPFLAGS) $(EMUFLAGS) $(MPI_FLAGS) $(NATIVE_CPU))
 $(BUILD)/nvcc_flags: force ; $(call remember,$(NVCC) $(CPPFLAGS) $(NVCCFLAGS))
 .PHONY: force
@@ -335,6 +366,7 @@ $(filter %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(cpu_precision)/% force
 # Host code
 
 # `private`: not for the stamp that they depend on.
+$(OBJ)/llmc/% $(OBJ)/data/% $(OBJ)/report.o: private march := $(HOST_MARCH)
 $(OBJ)/llmc/dist/ranks.o: private CPPFLAGS += $(MPI_FLAGS)
 $(OBJ)/report.o $(OBJ)/data/tokenize.o $(OBJ)/data/convert.o $(OBJ)/data/probe.o: private CXXFLAGS += $(COLD)
 $(OBJ)/llmc/dist/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o: private CXXFLAGS += $(COLD)
@@ -428,7 +460,7 @@ $(filter $(BUILD)/test_emu%,$(HOST_TESTS)): $(BUILD)/%: $(EMU_OBJ)/dev/test/%.o 
 $(BUILD)/emu_ranks: $(EMU_OBJ)/dev/test/emu_ranks.o $(EMU_OBJS) $(HOST_LIB) $(BUILD)/flags $(BUILD)/emu_flags
 	$(EMU_LINK) -o $@
 
-PTX_COMPILE = $(NVCC) $(CPPFLAGS) $(CXXSTD) -O3 -lineinfo $(if $(WERROR),-Werror all-warnings) -ptx
+PTX_COMPILE = $(NVCC) $(NVCC_CXX) $(CPPFLAGS) $(CXXSTD) -O3 -lineinfo $(if $(WERROR),-Werror all-warnings) -ptx
 $(BUILD)/ptx_flags: force ; $(call remember,$(PTX_COMPILE))
 
 define emulated_programs

@@ -19,7 +19,7 @@ for program in "$build"/{bf16,fp32}/*; do
   if [ -f "$program" ] && [ -x "$program" ]; then strip -o "$packed/build/${program#"$build/"}" "$program"; fi
 done
 commit=$(git describe --always --dirty 2>/dev/null || echo 'no git')
-release=$(nvcc --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
+release=$(${NVCC:-nvcc} --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
 echo "$commit, CUDA $release, sm_$2" >"$packed/build/prebuilt"
 cp dev/gpu_check.sh "$packed/dev"
 cp dev/gpu_bundle_run.sh "$packed/run.sh"

@@ -36,11 +36,12 @@ driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1
 if [ -e "$build/prebuilt" ]; then
   source_of=$(<"$build/prebuilt")
 else
-  command -v nvcc >/dev/null || die "nvcc is not on the PATH; install the CUDA toolkit, or add its bin folder"
-  source_of="$(git rev-parse --short HEAD 2>/dev/null || echo 'no git'), CUDA $(nvcc --version |
-    sed -n 's/.*release \([0-9.]*\).*/\1/p')"
+  PRECISION=BF16 GPU_ARCH='' source scripts/gpu.sh
+  [ -z "$gpu_problem" ] || die "$gpu_problem"
+  source_of="$(git rev-parse --short HEAD 2>/dev/null || echo 'no git'), CUDA $cuda"
 fi
-sanitizer=$(command -v compute-sanitizer || ls "$(dirname "$(command -v nvcc)")/compute-sanitizer" 2>/dev/null ||
+beside_nvcc=$(dirname "$(command -v "${nvcc:-nvcc}")")
+sanitizer=$(command -v compute-sanitizer || ls "$beside_nvcc/compute-sanitizer" 2>/dev/null ||
   ls -d /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)
 slug=$(tr 'A-Z ' 'a-z-' <<<"$name" | tr -cd 'a-z0-9-')
 report=$results/$slug.md ours=$results/$slug.json

@@ -5,7 +5,7 @@
 #   cpu      what the programs for the CPU need besides
 #   extras   what reads compressed corpora, and draws curves in reports
 #   build    all three
-#   test, browser, python, style, curl, gcide      for the tests, the form of the sources, and the corpora
+#   test, browser, python, arm64, style, curl, gcide      for the tests, the form of the sources, and the corpora
 #
 # Without the right to install, or with --check, it prints the one command to run and stops. The exit status is 0 if
 # only packages of the groups after --optional are missing. INCLUDES, from the environment, are folders in which
@@ -65,6 +65,10 @@ for group in "$@"; do
       fi
       ;;
     python) need python3-venv "environments of Python, in which the tests load models" python3 -c 'import ensurepip' ;;
+    arm64)
+      need g++-aarch64-linux-gnu "compiles for Arm" command -v aarch64-linux-gnu-g++
+      need qemu-user "runs programs for Arm" command -v qemu-aarch64
+      ;;
     style) need clang-format "checks the form of the sources" command -v clang-format ;;
     curl)
       need curl "downloads a corpus" command -v curl
@@ -73,7 +77,7 @@ for group in "$@"; do
     gcide) lists=1 ;;  # apt-get download needs only the package lists
     *)
       echo "error: scripts/setup.sh: unknown group '$group'; known are gpu, cpu, extras, build, test, browser," \
-        "python, style, curl and gcide" >&2
+        "python, arm64, style, curl and gcide" >&2
       exit 1
       ;;
   esac

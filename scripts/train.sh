@@ -1,13 +1,20 @@
 #!/usr/bin/env bash
-# `make train`: a small byte-level model of skip-layer attention on real text, from nothing to a sample in about five
-# minutes on two cores; on a GPU where nvcc and a GPU are found. Environment: TEXT=path trains on a text file or folder
-# of yours, DATA=tinyshakespeare on that instead of the dictionary; STEPS=n trains longer; OUT=folder.
+# `make train`: a small byte-level model of skip-layer attention on real text, from nothing to a sample; on a GPU where
+# one is found, and nvcc. It makes 800 updates, or as many as take five minutes on this machine. Environment: STEPS=n:
+# so many; TEXT=path trains on a text file or folder of yours, DATA=tinyshakespeare on that instead of the dictionary;
+# OUT=folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-DATA=${DATA:-gcide} STEPS=${STEPS:-800}
-trainer=./train_gpt2_sla_cpu
-if command -v nvcc >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then trainer=./train_gpt2_sla; fi
+DATA=${DATA:-gcide}
 say() { printf '\n== %s\n' "$*"; }
+source scripts/gpu.sh
+trainer=./train_gpt2_sla_cpu
+[ -z "$gpu_remark" ] || echo "note: $gpu_remark"
+if [ -n "$gpus" ] && [ -z "$gpu_problem" ]; then
+  trainer=./train_gpt2_sla
+elif [ -n "$gpus" ]; then
+  echo "note: $gpus is not used, and training is on the CPU: $gpu_problem"
+fi
 
 say "packages"
 groups=(gpu)
@@ -38,12 +45,33 @@ sum=
 if [ -n "${TEXT:-}" ]; then
   sum=$(sed -n '/"shards"/,$s/.*"crc32c": "\(.*\)".*/\1/p' "$data/MANIFEST.json" | cksum | cut -d' ' -f1)
 fi
-OUT=${OUT:-runs/$(basename "$data")${sum:+-$sum}-$STEPS}
-
-say "training"
+name=${OUT:-runs/$(basename "$data")${sum:+-$sum}}
 options=(-i "$data/train_*.bin" -j "$data/val_*.bin" --shuffle
   --layers 8 --heads 8 --channels 256 --vocab-size 257 --max-seq-len 256 --wiring "sla(6,6)"
-  -t 256 -b 4 -x "$STEPS" --optimizer muon -l 4e-3 -u 60 -c 0.1 -v 100 -m 40 -s 200 -g 256 --temperature 0.7 -n 200)
+  -t 256 -b 4 --optimizer muon -l 4e-3 -c 0.1)
+
+# How many updates: chosen once, so that the same command resumes the same run on whichever machine. Validations and
+# samples take a seventh of the time beside them.
+if [ -z "${STEPS:-}" ] && [ -e "$name.steps" ]; then STEPS=$(<"$name.steps"); fi
+if [ -z "${STEPS:-}" ]; then
+  say "how fast this machine is"
+  trial=$("$trainer" "${options[@]}" -x 11 -v 0)
+  ms=$(sed -n 's/^step .* | \([0-9]*\) ms | .*/\1/p' <<<"$trial" | sort -n | head -n 1)
+  [ -n "$ms" ] || { echo "error: $trainer -x 11 tells no time of an update" >&2; exit 1; }
+  STEPS=$((300000 * 7 / 8 / (ms + 1) / 20 * 20))
+  STEPS=$((STEPS > 800 ? 800 : STEPS < 200 ? 200 : STEPS))
+  minutes() { echo $((($1 * (ms + 1) * 8 / 7 + 30000) / 60000)); }
+  text="$ms ms an update: $STEPS updates, about $(minutes $STEPS) minutes on this machine"
+  [ $STEPS = 800 ] || text+="; STEPS=800, as in the README, takes about $(minutes 800)"
+  echo "$text"
+  echo "(kept in $name.steps for the next time)"
+  mkdir -p "$(dirname "$name")"
+  echo $STEPS >"$name.steps"
+fi
+OUT=${OUT:-$name-$STEPS}
+
+say "training"
+options+=(-x "$STEPS" -u 60 -v 100 -m 40 -s 200 -g 256 --temperature 0.7 -n 200)
 printf '%q ' "$trainer" "${options[@]}" -o "$OUT" -y
 echo
 "$trainer" "${options[@]}" -o "$OUT" -y

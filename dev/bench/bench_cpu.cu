@@ -260,6 +260,7 @@ struct Worker {
   std::string name;
   FILE *to = nullptr, *from = nullptr;
   pid_t child = -1;
+  double ready = 0;             // seconds from its start to its first steps' end, in which PyTorch may compile
   std::vector<double> seconds;  // of a step, in each round
   double gemm = 0;              // FLOP/s, the highest; 0 if it says none
 
@@ -299,11 +300,17 @@ struct Worker {
   double step_seconds() const { return median(seconds); }
 };
 
-void compare(const std::string& folder, const std::string& python, int rounds, double seconds) {
+// What is being measured, for who waits.
+void print_progress(const std::string& line) { fprintf(stderr, "%s\n", line.c_str()); }
+
+// `quick`: without PyTorch's compiled models, each of which takes minutes to compile.
+void compare(const std::string& folder, const std::string& python, int rounds, double seconds, bool quick) {
   const bool has_torch = system((python + " -c 'import torch' >/dev/null 2>&1").c_str()) == 0;
   if (!has_torch) fprintf(stderr, "%s has no PyTorch to compare with\n", python.c_str());
-  printf("| model | trained by | ms/step | tokens/s | of the best of PyTorch | of its own GEMM rate |\n| --- | --- | "
-         "--: | --: | --: | --: |\n");
+  printf("| model | trained by | ms/step | tokens/s | of the best of PyTorch | of its own GEMM rate | ready after, s "
+         "|\n"
+         "| --- | --- | --: | --: | --: | --: | --: |\n");
+  fflush(stdout);
   for (const Shape& shape : compared) {
     const std::string of_shape = std::string(" steps ") + shape.arguments;
     const std::string quoted =
@@ -313,21 +320,32 @@ void compare(const std::string& folder, const std::string& python, int rounds, d
       workers.emplace_back(precision, folder + "/" + precision + "/bench_cpu" + quoted);
     for (const char* precision : {"bf16", "fp32"})
       for (const char* compiled : {"", " --compile"})
-        if (has_torch)
+        if (has_torch && !(quick && *compiled != 0))
           workers.emplace_back(std::string("PyTorch, ") + precision + (*compiled != 0 ? ", compiled" : ""),
                                python + " dev/bench/torch_sla.py" + quoted + " --precision " + precision + compiled);
-    for (int round = 0; round <= rounds; round++)  // the first is not counted
-      for (Worker& worker : workers)
-        if (!worker.measure(round == 0 ? 0.1 : seconds, round > 0)) user_error("%s: no answer", worker.name.c_str());
+    print_progress(shape.name);
+    for (Worker& worker : workers) {  // one after the other, so that they do not compile at the same time
+      const double begin = seconds_now();
+      if (!worker.measure(0.1, false)) user_error("%s: no answer", worker.name.c_str());
+      worker.ready = seconds_now() - begin;
+      print_progress(format("  %s: ready after %.0f s", worker.name.c_str(), worker.ready));
+    }
+    for (int round = 1; round <= rounds; round++)
+      for (Worker& worker : workers) {
+        if (!worker.measure(seconds, true)) user_error("%s: no answer", worker.name.c_str());
+        print_progress(
+            format("  %d of %d, %s: %.1f ms", round, rounds, worker.name.c_str(), worker.seconds.back() * 1e3));
+      }
     double best = 1e30;
     for (size_t i = 2; i < workers.size(); i++) best = std::min(best, workers[i].step_seconds());
     for (const Worker& worker : workers)
-      printf("| %s | %s | %.1f | %.0f | %s | %s |\n", shape.name, worker.name.c_str(), worker.step_seconds() * 1e3,
-             shape.tokens / worker.step_seconds(),
+      printf("| %s | %s | %.1f | %.0f | %s | %s | %.0f |\n", shape.name, worker.name.c_str(),
+             worker.step_seconds() * 1e3, shape.tokens / worker.step_seconds(),
              has_torch ? format("%.2f", best / worker.step_seconds()).c_str() : "",
              worker.gemm > 0
                  ? format("%.0f %%", 100 * flops_of_step(shape) / worker.step_seconds() / worker.gemm).c_str()
-                 : "");
+                 : "",
+             worker.ready);
     fflush(stdout);
   }
 }
@@ -383,17 +401,18 @@ void bench_profile(const Shape& shape, double seconds) {
   fflush(stdout);
 }
 
-// bench_cpu: tables of this precision. bench_cpu compare FOLDER PYTHON ROUNDS SECONDS: beside
-// FOLDER/{bf16,fp32}/bench_cpu and PyTorch. bench_cpu steps SHAPE: a worker of that. bench_cpu profile SECONDS: the
-// time of each operation in steps of the shapes that are compared. bench_cpu attention ROUNDS [WIRING...]: attention
-// alone, by wiring. bench_cpu lengths LONGEST SECONDS: passes over sequences of 1,024 to LONGEST tokens. bench_cpu
-// ceilings: the rate of matmuls in FLOP/s, and of copies in bytes/s.
+// bench_cpu: tables of this precision. bench_cpu compare FOLDER PYTHON ROUNDS SECONDS [--quick]: beside
+// FOLDER/{bf16,fp32}/bench_cpu and PyTorch; quick: not compiled. bench_cpu steps SHAPE: a worker of that. bench_cpu
+// profile SECONDS: the time of each operation in steps of the shapes that are compared. bench_cpu attention ROUNDS
+// [WIRING...]: attention alone, by wiring. bench_cpu lengths LONGEST SECONDS: passes over sequences of 1,024 to LONGEST
+// tokens. bench_cpu ceilings: the rate of matmuls in FLOP/s, and of copies in bytes/s.
 int main(int argc, char** argv) {
   configure_threads(argv);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   if (argc == 9 && arguments[0] == "steps") return serve_steps({arguments.begin() + 1, arguments.end()}), 0;
-  if (argc == 6 && arguments[0] == "compare")
-    return compare(arguments[1], arguments[2], std::stoi(arguments[3]), std::stod(arguments[4])), 0;
+  const bool quick = argc == 7 && arguments[5] == "--quick";
+  if ((argc == 6 || quick) && arguments[0] == "compare")
+    return compare(arguments[1], arguments[2], std::stoi(arguments[3]), std::stod(arguments[4]), quick), 0;
   if (argc == 2 && arguments[0] == "ceilings") return printf("%.6g %.6g\n", gemm_peak(0.5), copy_bandwidth()), 0;
   if (argc == 4 && arguments[0] == "lengths") return bench_lengths(std::stoi(arguments[1]), std::stod(arguments[2])), 0;
   if (argc >= 3 && arguments[0] == "attention") {

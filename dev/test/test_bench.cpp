@@ -1,7 +1,10 @@
-// The benchmark of a GPU, on a clock that the test advances.
+// The benchmark of a GPU, on a clock that the test advances; and how the CPU's compares itself with PyTorch.
 //
 // COVERS ONLY dev/bench/gpu_time.h
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <regex>
+#include "command_line.h"
 #include "dev/bench/gpu_time.h"
 
 // A GPU that does what is queued after the host has needed `latency` seconds for the first launch.
@@ -37,4 +40,38 @@ TEST(TimeOf, EndsWhereNothingTakesTime) {
   FakeGpu gpu = {0, 0};
   EXPECT_EQ(gpu.time(0, 1), 0);
   EXPECT_EQ(gpu.most_queued, most_queued_runs);
+}
+
+// Workers that answer at once take the place of both precisions' programs and of PyTorch, which takes 1.2 s to compile
+// a model.
+// BUG dev/bench/bench_cpu.cu: `!(quick && *compiled != 0)` -> `true`
+// BUG dev/bench/bench_cpu.cu: `worker.ready = seconds_now() - begin` -> `worker.ready = 0`
+using LongBenchCpu = CommandLine;
+
+TEST_F(LongBenchCpu, TellsWhatItHasMeasuredAndHowLongPyTorchCompiles) {
+  const std::string worker = "#!/bin/sh\ncase \"$*\" in -c*) exit ;; *--compile*) sleep 1.2 ;; esac\n"
+                             "while read -r seconds; do echo 0.020 1e9; done\n";
+  for (const char* name : {"bf16/bench_cpu", "fp32/bench_cpu", "python"}) {
+    fs::create_directories(fs::path(in(name)).parent_path());
+    write_file(in(name), worker);
+    chmod(in(name).c_str(), 0755);
+  }
+  const auto compare = [&](const std::string& option) {
+    return run("build/fp32/bench_cpu compare '" + in("") + "' '" + in("python") + "' 2 0.1 " + option);
+  };
+  const auto expect_in = [](const std::string& part, const std::string& text) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+  };
+  const Outcome all = compare("");
+  EXPECT_EQ(all.exit_status, 0) << all.err;
+  expect_in("124M, B 4, T 64\n  bf16: ready after 0 s\n  fp32: ready after 0 s\n  PyTorch, bf16: ready after 0 s\n"
+            "  PyTorch, bf16, compiled: ready after 1 s\n",
+            all.err);
+  expect_in("  2 of 2, PyTorch, fp32, compiled: 20.0 ms\n", all.err);
+  expect_in("| 124M, B 4, T 64 | PyTorch, bf16, compiled | 20.0 | 12800 | 1.00 | 100 % | 1 |\n",
+            std::regex_replace(all.out, std::regex("[0-9]+ %"), "100 %"));
+  const Outcome quick = compare("--quick");
+  EXPECT_EQ(quick.exit_status, 0) << quick.err;
+  EXPECT_EQ((quick.out + quick.err).find("compiled"), std::string::npos) << quick.out << quick.err;
+  expect_in("  2 of 2, PyTorch, fp32: 20.0 ms\n", quick.err);
 }

@@ -370,14 +370,15 @@ TEST_F(Scripts, TooLittleTextForMakeTrainIsToldSo) {
   const std::string root = folder + "/root";
   std::filesystem::create_directory(root + "/scripts");
   std::filesystem::create_directory(root + "/bin");
-  std::filesystem::copy("scripts/train.sh", root + "/scripts/train.sh");
+  for (const char* name : {"train.sh", "gpu.sh"})
+    std::filesystem::copy(std::string("scripts/") + name, root + "/scripts/" + name);
   for (const char* stub : {"scripts/setup.sh", "bin/make", "train_gpt2_sla_cpu"}) {
     write(std::string("root/") + stub, "#!/bin/sh\necho called: \"$0\" \"$@\"\n");
     chmod((root + "/" + stub).c_str(), 0755);
   }
   std::filesystem::create_directories(root + "/runs/text/step_1");
   auto train = [&](const std::string& text) {
-    return shell("cd " + root + " && PATH=" + root + "/bin:/usr/bin:/bin OUT=runs/text TEXT=" + text +
+    return shell("cd " + root + " && PATH=" + root + "/bin:/usr/bin:/bin STEPS=9 OUT=runs/text TEXT=" + text +
                  " scripts/train.sh");
   };
   const Finished done = train(write("enough", random_text(10300, 4)));

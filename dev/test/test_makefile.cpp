@@ -1,14 +1,16 @@
 // What the Makefile finds on a machine, with a few lines of shell in place of its tools; and how dev/run_tests.sh
 // runs and counts tests.
 //
-// COVERS ONLY dev/run_tests.sh scripts/setup.sh
+// COVERS ONLY dev/run_tests.sh scripts/setup.sh scripts/gpu.sh llmc/cuda/gpu_code.h
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <array>
 #include <iterator>
 #include <regex>
 #include <set>
 #include <sstream>
 #include "command_line.h"
+#include "llmc/cuda/gpu_code.h"
 
 // ----------------------------------------------------------------------------
 // dev/run_tests.sh
@@ -91,8 +93,8 @@ class MakefileOffline : public MakefileTest {
   void SetUp() override {
     MakefileTest::SetUp();
     for (const char* name : {"cuda", "cuda/bin", "cuda/include", "cuda/lib", "headers"}) fs::create_directory(in(name));
-    write_file(in("cuda/bin/nvcc"), "#!/bin/sh\necho '#$ LIBRARIES=  \"-L" + in("cuda/lib") + "\"'\n");
-    chmod(in("cuda/bin/nvcc").c_str(), 0755);
+    add_nvcc("12.4", "75 80 89 90");
+    add_gpus("", "");
     add_library("cublasLt");
     break_library("nccl");
     for (const char* name : {"nlohmann/json.hpp", "CLI/CLI.hpp", "toml++/toml.h"}) {
@@ -100,14 +102,31 @@ class MakefileOffline : public MakefileTest {
       write_file(in(std::string("headers/") + name), "");
     }
   }
+  void add_tool(const std::string& name, const std::string& text) const {
+    write_file(in("cuda/bin/" + name), "#!/bin/sh\n" + text + "\n");
+    chmod(in("cuda/bin/" + name).c_str(), 0755);
+  }
+  void add_nvcc(const std::string& release, const std::string& architectures) const {
+    add_tool("nvcc", "case \"$*\" in --version) echo 'Cuda compilation tools, release " + release + ", V1' ;;" +
+                         "--list-gpu-code) printf 'sm_%s\\n' " + architectures + " ;;" +
+                         "*) echo '#$ LIBRARIES=  \"-L" + in("cuda/lib") + "\"' ;; esac");
+  }
+  // One a line; the driver says their names and their compute capabilities.
+  void add_gpus(const std::string& names, const std::string& capabilities) const {
+    if (names.empty()) return add_tool("nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9");
+    add_tool("nvidia-smi", "case \"$*\" in *=name*) echo '" + names + "' ;; *=compute_cap*) echo '" + capabilities +
+                               "' ;; *) exit 1 ;; esac");
+  }
   void add_library(const std::string& name) const {
-    ASSERT_EQ(run("g++ -shared -x c++ /dev/null -o '" + in("cuda/lib/lib" + name + ".so") + "'").exit_status, 0);
+    ASSERT_EQ(run("g++ -shared -x c++ /dev/null -Wl,-soname,libnone.so -o '" + in("cuda/lib/lib" + name + ".so") + "'")
+                  .exit_status,
+              0);
   }
   // It is found before this machine's, if that has one.
   void break_library(const std::string& name) const { write_file(in("cuda/lib/lib" + name + ".so"), "none"); }
   std::string environment() const {
-    return "env -u MAKEFLAGS -u MAKELEVEL -u LIBRARY_PATH -u DATA -u OUT -u STEPS PATH='" + in("cuda/bin") +
-           "':\"$PATH\" ";
+    return "env -u MAKEFLAGS -u MAKELEVEL -u LIBRARY_PATH -u DATA -u OUT -u STEPS -u GPU_ARCH -u PRECISION PATH='" +
+           in("cuda/bin") + "':\"$PATH\" ";
   }
   Outcome make(const std::string& arguments) const {
     return run(environment() + "make NVCC=nvcc CXX='g++ -nostdinc' " + arguments);
@@ -162,11 +181,8 @@ TEST_F(MakefileOffline, TakesPartsThatExist) {
 TEST_F(MakefileOffline, TrainsAndComparesOnAGpu) {
   std::string real_make = run("command -v make").out;
   real_make.pop_back();
-  for (const auto& [name, text] : {std::pair("nvidia-smi", "echo 'GPU 0: a'"), std::pair("apt-get", "exit 100"),
-                                   std::pair("sudo", "exit 1"), std::pair("make", "echo \"make: $*\"; exit 9")}) {
-    write_file(in("cuda/bin/") + name, std::string("#!/bin/sh\n") + text + "\n");
-    chmod((in("cuda/bin/") + name).c_str(), 0755);
-  }
+  add_gpus("NVIDIA L4", "8.9");
+  add_tool("apt-get", "exit 100"), add_tool("sudo", "exit 1"), add_tool("make", "echo \"make: $*\"; exit 9");
   const Outcome train =
       run(environment() + "CXX='g++ -nostdinc' INCLUDES='" + in("headers") + "' TEXT=README.md scripts/train.sh");
   EXPECT_EQ(train.exit_status, 9) << train.err;
@@ -176,4 +192,115 @@ TEST_F(MakefileOffline, TrainsAndComparesOnAGpu) {
                             " CXX='g++ -nostdinc' MAKE='" + in("cuda/bin/make") + "' paper");
   EXPECT_TRUE(std::regex_search(paper.out, std::regex("make: .* train_gpt2_sla evaluate_gpt2_sla report")))
       << paper.out << paper.err;
+}
+
+using LongMakefileOffline = MakefileOffline;  // make reads the Makefile many times
+
+// A GPU that nothing can be compiled for is named by all that would compile, and by what trains on the CPU in its
+// place.
+// BUG scripts/gpu.sh: `[ "$number" -lt 80 ] && [ "${PRECISION:-}" != FP32 ]` -> `false`
+// BUG scripts/gpu.sh: `-lt 1203` -> `-lt 1202`
+// BUG scripts/gpu.sh: `&& ! nvcc_has "$number"` -> `&& false`
+// BUG Makefile: `ifneq ($(and $(gpu_problem)` -> `ifneq ($(and $(none)`
+// BUG scripts/train.sh: `  echo "note: $gpus is not used` -> `  : "note: $gpus is not used`
+// BUG Makefile: `$(if $(on_gpu),,TRAINER=` -> `$(if $(on_gpu),,NONE=`
+TEST_F(LongMakefileOffline, NamesAGpuThatItCannotCompileFor) {
+  struct Case {
+    const char *gpu, *capability, *cuda, *architectures, *precision, *reason;
+  };
+  int i = 0;
+  for (const Case& c : {
+           Case{"Tesla T4", "7.5", "12.4", "75 80", "", "Tesla T4 (7.5) has no bf16; PRECISION=FP32 is for it"},
+           {"Tesla V100-SXM2", "7.0", "13.0", "75 80", "FP32",
+            "Tesla V100-SXM2 (7.0) needs CUDA 12, nvcc here is 13.0"},
+           {"Tesla P4", "6.1", "12.4", "61 80", "FP32", "Tesla P4 (6.1) is too old; compute capability 8.0 is needed"},
+           {"RTX 5090", "12.0", "12.4", "80 90", "", "RTX 5090 (12.0) needs CUDA 12.8, nvcc here is 12.4"},
+           {"NVIDIA B300", "10.3", "12.8", "80 100", "", "NVIDIA B300 (10.3) needs CUDA 12.9, nvcc here is 12.8"},
+           {"NVIDIA L4", "8.9", "12.2", "80 89", "", "nvcc is of CUDA 12.2; 12.3 or later is needed"},
+       }) {
+    add_gpus(c.gpu, c.capability);
+    add_nvcc(c.cuda, c.architectures);
+    const std::string precision = std::string("PRECISION=") + c.precision + " ";
+    const Outcome here = make(precision + "what-is-here");
+    EXPECT_TRUE(has(here, std::string("leaves out: train_gpt2_sla, sample_gpt2_sla, evaluate_gpt2_sla (") + c.reason))
+        << here.out << here.err;
+    const char* const program = std::array{"train_gpt2_sla", "build/fp32/test_ops", "gpu-checked"}[i++ % 3];
+    const Outcome o = make(precision + "-n " + program);
+    EXPECT_NE(o.exit_status, 0);
+    EXPECT_TRUE(has(o, std::string(program) + ": " + c.reason)) << o.err;
+    EXPECT_EQ(o.out, "") << "nothing is compiled";
+    const std::string note =
+        std::string("note: ") + c.gpu + " (" + c.capability + ") is not used, and training is on the CPU: " + c.reason;
+    if (i % 3 == 1) {
+      const Outcome paper = make(precision + "-n paper");
+      EXPECT_TRUE(has(paper, note) && has(paper, "TRAINER=${TRAINER:-./train_gpt2_sla_cpu} scripts/paper.sh"))
+          << paper.out << paper.err;
+    }
+    const Outcome train = run(environment() + precision + "DATA=none scripts/train.sh");  // ends at this error
+    EXPECT_TRUE(has(train, "error: DATA=none")) << train.out << train.err;
+    EXPECT_TRUE(has(train, note)) << train.out;
+  }
+}
+
+// BUG scripts/gpu.sh: `[ ${#compiled[@]} = 0 ]; }; then` -> `true; }; then`
+// BUG Makefile: `--threads 0 $(NVCC_CXX)` -> `--threads 0`
+// BUG Makefile: `$(OBJ)/report.o: private march := $(HOST_MARCH)` -> `$(OBJ)/report.o: private march := $(MARCH)`
+// BUG Makefile: `$(addprefix -Xlinker -rpath=,$(CUDA_RPATH))` -> ``
+TEST_F(LongMakefileOffline, CompilesForItsGpusAndForOtherCpus) {
+  add_gpus("Tesla T4\nNVIDIA L4\nNVIDIA H100", "7.5\n8.9\n9.0");
+  EXPECT_TRUE(has(make("what-is-here"), "note:    Tesla T4 (7.5) has no bf16; PRECISION=FP32 is for it: left out"));
+  const Outcome o = make("-n build/bf16/train_gpt2_sla");
+  for (const std::string& option :
+       {std::string("-gencode arch=compute_89,code=sm_89"), std::string("-gencode arch=compute_90a,code=sm_90a"),
+        std::string("-DSLA_SM_90A"), std::string("-ccbin g++ "), "-Xlinker -rpath=" + in("cuda/lib") + " "})
+    EXPECT_TRUE(has(o, option)) << option << "\n" << o.out << o.err;
+  EXPECT_FALSE(has(o, "compute_75") || has(o, "compute_80") || has(o, "-DSLA_PTX")) << o.out;
+  EXPECT_FALSE(std::regex_search(o.out, std::regex("-march=native [^\n]* -c "))) << o.out;
+  EXPECT_TRUE(has(make("PRECISION=FP32 -n build/fp32/train_gpt2_sla"), "-gencode arch=compute_75,code=sm_75"));
+  EXPECT_TRUE(has(make("GPU_ARCH='80 sm_90' -n build/bf16/train_gpt2_sla"), "compute_80,code=sm_80 -gencode "));
+  EXPECT_TRUE(has(make("GPU_ARCH=hopper -n train_gpt2_sla"), "sm_hopper is no architecture; they are such as sm_90"));
+  EXPECT_TRUE(has(make("CXX='ccache g++' -n build/bf16/train_gpt2_sla"), "-ccbin g++ "));
+}
+
+// BUG scripts/gpu.sh: `for architecture in 100 120` -> `for architecture in 100`
+TEST_F(LongMakefileOffline, WithoutAGpuCompilesForThoseOfDataCentres) {
+  const auto compiled = [&] { return make("-n build/bf16/train_gpt2_sla").out; };
+  const std::string ampere_and_hopper = "-gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a ",
+                    ptx = "-gencode arch=compute_80,code=compute_80 -DSLA_PTX";
+  EXPECT_NE(compiled().find(ampere_and_hopper + ptx), std::string::npos) << compiled();
+  add_nvcc("12.8", "75 80 89 90 100 120");
+  EXPECT_NE(compiled().find(ampere_and_hopper +
+                            "-gencode arch=compute_100,code=sm_100 -gencode arch=compute_120,code=sm_120 " + ptx),
+            std::string::npos)
+      << compiled();
+}
+
+// BUG scripts/gpu.sh: `for folder in "${CUDA_HOME:-}"` -> `for folder in`
+// BUG scripts/gpu.sh: `= 0x10de ] &&` -> `= 0x10df ] &&`
+TEST_F(MakefileOffline, FindsNvccBesideThePathAndGpusWithoutADriver) {
+  fs::create_directories(in("cuda-home/bin")), fs::create_directories(in("pci/0"));
+  fs::rename(in("cuda/bin/nvcc"), in("cuda-home/bin/nvcc"));
+  write_file(in("pci/0/vendor"), "0x10de\n"), write_file(in("pci/0/class"), "0x030200\n");
+  if (run("PATH=/usr/bin:/bin command -v nvcc").exit_status == 0) GTEST_SKIP() << "nvcc lies beside the shell";
+  const Outcome o = run("PATH='" + in("cuda/bin") + "':/usr/bin:/bin CUDA_HOME='" + in("cuda-home") +
+                        "' PCI_DEVICES='" + in("pci") + "' scripts/gpu.sh");
+  EXPECT_TRUE(has(o, "gpu_remark := no nvcc on PATH; " + in("cuda-home") +
+                         "/bin has one: used; this machine has an "
+                         "NVIDIA GPU, but nvidia-smi shows none: is its driver installed?\n"))
+      << o.out << o.err;
+}
+
+// BUG llmc/cuda/gpu_code.h: `architecture / 10 % 10 <= minor` -> `true`
+// BUG llmc/cuda/gpu_code.h: `!has_ptx || major < 8` -> `major < 8`
+TEST(GpuCode, IsOfTheGpusMajorVersionOrCompiledFromPtx) {
+  const auto remark = [](int major, int minor, bool has_ptx) {
+    return remark_on_gpu_code("GPU", major, minor, {800, 890, 900}, has_ptx);
+  };
+  for (const auto& [major, minor] : {std::pair(8, 0), {8, 6}, {8, 9}, {9, 0}})
+    EXPECT_EQ(remark(major, minor, false), "");
+  EXPECT_EQ(remark(12, 0, true), "this program has no machine code for GPU (12.0): at its first start the driver "
+                                 "compiles it, for minutes; make GPU_ARCH=sm_120 makes one that has");
+  EXPECT_EQ(remark_on_gpu_code("GPU", 8, 0, {890}, true).find("this program has no machine code for GPU (8.0)"), 0u);
+  EXPECT_THROW(remark(12, 0, false), UserError);
+  EXPECT_THROW(remark(7, 5, true), UserError);
 }

@@ -387,7 +387,7 @@ class ScriptRecords : public Resumed {
   void SetUp() override {
     Resumed::SetUp();
     for (const char* folder : {"tree/scripts", "tree/data"}) fs::create_directories(in(folder));
-    for (const char* name : {"compare.sh", "probe.sh", "train.sh", "stoppable.sh", "wiring_name.sh"})
+    for (const char* name : {"compare.sh", "probe.sh", "train.sh", "gpu.sh", "stoppable.sh", "wiring_name.sh"})
       fs::copy_file(std::string("scripts/") + name, in("tree/scripts/") + name);
     write_program("report", "touch \"${@: -1}\"");
     setenv("TRAINER", fs::absolute("build/fp32/train_gpt2_sla_cpu").c_str(), 1);
@@ -440,22 +440,68 @@ TEST_F(ScriptRecords, AProbeTellsTheTimeThatIsLeft) {
   EXPECT_TRUE(has(o.out, "3 of 3 tasks after 5 min; the others take 0 min")) << o.out;
 }
 
-// BUG scripts/train.sh: `${sum:+-$sum}` -> ``
-TEST_F(ScriptRecords, AnEditedTextIsTrainedOnAnew) {
-  for (const char* name : {"make", "scripts/setup.sh"}) write_program(name, ":");
-  write_program("data/text.sh", "mkdir -p data/text-a; echo data/text-a");
-  write_program("train_gpt2_sla_cpu", R"(while [ $# -gt 0 ]; do [ "$1" != -o ] || mkdir -p "$2/step_1"; shift; done)");
-  fs::create_directories(in("tree/data/text-a"));
-  write_file(in("tree/data/text-a/val_000000.bin"), shard_bytes(2000));
-  write_file(in("tree/nvcc"), "");
-  auto train = [&](const char* checksum) {
+// `make train` where nothing is to be built, installed or tokenized, on a trainer that takes its word for how long an
+// update takes. It makes a checkpoint where a run has an output folder.
+class MakeTrain : public ScriptRecords {
+ protected:
+  void SetUp() override {
+    ScriptRecords::SetUp();
+    for (const char* name : {"make", "scripts/setup.sh", "nvidia-smi"}) write_program(name, ":");
+    write_program("data/text.sh", "mkdir -p data/text-a; echo data/text-a");
+    fs::create_directories(in("tree/data/text-a"));
+    write_file(in("tree/data/text-a/val_000000.bin"), shard_bytes(2000));
+  }
+  Outcome train(const char* checksum, int ms, const std::string& environment = "") const {
+    write_program("train_gpt2_sla_cpu", format(R"sh(trial=yes
+      while [ $# -gt 0 ]; do case $1 in -o) mkdir -p "$2/step_1" trial= ;; esac; shift; done
+      [ "$trial" != yes ] || for step in 1 10 11; do
+        echo "step $step/11 | loss 5 | norm 1 | lr 4e-3 | $((%d + 900 / step)) ms | 9 tok/s | 3%% of GEMM peak | 9%%"
+      done)sh",
+                                               ms - 81));
     write_file(in("tree/data/text-a/MANIFEST.json"),
                format("\"sources\": [\n\"crc32c\": \"x\"\n],\n\"shards\": [\n  \"crc32c\": \"%s\"\n]\n", checksum));
-    const Outcome o = run("PATH='" + in("tree") + "':\"$PATH\" TEXT=a " + in("tree/scripts/train.sh"));
+    const Outcome o = run("env -u STEPS -u DATA PATH='" + in("tree") + "':\"$PATH\" TEXT=a " + environment +
+                          in("tree/scripts/train.sh"));
     EXPECT_EQ(o.exit_status, 0) << o.out << o.err;
-    return names_in(in("tree/runs")).size();
-  };
-  EXPECT_EQ(train("0a"), 1u);
-  EXPECT_EQ(train("0a"), 1u) << "the same text: the same run";
-  EXPECT_EQ(train("0b"), 2u);
+    return o;
+  }
+  // The folders of runs.
+  size_t runs() const {
+    size_t count = 0;
+    for (const auto& entry : fs::directory_iterator(in("tree/runs"))) count += entry.is_directory();
+    return count;
+  }
+};
+
+// BUG scripts/train.sh: `${sum:+-$sum}` -> ``
+TEST_F(MakeTrain, AnEditedTextIsTrainedOnAnew) {
+  train("0a", 100);
+  EXPECT_EQ(runs(), 1u);
+  train("0a", 100);
+  EXPECT_EQ(runs(), 1u) << "the same text: the same run";
+  train("0b", 100);
+  EXPECT_EQ(runs(), 2u);
+}
+
+// BUG scripts/train.sh: `[ -e "$name.steps" ]` -> `false`
+// BUG scripts/train.sh: `STEPS > 800 ? 800 : STEPS` -> `STEPS`
+// BUG scripts/train.sh: `options+=(-x "$STEPS"` -> `options+=(-x 800`
+TEST_F(MakeTrain, ChoosesUpdatesForFiveMinutesOnce) {
+  const Outcome slow = train("0a", 849);
+  EXPECT_TRUE(has(slow.out, "849 ms an update: 300 updates, about 5 minutes on this machine; STEPS=800, as in the "
+                            "README, takes about 13\n"))
+      << slow.out;
+  EXPECT_TRUE(has(slow.out, " -x 300 ")) << slow.out;
+  const Outcome again = train("0a", 300);
+  EXPECT_FALSE(has(again.out, "an update")) << again.out;
+  EXPECT_TRUE(has(again.out, " -x 300 ")) << again.out;
+  EXPECT_EQ(runs(), 1u);
+  EXPECT_TRUE(has(train("0a", 849, "STEPS=800 ").out, " -x 800 "));
+  EXPECT_EQ(runs(), 2u);
+  EXPECT_TRUE(has(train("0b", 170).out, "170 ms an update: 800 updates, about 3 minutes on this machine\n"));
+  EXPECT_TRUE(has(train("0c", 3000).out, "200 updates, about 11 minutes on this machine; STEPS=800"));
+  const std::string out = "OUT='" + in("mine") + "' ";
+  EXPECT_TRUE(has(train("0a", 400, out).out, " -x 640 "));
+  EXPECT_TRUE(has(train("0a", 500, out).out, " -x 640 "));
+  EXPECT_TRUE(fs::exists(in("mine/step_1")));
 }

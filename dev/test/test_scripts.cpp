@@ -607,6 +607,7 @@ class LongGpuCheck : public CommandLine {
     write_file(in("program"), program + "\n");
     write_tool("nvcc", R"sh(
       [ "$*" != --version ] || { echo 'Cuda compilation tools, release 99.9, V99.9.1'; exit; }
+      [ "$*" != --list-gpu-code ] || exit
       while [ "$1" != -o ]; do [[ "$1" != *.cu ]] || source=$1; shift; done
       p=$(basename "$(dirname "$2")") x=$(basename "$2")
       [ -e "$source" ] && [ "$(basename "$source" .cu)" = $x ] || exit 3
@@ -698,6 +699,7 @@ TEST_F(LongGpuCheck, IsRedWithoutTheSanitizer) {
   EXPECT_NE(read_file(report).find("| compute-sanitizer | RED |"), std::string::npos) << o.out;
 }
 
+// BUG dev/gpu_check.sh: `[ -z "$gpu_problem" ] || die` -> `[ -z "$gpu_problem" ] || echo`
 TEST_F(LongGpuCheck, EndsWhereItCannotBegin) {
   const auto expect_error = [&](const char* error) {
     const Outcome o = check();
@@ -711,7 +713,11 @@ TEST_F(LongGpuCheck, EndsWhereItCannotBegin) {
   expect_error("nvidia-smi shows no GPU");
   EXPECT_FALSE(fs::exists(report));
   write_nvidia_smi();
-  write_tool("nvcc", "echo 'error: no such architecture' >&2; exit 1");
+  write_tool("nvcc", "echo 'Cuda compilation tools, release 12.2, V12.2.1'");
+  expect_error("nvcc is of CUDA 12.2; 12.3 or later is needed");
+  EXPECT_FALSE(fs::exists(report));
+  write_tool("nvcc", "[ \"$*\" != --version ] || { echo 'release 12.4,'; exit; }\n"
+                     "echo 'error: no such architecture' >&2; exit 1");
   expect_error("the build failed");
   EXPECT_NE(read_file(report).find("| build for Emulated GPU 9000 | RED |"), std::string::npos);
 }

@@ -18,6 +18,8 @@
 #include "llmc/ops/device_memory.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/host_name.h"
+#include "llmc/utils/message.h"
+#include "gpu_code.h"
 #include "launch.h"
 
 constexpr int head_size_multiple = 8, largest_head_size = 128, largest_channels = 8192;
@@ -60,6 +62,21 @@ inline bool asks_for_wgmma(const cudaDeviceProp& gpu) {
   return true;
 }
 
+// Says so, before the first kernel is launched, if the driver will compile this program for the GPU, or cannot.
+inline void warn_of_gpu_code(const cudaDeviceProp& gpu) {
+#ifdef __CUDA_ARCH_LIST__
+#ifdef SLA_PTX
+  constexpr bool has_ptx = true;
+#else
+  constexpr bool has_ptx = false;
+#endif
+  const std::string remark = remark_on_gpu_code(gpu.name, gpu.major, gpu.minor, {__CUDA_ARCH_LIST__}, has_ptx);
+  if (!remark.empty()) print_warning(remark);
+#else
+  (void)gpu;
+#endif
+}
+
 // The GPU that this process uses, its streams, and workspaces of fixed sizes, which the memory plan counts.
 struct Gpu {
   static constexpr size_t gemm_workspace_bytes = 32 << 20;  // what NVIDIA recommends for cuBLASLt on Hopper
@@ -93,6 +110,7 @@ struct Gpu {
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
     name = properties.name;
+    warn_of_gpu_code(properties);
     id = "GPU-";
     for (int i = 0; i < 16; i++)
       id += format(i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x", (unsigned char)properties.uuid.bytes[i]);
