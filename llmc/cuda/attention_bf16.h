@@ -133,8 +133,8 @@ inline dim3 attention_grid(const AttentionArgs<bf16>& a, int64_t heads, int64_t 
 // Forward
 
 // In all kernels D is HS rounded up to 32, 64, 96 or 128, and Large says that a block can have 162 KB of shared memory,
-// as on an A100 or H100, and not 99 KB as on the GPUs of compute capability 8.6, 8.9 and 12.0. Plain attention has tiles
-// for either, with the same bits, and so has the backward pass of general attention with 64 channels.
+// as on an A100 or H100, and not 99 KB as on the GPUs of compute capability 8.6, 8.9 and 12.0. Plain attention has
+// tiles for either, with the same bits, and so has the backward pass of general attention with 64 channels.
 //
 // A tile's columns are multiplied in chunks, so that only the scores of a chunk must be in registers beside the
 // results: with 128 channels those of 48 keys, for more of them spill. A warp has 32 rows, so that each fragment of k
