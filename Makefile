@@ -161,7 +161,7 @@ endif
 LEFT_OUT := $(filter $(LEAVE_OUT:%=$(BUILD)/%/%),$(TESTS)) $(if $(filter bf16,$(LEAVE_OUT)),$(BUILD)/test_amx)
 # nvcc's code for the kernels of what test_ptx runs.
 PTX := $(if $(HAVE_NVCC),$(BUILD)/bf16/test_tile.ptx $(filter-out $(LEAVE_OUT:%=$(BUILD)/%/%),\
-  $(BUILD)/bf16/test_attention_90a.ptx \
+  $(BUILD)/bf16/test_attention_90a.ptx $(BUILD)/fp32/test_attention_75.ptx $(BUILD)/fp32/test_ops_75.ptx \
   $(foreach t,$(DEVICE_TESTS) train_gpt2_sla,$(BUILD)/bf16/$(t).ptx $(BUILD)/fp32/$(t).ptx)))
 # What the tests of the command line, of the corpora, of scripts and of several ranks run.
 TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) \
@@ -478,6 +478,9 @@ $(BUILD)/$(1)/%.ptx: %.cu $(BUILD)/ptx_flags
 $(BUILD)/$(1)/%_90a.ptx: %.cu $(BUILD)/ptx_flags
 	@mkdir -p $$(@D)
 	$$(PTX_COMPILE) -arch=compute_90a $$(precision_flags.$(1)) $$(DEPENDENCIES) $$< -o $$@
+$(BUILD)/$(1)/%_75.ptx: %.cu $(BUILD)/ptx_flags
+	@mkdir -p $$(@D)
+	$$(PTX_COMPILE) -arch=compute_75 $$(precision_flags.$(1)) $$(DEPENDENCIES) $$< -o $$@
 
 # They only plan, so that any machine can print them; the emulated GPU is needed to link.
 $(BUILD)/$(1)/memory_table $(BUILD)/$(1)/gpu_model: $(BUILD)/$(1)/%: $(EMU_OBJ)/$(1)/%.o $(EMU_OBJS) $(HOST_LIB) \

@@ -4,14 +4,15 @@
 #
 # PyPI has the toolkit in parts: of CUDA 13 all that a compilation takes, nvcc among it; of CUDA 12 the headers,
 # libdevice and ptxas, with which Debian's clang-19 compiles in nvcc's place. Each translation unit is compiled for both
-# sides, the device's down to machine code, in bf16 for sm_90 and in fp32 for sm_80, with warnings as errors. Nothing is
-# linked.
+# sides, the device's down to machine code, in bf16 for sm_90 and in fp32 for sm_80 and for the oldest GPU that the
+# version has code for, sm_70 or sm_75, with warnings as errors. Nothing is linked.
 #
 # On 22 November 2026 these compiled: with 12.3 all of the units, in both forms; with 12.8 the trainer for sm_90 and
 # test_gpt2_sla for sm_80; with 13.0 the trainer and the benchmark for sm_90; with 13.5 the trainer for sm_90 and
-# test_gpt2_sla for sm_80. llmc/cuda/launch.h says what changed between versions.
+# test_gpt2_sla for sm_80; on 25 November with 12.8 the trainer for sm_70. llmc/cuda/launch.h says what changed between
+# versions.
 #
-# It takes some 2 GB, and half a minute or more for each of 24 compilations.
+# It takes some 2 GB, and half a minute or more for each of 36 compilations.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-$(mktemp -d)}
@@ -44,9 +45,9 @@ compile_13() {
   "$parts/cu13/bin/nvcc" -std=c++17 -O3 -I. -I"$parts/nccl/include" -DSLA_NCCL "${@:4}" -arch="sm_$3" \
     -Werror all-warnings -Xcompiler -Wall,-Wextra,-fopenmp -c "$2" -o "$folder/both.o"
 }
-check() {  # <compile> <version>
+check() {  # <compile> <version> <oldest architecture>
   for unit in "${units[@]}"; do
-    for build in "90 -DPRECISION_BF16" 80; do
+    for build in "90 -DPRECISION_BF16" 80 "$3"; do
       begin=$SECONDS verdict=compiles
       "$1" "$2" "$unit" $build >"$folder/log" 2>&1 || { verdict=RED; failed=1; cat "$folder/log" >&2; }
       echo "| $2 | $(basename "$unit") | sm_$build | $verdict | $((SECONDS - begin)) s |"
@@ -59,13 +60,13 @@ echo "| --- | --- | --- | --- | --: |"
 if command -v clang++-19 >/dev/null; then
   for version in 12.3 12.8; do
     fetch $version nvidia-cuda-{nvcc,runtime,cccl}-cu12==$version.* nvidia-cublas-cu12==$version.* nvidia-nccl-cu12 &&
-      toolkit $version && check compile_12 $version || failed=1
+      toolkit $version && check compile_12 $version 70 || failed=1
   done
 else
   echo "| 12 | not compiled: apt-get install clang-19 | | | |"
 fi
 for version in 13.5; do
   fetch $version nvidia-cuda-{nvcc,crt,runtime}==$version.* nvidia-nvvm==$version.* "nvidia-cuda-cccl>=13,<14" \
-    "nvidia-cublas>=13,<14" nvidia-nccl-cu13 && check compile_13 $version || failed=1
+    "nvidia-cublas>=13,<14" nvidia-nccl-cu13 && check compile_13 $version 75 || failed=1
 done
 exit $failed

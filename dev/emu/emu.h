@@ -161,6 +161,7 @@ struct AsyncCopies {
 };
 AsyncCopies& copies_of_thread();  // in block.cpp: of the thread that runs
 bool copies_are_late();           // in block.cpp: in this block they run when they are waited for, not at once
+bool has_async_copies();          // in runtime.cpp: before compute capability 8.0 threads copy themselves
 uint32_t number_of_thread();      // in block.cpp: of the thread that runs, in its block
 
 // Called when all 32 lanes have reached the instruction, with a pointer to each lane's operands.

@@ -48,6 +48,8 @@ struct Capture {
 // The shared memory that a block can have, in KB, by compute capability: 80 is 8.0. 0 if it is not emulated.
 size_t shared_kilobytes(int capability) {
   switch (capability) {
+    case 70: return 96;
+    case 75: return 64;
     case 80: return 163;
     case 86:
     case 89:
@@ -107,7 +109,8 @@ struct Runtime {
     if (capability != nullptr) {
       const int number = atoi(capability);
       major = number / 10, minor = number % 10;
-      if (shared_kilobytes(number) == 0) fatal("SLA_EMU_CC is \"%s\"; it should be 80, 86, 89, 90 or 120", capability);
+      if (shared_kilobytes(number) == 0)
+        fatal("SLA_EMU_CC is \"%s\"; it should be 70, 75, 80, 86, 89, 90 or 120", capability);
     }
     read_ptx();
     is_device_memory(nullptr);  // reserves the range before the handler uses it
@@ -254,6 +257,7 @@ void set_compute_capability(int major, int minor) {
   runtime().major = major;
   runtime().minor = minor;
 }
+bool has_async_copies() { return runtime().major >= 8; }
 const Counters& counters() { return runtime().counters; }
 Counters& mutable_counters() { return runtime().counters; }
 void forget_most_bytes_allocated() { runtime().counters.most_bytes_allocated = runtime().counters.bytes_allocated; }

@@ -127,6 +127,10 @@ void cp_async(void* shared, const void* global, int bytes, int bytes_read) {
   mutable_counters().bytes_read_async += uint64_t(bytes_read);
   const AsyncCopy copy = {shared, global, bytes, bytes_read, __builtin_return_address(0)};
   copy_starts(copy);
+  if (!has_async_copies()) {
+    copy_now(copy);
+    return copy_ends(number_of_thread(), copy);
+  }
   copies_of_thread().pending.push_back(copy);
   if (!copies_are_late()) copy_now(copy);
 }

@@ -88,6 +88,20 @@ TEST_F(LongCommandLine, SaysWhichAttentionAGpuCannotCompute) {
       << o.err;
 }
 
+// BUG llmc/cuda/device.h: `properties.major < 8` -> `properties.major < 7`
+TEST_F(LongCommandLine, RefusesBf16OnAGpuWithoutIt) {
+  write_file(in("tokens.bin"), shard_bytes(2000));
+  const std::string arguments = "train_gpt2_sla_emu -i " + in("tokens.bin") + small_model + "-x 1";
+  const Outcome o = run("SLA_EMU_CC=75 build/bf16/" + arguments);
+  EXPECT_EQ(o.exit_status, 1);
+  EXPECT_NE(o.err.find("error: emulated GPU has compute capability 7.5, and bf16 needs 8.0 (Ampere) or later; build "
+                       "with "
+                       "PRECISION=FP32"),
+            std::string::npos)
+      << o.err;
+  EXPECT_EQ(run("SLA_EMU_CC=75 build/fp32/" + arguments).exit_status, 0);
+}
+
 TEST_F(LongCommandLine, TheCpuAndTheEmulatedGpuTrainAlike) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string arguments = "-i " + in("tokens.bin") + small_model + "-d 128 -u 3 --shuffle -x 20 -o ";

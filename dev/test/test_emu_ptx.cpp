@@ -473,3 +473,11 @@ TEST_F(Ptx, FilesAndKernelsThatAreMissingAreErrors) {
   EXPECT_NE(error_of([&] { run_ptx(file, "test", 1, 32, 0, Parameters(1, 2)); }).find("other parameters"),
             std::string::npos);
 }
+
+// BUG dev/emu/ptx/launch.cpp: `> 10 * major + minor` -> `> 1000`
+TEST_F(Ptx, OfALaterGpuIsRefused) {
+  emu::set_compute_capability(7, 5);
+  const std::string error = error_of([&] { values_of("  mov.u32 %r0, 1;" + store("%r0")); });
+  emu::set_compute_capability(9, 0);
+  EXPECT_NE(error.find("it is for sm_80, and the emulated GPU has compute capability 7.5"), std::string::npos) << error;
+}

@@ -440,6 +440,9 @@ TEST(EmuLaunch, TheDeviceIsWhatItIsToldToBe) {
     check(cudaGetDeviceProperties(&properties, 0));
     EXPECT_EQ(properties.sharedMemPerBlockOptin, 99u * 1024) << major << "." << minor;
   }
+  emu::set_compute_capability(7, 5);
+  EXPECT_EQ(cudaFuncSetAttribute(set_to, cudaFuncAttributeMaxDynamicSharedMemorySize, 64 * 1024 + 1),
+            cudaErrorInvalidValue);
   emu::set_compute_capability(9, 0);
   int value;
   check(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));

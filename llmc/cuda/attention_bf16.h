@@ -133,8 +133,8 @@ inline dim3 attention_grid(const AttentionArgs<bf16>& a, int64_t heads, int64_t 
 // Forward
 
 // In all kernels D is HS rounded up to 32, 64, 96 or 128, and Large says that a block can have 162 KB of shared memory,
-// as on an A100 or H100, and not 99 KB as on the GPUs of compute capability 8.6 and 8.9. Plain attention has tiles for
-// either, with the same bits.
+// as on an A100 or H100, and not 99 KB as on the GPUs of compute capability 8.6, 8.9 and 12.0. Plain attention has
+// tiles for either, with the same bits, and so has the backward pass of general attention with 64 channels.
 //
 // A tile's columns are multiplied in chunks, so that only the scores of a chunk must be in registers beside the
 // results: with 128 channels those of 48 keys, for more of them spill. A warp has 32 rows, so that each fragment of k
@@ -440,14 +440,16 @@ __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Lar
 
 // With more than 64 channels, a warp's registers hold 32 rows of results if q and dout stay in shared memory, of which
 // an SM has room for one block then: of eight warps, as two blocks of four have. Without that much shared memory a warp
-// has 16 rows.
+// has 16 rows, and with 64 channels tiles have half as many columns, so that an SM that has 100 KB has room for two
+// blocks.
 template <int D, bool Large>
 struct DqTiles {
   static constexpr bool rows_in_registers = D <= 64 || !Large;  // q and dout
-  static constexpr int M = D <= 64 || Large ? 2 : 1, keys = D <= 64 ? 64 : 32, chunk = 32;
+  static constexpr int M = D <= 64 || Large ? 2 : 1, keys = D == 32 || (D == 64 && Large) ? 64 : 32, chunk = 32;
   static constexpr int warps = D > 64 && Large ? 8 : 4, threads = warps * warp_size, blocks_per_sm = 8 / warps;
   static constexpr int warp_queries = 16 * M, queries = warp_queries * warps;
-  static constexpr size_t bytes = (2 * queries + 4 * keys) * D * sizeof(bf16);  // D = 64: 64 KB, 128: 64 or 160 KB
+  static constexpr size_t bytes = (2 * queries + 4 * keys) * D * sizeof(bf16);  // D = 64: 48 or 64 KB, 128: 64 or 160
+                                                                                // KB
 };
 
 // With relative positions a warp has two results, dq and that of q', which is in registers.
@@ -471,14 +473,14 @@ template <int D, bool Large>
 struct DkdvTiles {
   // Warps that share their keys; how many such groups a block has.
   static constexpr int share = D > 64 && Large ? 2 : 1, groups = 4;
-  static constexpr int M = D <= 64 || Large ? 2 : 1, queries = D <= 64 || Large ? 64 : 32, columns = 32,
+  static constexpr int M = D <= 64 || Large ? 2 : 1, queries = D == 32 || Large ? 64 : 32, columns = 32,
                        chunk = columns * share;
   static_assert(share == 1 || chunk == queries, "p and ds are read before the barrier of the next tile");
   static constexpr int threads = groups * share * warp_size, blocks_per_sm = 2 / share;
   static constexpr int group_keys = 16 * M, keys = group_keys * groups, channels = D / share;
   static constexpr size_t exchanged = share > 1 ? 2 * keys* chunk * sizeof(bf16) : 0;
   static constexpr size_t floats = 4 * queries * sizeof(float);  // lse and delta
-  // D = 64: 65 KB, 128: 65 or 161 KB.
+  // D = 64: 48 or 65 KB, 128: 65 or 161 KB.
   static constexpr size_t bytes = (2 * keys + 4 * queries) * D * sizeof(bf16) + floats + exchanged;
 };
 

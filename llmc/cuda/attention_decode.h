@@ -41,20 +41,21 @@ __device__ inline bool sees_tile(const AttentionArgs<Element>& a, int head, int 
 }
 
 // Shared memory: the tile's k and v with 16 bytes after each row, so that neighbouring rows begin on other banks; q and
-// the scores of `decode_rows` rows; and which keys are seen.
-template <class Element>
+// the scores of `decode_rows` rows; and which keys are seen. With InTurn k and v have one place, for GPUs where a block
+// cannot have that much: each eight rows load one after the other, and the results have the same bits.
+template <class Element, bool InTurn>
 struct DecodeMemory {
   static __host__ __device__ int stride(int HS) { return HS + 16 / int(sizeof(Element)); }
   static size_t bytes(int HS) {
     const size_t rows = size_t(decode_rows * (HS + decode_keys)) * sizeof(float);
-    return 2 * size_t(decode_keys * stride(HS)) * sizeof(Element) + rows + decode_keys * sizeof(int);
+    return (InTurn ? 1 : 2) * size_t(decode_keys * stride(HS)) * sizeof(Element) + rows + decode_keys * sizeof(int);
   }
   Element *k, *v;
   float *q, *p;
   int* seen;
 
   __device__ explicit DecodeMemory(int HS) {
-    k = reinterpret_cast<Element*>(shared_memory), v = k + decode_keys * stride(HS);
+    k = reinterpret_cast<Element*>(shared_memory), v = InTurn ? k : k + decode_keys * stride(HS);
     q = reinterpret_cast<float*>(v + decode_keys * stride(HS)), p = q + decode_rows * HS;
     seen = reinterpret_cast<int*>(p + decode_rows * decode_keys);
   }
@@ -75,11 +76,12 @@ __device__ inline bool row_sees(const AttentionArgs<Element>& a, int T, const De
   return mask_of(a, row.head).sees(T - int(a.queries()) + row.query, key);
 }
 
-// The tile's rows of k and v that some row of the block sees, and zeros for the others, which are not read: by
-// asynchronous copies, so that many are on their way at a time. Neighbouring threads copy neighbouring 16 bytes.
-template <class Element>
+// The tile's rows of k, v or both that some row of the block sees, and zeros for the others, which are not read: by
+// asynchronous copies, so that many are on their way at a time. Neighbouring threads copy neighbouring 16 bytes. Its
+// barrier lets all threads read what lay there before.
+template <bool OfK, bool OfV, class Element, bool InTurn>
 __device__ inline void load_decode_tile(const AttentionArgs<Element>& a, const KVHead<Element>& kv,
-                                        const DecodeMemory<Element>& memory, const KeyRows& keys, int k0) {
+                                        const DecodeMemory<Element, InTurn>& memory, const KeyRows& keys, int k0) {
   const int HS = int(a.HS), rows = kv.num_query_heads * int(a.queries());
   if (int(threadIdx.x) < decode_keys) {
     bool seen = false;
@@ -89,7 +91,7 @@ __device__ inline void load_decode_tile(const AttentionArgs<Element>& a, const K
   }
   __syncthreads();
   constexpr int of_piece = 16 / int(sizeof(Element));
-  const int pieces = HS / of_piece, stride = DecodeMemory<Element>::stride(HS);
+  const int pieces = HS / of_piece, stride = memory.stride(HS);
   const int64_t first_row = int64_t(keys.first_row) + k0;
   for (int i = int(threadIdx.x); i < decode_keys * pieces; i += decode_threads) {
     const int key = i / pieces, channel = i % pieces * of_piece;
@@ -98,8 +100,8 @@ __device__ inline void load_decode_tile(const AttentionArgs<Element>& a, const K
       const bool seen = memory.seen[key];
       copy_async<16>(to, x + (seen ? (first_row + key) * x_stride + channel : 0), seen);
     };
-    copy(memory.k, kv.k, kv.k_stride);
-    copy(memory.v, kv.v, kv.v_stride);
+    if constexpr (OfK) copy(memory.k, kv.k, kv.k_stride);
+    if constexpr (OfV) copy(memory.v, kv.v, kv.v_stride);
   }
   commit_copies();
   wait_for_copies();
@@ -131,24 +133,26 @@ __device__ inline float decode_relative_score(const AttentionArgs<Element>& a, i
 // Writes partials. A block owns a tile of 64 keys of one K/V head in one sequence, and goes through its query heads'
 // rows eight at a time. Of the scores, a thread owns one key and every second row, of the softmax a warp whole rows,
 // and of the results a thread single channels.
-template <class Element, bool Relative>
+template <class Element, bool Relative, bool InTurn>
 static __global__ void __launch_bounds__(decode_threads)
     attention_decode_kernel(AttentionArgs<Element> a, float to_exp2) {
+  using Memory = DecodeMemory<Element, InTurn>;
   const KVHead<Element> kv = a.kv_heads[blockIdx.y];
-  const int HS = int(a.HS), tile = int(blockIdx.x), k0 = tile * decode_keys, stride = DecodeMemory<Element>::stride(HS);
+  const int HS = int(a.HS), tile = int(blockIdx.x), k0 = tile * decode_keys, stride = Memory::stride(HS);
   const KeyRows keys = key_rows_of(a, blockIdx.z);
   bool is_seen = false;
   for (int i = 0; i < kv.num_query_heads; i++)
     is_seen |= sees_tile(a, a.query_heads[kv.first_query_head + i], keys.T, tile);
   if (!is_seen) return;
-  const DecodeMemory<Element> memory(HS);
-  load_decode_tile(a, kv, memory, keys, k0);
+  const Memory memory(HS);
+  if constexpr (!InTurn) load_decode_tile<true, true>(a, kv, memory, keys, k0);
 
   const int64_t queries = a.queries();
   const int all_rows = kv.num_query_heads * int(queries), warp = int(threadIdx.x) / warp_size,
             lane = int(threadIdx.x) % warp_size;
   for (int first = 0; first < all_rows; first += decode_rows) {
     const int rows = min(decode_rows, all_rows - first);
+    if constexpr (InTurn) load_decode_tile<true, false>(a, kv, memory, keys, k0);
     for (int i = int(threadIdx.x); i < rows * HS; i += decode_threads) {
       const DecodeRow row = decode_row(a, kv, first + i / HS);
       memory.q[i] = to_float(a.q[(blockIdx.z * queries + row.query) * a.q_stride + row.head * HS + i % HS]);
@@ -165,6 +169,7 @@ static __global__ void __launch_bounds__(decode_threads)
       memory.p[r * decode_keys + key] = s;
     }
     __syncthreads();
+    if constexpr (InTurn) load_decode_tile<false, true>(a, kv, memory, keys, k0);
     auto partial = [&](int r) {
       const DecodeRow row = decode_row(a, kv, first + r);
       int source = 0;  // which of the query head's K/V heads this one is
@@ -257,9 +262,11 @@ template <class Element>
 void launch_attention_decode(const AttentionArgs<Element>& a) {
   const float scale = float(1 / std::sqrt(double(a.HS))), to_exp2 = scale * 1.44269504f;  // exp(x) = exp2(x * log2(e))
   const dim3 tiles(unsigned(ceil_div(a.T, decode_keys)), unsigned(a.num_kv_heads), unsigned(a.B));
-  const auto kernel =
-      a.relative.q != nullptr ? attention_decode_kernel<Element, true> : attention_decode_kernel<Element, false>;
-  launch(kernel, tiles, decode_threads, DecodeMemory<Element>::bytes(int(a.HS)), gpu().stream, a, to_exp2);
+  for_tiles_that_fit(DecodeMemory<Element, false>::bytes(int(a.HS)), [&](auto in_turn) {
+    const auto kernel = a.relative.q != nullptr ? attention_decode_kernel<Element, true, in_turn>
+                                                : attention_decode_kernel<Element, false, in_turn>;
+    launch(kernel, tiles, decode_threads, DecodeMemory<Element, in_turn>::bytes(int(a.HS)), gpu().stream, a, to_exp2);
+  });
   const dim3 results(unsigned(a.queries()), unsigned(a.NH), unsigned(a.B));
   const unsigned threads = unsigned(ceil_div(merge_groups * a.HS, warp_size) * warp_size);
   launch(attention_merge_kernel<Element>, results, threads, (32 + merge_groups * size_t(a.HS)) * sizeof(float),

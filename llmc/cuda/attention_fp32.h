@@ -11,6 +11,7 @@
 // the gradient of r.
 #pragma once
 #include <cmath>
+#include <type_traits>
 #include "llmc/ops/attention_args.h"
 #include "attention_relative.h"
 #include "attention_tiles.h"
@@ -32,6 +33,9 @@
 //
 // in registers: it reads 4 + 4 vectors of four floats for 64 FMAs, which is what keeps shared memory from being the
 // bottleneck.
+//
+// A block takes up to 91 KB of shared memory. Each kernel has Small tiles, too, for GPUs where that is too much: on a
+// T4 a block can have 64 KB.
 
 constexpr int half_warp = warp_size / 2, rows_per_thread = 4;
 constexpr float log2_e = 1.44269504f;  // exp(x) = exp2(x * log2_e), and exp2 is an instruction
@@ -245,15 +249,16 @@ __device__ inline void store_rows(float* dst, int64_t stride, int first, int end
 // Forward
 
 // With relative positions they are smaller, because q' and r must fit, too.
-template <int G, int Kind>
+template <int G, int Kind, bool Small>
 struct ForwardTiles {
   static constexpr bool relative = Kind == relative_attention;
-  static constexpr int queries = relative ? 64 / G : 64, keys = (relative ? 32 : 64) / G,
+  static constexpr int queries = relative ? (Small ? 32 : 64) / G : 64, keys = (relative || Small ? 32 : 64) / G,
                        threads = queries / rows_per_thread * half_warp;
-  static constexpr int blocks_per_sm = G == 1 && !relative ? 3 : 2;
+  static constexpr int blocks_per_sm = Small ? 1 : G == 1 && !relative ? 3 : 2;
   static constexpr int relative_rows = relative ? queries + (queries + keys) : 0;  // of q' and r
-  static constexpr int floats =  // 70 and 77 KB, with relative positions 87 and 79 KB
-      (queries + 2 * keys + relative_rows) * tile_stride<G> + queries * scores_stride<keys>;
+  static constexpr size_t bytes =  // 70 and 77 KB, with relative positions 87 and 79 KB; small ones 44 to 57 KB
+      sizeof(float) * ((queries + 2 * keys + relative_rows) * tile_stride<G> + queries * scores_stride<keys>);
+  static_assert(!Small || bytes <= Gpu::least_shared_bytes);
 };
 
 // r_tile = the rows of r of the distances in a tile of queries and keys, of which `Rows` are as many together: from the
@@ -290,14 +295,14 @@ __device__ inline void update_softmax(float (&s)[rows_per_thread][N], float (&ac
   }
 }
 
-// out =, lse =. A block owns 64 queries of one head in one sequence; blocks with the most keys are started first. A
-// warp owns eight queries, a thread the elements of the layouts above. Maxima, sums and rows of out stay in registers
-// over the whole loop over keys, so memory is read once per tile and written once. Each lane sums the probabilities
-// that it computed; the sixteen sums of a row are added at the end.
-template <int G, int Kind>
-__global__ void __launch_bounds__(ForwardTiles<G, Kind>::threads, ForwardTiles<G, Kind>::blocks_per_sm)
+// out =, lse =. A block owns a tile of queries of one head in one sequence; blocks with the most keys are started
+// first. A warp owns eight queries, a thread the elements of the layouts above. Maxima, sums and rows of out stay in
+// registers over the whole loop over keys, so memory is read once per tile and written once. Each lane sums the
+// probabilities that it computed; the sixteen sums of a row are added at the end.
+template <int G, int Kind, bool Small>
+__global__ void __launch_bounds__(ForwardTiles<G, Kind, Small>::threads, ForwardTiles<G, Kind, Small>::blocks_per_sm)
     attention_forward_kernel(AttentionArgs<float> a, float scale) {
-  using Tiles = ForwardTiles<G, Kind>;
+  using Tiles = ForwardTiles<G, Kind, Small>;
   constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
   const int HS = int(a.HS), head = int(blockIdx.y);
   const OwnTile own = own_tile(General ? stride_of(a, head) : 1, int(gridDim.x - 1 - blockIdx.x));
@@ -379,19 +384,23 @@ __global__ void __launch_bounds__(ForwardTiles<G, Kind>::threads, ForwardTiles<G
 // ----------------------------------------------------------------------------
 // The topk keys of each query
 
-template <int G>
+template <int G, bool Small>
 struct TopKTiles {
-  static constexpr int queries = 64 / G, keys = 32, threads = queries / rows_per_thread * half_warp;
-  static constexpr size_t bytes = (queries + keys) * tile_stride<G> * sizeof(float) +
-                                  queries * (sizeof(RadixSearch) + histogram_stride * sizeof(int));  // 91 and 65 KB
+  static constexpr int queries = (Small ? 32 : 64) / G, keys = 32, threads = queries / rows_per_thread * half_warp;
+  static constexpr int blocks_per_sm = Small ? 1 : 2;
+  static constexpr size_t bytes =  // 91 and 66 KB, small ones 50 and 41 KB
+      (queries + keys) * tile_stride<G> * sizeof(float) +
+      queries * (sizeof(RadixSearch) + histogram_stride * sizeof(int));
+  static_assert(!Small || bytes <= Gpu::least_shared_bytes);
 };
 
-// topk_score =, topk_last =. A block owns 64 / G queries of one head in one sequence and their histograms, a warp eight
-// of them, a thread its elements of the scores' layout. A pass is the forward kernel's loop over keys up to the scores,
-// whose bits are the same.
-template <int G>
-__global__ void __launch_bounds__(TopKTiles<G>::threads, 2) attention_topk_kernel(AttentionArgs<float> a) {
-  using Tiles = TopKTiles<G>;
+// topk_score =, topk_last =. A block owns a tile of queries of one head in one sequence and their histograms, a warp
+// eight of them, a thread its elements of the scores' layout. A pass is the forward kernel's loop over keys up to the
+// scores, whose bits are the same.
+template <int G, bool Small>
+__global__ void __launch_bounds__(TopKTiles<G, Small>::threads, TopKTiles<G, Small>::blocks_per_sm)
+    attention_topk_kernel(AttentionArgs<float> a) {
+  using Tiles = TopKTiles<G, Small>;
   const int HS = int(a.HS), head = int(blockIdx.y);
   const OwnTile own = own_tile(stride_of(a, head), int(gridDim.x - 1 - blockIdx.x));
   const Positions positions = own.positions;
@@ -451,14 +460,19 @@ __global__ void __launch_bounds__(TopKTiles<G>::threads, 2) attention_topk_kerne
 
 // For heads of more than 64 channels smaller than the forward pass's, because four tiles must fit: 32 rows and half as
 // many warps. With relative positions half of that again, because as many rows must fit as eight tiles have: most of
-// all in the kernel of the gradient of r, whose tiles of k and v are twice as large.
-template <int G, int Kind>
+// all in the kernel of the gradient of r, whose tiles of k and v are twice as large. Small tiles have half as many
+// columns, and `least` ones, which still have sixteen, a single warp's rows.
+template <int G, int Kind, bool Small>
 struct BackwardTiles {
-  static constexpr bool relative = Kind == relative_attention;
-  static constexpr int rows = (relative ? 32 : 64) / G, columns = rows, threads = rows / rows_per_thread * half_warp;
-  static constexpr int blocks_per_sm = G == 1 && !relative ? 2 : 3;
-  static constexpr int floats =  // 87 and 72 KB, with relative positions 74 and 69 KB
-      (relative ? 8 : 4) * rows * tile_stride<G> + rows * scores_stride<columns>;
+  static constexpr bool relative = Kind == relative_attention, least = relative && Small && G == 2;
+  static constexpr int rows = (relative ? 32 : 64) / G / (least ? 2 : 1),
+                       columns = least ? half_warp : rows / (Small ? 2 : 1),
+                       threads = rows / rows_per_thread * half_warp;
+  static constexpr int blocks_per_sm = Small ? 1 : G == 1 && !relative ? 2 : 3;
+  static constexpr size_t bytes =  // 87 and 72 KB, with relative positions 74 and 69 KB; small ones 50 to 61 KB
+      sizeof(float) *
+      ((relative ? 3 * rows + 5 * columns : 2 * (rows + columns)) * tile_stride<G> + rows * scores_stride<columns>);
+  static_assert(!Small || bytes <= Gpu::least_shared_bytes);
 };
 
 // exp(s * scale - lse) for raw scores; 0 where s is -inf or lse is +inf.
@@ -468,10 +482,10 @@ __device__ inline float probability(float s, float scale, float lse) { return ex
 // keys first, and keeps their q and dout in shared memory over the loop over k and v. A warp owns eight queries, a
 // thread the elements of the layouts above; dq stays in registers and is written once. delta is summed first, straight
 // from memory.
-template <int G, int Kind>
-__global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles<G, Kind>::blocks_per_sm)
+template <int G, int Kind, bool Small>
+__global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, BackwardTiles<G, Kind, Small>::blocks_per_sm)
     attention_dq_kernel(AttentionArgs<float> a, float scale) {
-  using Tiles = BackwardTiles<G, Kind>;
+  using Tiles = BackwardTiles<G, Kind, Small>;
   constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
   const int HS = int(a.HS), head = int(blockIdx.y);
   const OwnTile own = own_tile(General ? stride_of(a, head) : 1, int(gridDim.x - 1 - blockIdx.x));
@@ -578,10 +592,10 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles
 // over the loop over q and dout: of every query head of the K/V head, the tiles of queries from the block's first key
 // or the first query on, whichever is later. A warp owns eight keys, a thread the elements of the layouts above, of the
 // transposed scores too; dk and dv stay in registers and are written once.
-template <int G, int Kind>
-__global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles<G, Kind>::blocks_per_sm)
+template <int G, int Kind, bool Small>
+__global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, BackwardTiles<G, Kind, Small>::blocks_per_sm)
     attention_dkdv_kernel(AttentionArgs<float> a, float scale) {
-  using Tiles = BackwardTiles<G, Kind>;
+  using Tiles = BackwardTiles<G, Kind, Small>;
   constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
   const int HS = int(a.HS);
   const KVHead<float>& kv = a.kv_heads[blockIdx.y];
@@ -674,11 +688,11 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles
 // a thread the elements of the layouts above, where the rows of the scores are distances and the columns are queries,
 // so that row + column says which key; the gradient stays in registers and is written once. Keys before position 0 do
 // not exist and are hidden.
-template <int G>
-__global__ void __launch_bounds__(BackwardTiles<G, relative_attention>::threads,
-                                  BackwardTiles<G, relative_attention>::blocks_per_sm)
+template <int G, bool Small>
+__global__ void __launch_bounds__(BackwardTiles<G, relative_attention, Small>::threads,
+                                  BackwardTiles<G, relative_attention, Small>::blocks_per_sm)
     attention_dr_kernel(AttentionArgs<float> a, float scale) {
-  using Tiles = BackwardTiles<G, relative_attention>;
+  using Tiles = BackwardTiles<G, relative_attention, Small>;
   constexpr int keys = Tiles::rows + Tiles::columns;
   const int HS = int(a.HS), T = int(a.T), distances = int(a.relative.distances), head = int(blockIdx.y);
   const int r0 = int(gridDim.x - 1 - blockIdx.x) * Tiles::rows, end = min(distances, r0 + Tiles::rows);
@@ -751,28 +765,34 @@ inline dim3 attention_grid(const AttentionArgs<float>& a, int64_t rows, int64_t 
 
 template <int G, int Kind>
 void launch_forward(const AttentionArgs<float>& a) {
-  using Tiles = ForwardTiles<G, Kind>;
   if (a.topk > 0)
-    launch(attention_topk_kernel<G>, attention_grid(a, a.queries(), TopKTiles<G>::queries, a.NH), TopKTiles<G>::threads,
-           TopKTiles<G>::bytes, gpu().stream, a);
-  launch(attention_forward_kernel<G, Kind>, attention_grid(a, a.queries(), Tiles::queries, a.NH), Tiles::threads,
-         Tiles::floats * sizeof(float), gpu().stream, a, float(1 / sqrt(double(a.HS))));
+    for_tiles_that_fit(TopKTiles<G, false>::bytes, [&](auto small) {
+      using Tiles = TopKTiles<G, small>;
+      launch(attention_topk_kernel<G, small>, attention_grid(a, a.queries(), Tiles::queries, a.NH), Tiles::threads,
+             Tiles::bytes, gpu().stream, a);
+    });
+  for_tiles_that_fit(ForwardTiles<G, Kind, false>::bytes, [&](auto small) {
+    using Tiles = ForwardTiles<G, Kind, small>;
+    launch(attention_forward_kernel<G, Kind, small>, attention_grid(a, a.queries(), Tiles::queries, a.NH),
+           Tiles::threads, Tiles::bytes, gpu().stream, a, float(1 / sqrt(double(a.HS))));
+  });
 }
 
 template <int G, int Kind>
 void launch_backward(const AttentionArgs<float>& a) {
-  using Tiles = BackwardTiles<G, Kind>;
   const float scale = float(1 / sqrt(double(a.HS)));
-  const size_t shared_bytes = Tiles::floats * sizeof(float);
-  launch(attention_dq_kernel<G, Kind>, attention_grid(a, a.queries(), Tiles::rows, a.NH), Tiles::threads, shared_bytes,
-         gpu().stream, a, scale);
-  launch(attention_dkdv_kernel<G, Kind>, attention_grid(a, a.T, Tiles::rows, a.num_kv_heads), Tiles::threads,
-         shared_bytes, gpu().stream, a, scale);
-  if constexpr (Kind == relative_attention) {
-    const dim3 grid(unsigned(ceil_div(a.relative.distances, Tiles::rows)), unsigned(a.NH), unsigned(a.B));
-    launch(attention_dr_kernel<G>, grid, Tiles::threads, shared_bytes, gpu().stream, a, scale);
-    launch_sum_of_sequences(a);
-  }
+  for_tiles_that_fit(BackwardTiles<G, Kind, false>::bytes, [&](auto small) {
+    using Tiles = BackwardTiles<G, Kind, small>;
+    launch(attention_dq_kernel<G, Kind, small>, attention_grid(a, a.queries(), Tiles::rows, a.NH), Tiles::threads,
+           Tiles::bytes, gpu().stream, a, scale);
+    launch(attention_dkdv_kernel<G, Kind, small>, attention_grid(a, a.T, Tiles::rows, a.num_kv_heads), Tiles::threads,
+           Tiles::bytes, gpu().stream, a, scale);
+    if constexpr (Kind == relative_attention) {
+      const dim3 grid(unsigned(ceil_div(a.relative.distances, Tiles::rows)), unsigned(a.NH), unsigned(a.B));
+      launch(attention_dr_kernel<G, small>, grid, Tiles::threads, Tiles::bytes, gpu().stream, a, scale);
+      launch_sum_of_sequences(a);
+    }
+  });
 }
 
 template <int G>

@@ -25,6 +25,10 @@ void launch_backward_kernels(const AttentionArgs<bf16>& a, float scale) {
   using Dq = DqTilesOf<D, Kind, Large>;
   using Dkdv = DkdvTilesOf<D, Kind, Large>;
   static_assert(Dq::bytes <= Gpu::large_shared_bytes && Dkdv::bytes <= Gpu::large_shared_bytes);
+  // Each block takes 1 KB more than it asks for.
+  static_assert(D != 64 || Large || Kind == relative_attention ||
+                    (2 * (Dq::bytes + 1024) <= 100 << 10 && 2 * (Dkdv::bytes + 1024) <= 100 << 10),
+                "an SM of compute capability 8.6, 8.9 or 12.0 has room for two blocks");
   launch(attention_dq_kernel<D, Kind, Large>, attention_grid(a, a.NH, a.queries(), Dq::queries), Dq::threads, Dq::bytes,
          gpu().stream, a, scale);
   launch(attention_dkdv_kernel<D, Kind, Large>, attention_grid(a, a.num_kv_heads, a.T, Dkdv::keys), Dkdv::threads,
@@ -66,9 +70,12 @@ inline void launch_attention_backward(const AttentionArgs<bf16>& a) {
     if (a.relative.q != nullptr) {
       launch_backward_kernels<D, relative_attention, false>(a, scale);
       launch_dr_kernels<D>(a, scale);
-    } else if (is_general_backward(a)) launch_backward_kernels<D, general_attention, false>(a, scale);
-    else if (gpu().has_large_shared_memory)
-      launch_backward_kernels<D, plain_attention, (D > 64)>(a, scale);  // of fewer channels there is one shape
+    } else if (is_general_backward(a)) {
+      if (gpu().has_large_shared_memory)
+        launch_backward_kernels<D, general_attention, D == 64>(a, scale);  // of other channels there is one shape
+      else launch_backward_kernels<D, general_attention, false>(a, scale);
+    } else if (gpu().has_large_shared_memory)
+      launch_backward_kernels<D, plain_attention, (D >= 64)>(a, scale);  // of fewer channels there is one shape
     else launch_backward_kernels<D, plain_attention, false>(a, scale);
   });
 }

@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include "llmc/ops/device_memory.h"
 #include "llmc/utils/error.h"
@@ -82,8 +83,8 @@ struct Gpu {
   static constexpr size_t gemm_workspace_bytes = 32 << 20;  // what NVIDIA recommends for cuBLASLt on Hopper
   static constexpr size_t scratch_bytes = 16 << 20;         // partial sums of reductions
   // A block can have 163 KB of shared memory on an A100, 227 KB on an H100, 99 KB with compute capability 8.6, 8.9 or
-  // 12.0.
-  static constexpr size_t large_shared_bytes = 162 << 10;
+  // 12.0, 96 KB on a V100, 64 KB on a T4.
+  static constexpr size_t large_shared_bytes = 162 << 10, least_shared_bytes = 64 << 10;
   std::string name;
   std::string id;  // "GPU-8a3c...-...", as nvidia-smi shows it, " on " and the host
   int multiprocessors = 0;
@@ -110,6 +111,17 @@ struct Gpu {
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
     name = properties.name;
+#ifdef PRECISION_BF16
+    if (properties.major < 8)
+      user_error("%s has compute capability %d.%d, and bf16 needs 8.0 (Ampere) or later; build with PRECISION=FP32, "
+                 "for "
+                 "7.0 and later",
+                 properties.name, properties.major, properties.minor);
+#else
+    if (properties.major < 7)
+      user_error("%s has compute capability %d.%d, and 7.0 (Volta) or later is needed", properties.name,
+                 properties.major, properties.minor);
+#endif
     warn_of_gpu_code(properties);
     id = "GPU-";
     for (int i = 0; i < 16; i++)
@@ -135,6 +147,13 @@ struct Gpu {
 inline Gpu& gpu() {
   static Gpu* the_gpu = new Gpu();  // never destroyed: the driver may shut down before static objects are destroyed
   return *the_gpu;
+}
+
+// f(small): whether a kernel must have its smaller tiles, because a block cannot have `bytes` of shared memory.
+template <class F>
+void for_tiles_that_fit(size_t bytes, F f) {
+  if (bytes <= gpu().shared_bytes) f(std::false_type());
+  else f(std::true_type());
 }
 
 inline const char* device_name() { return gpu().name.c_str(); }

@@ -13,8 +13,10 @@
 #include <string>
 #include "llmc/utils/error.h"
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#error "a GPU of compute capability 8.0 (Ampere) or later is needed: older ones have no bf16 tensor cores"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700
+#error "a GPU of compute capability 7.0 (Volta) or later is needed"
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800 && defined(PRECISION_BF16)
+#error "in bf16 a GPU of compute capability 8.0 (Ampere) or later is needed; PRECISION=FP32 is for 7.0 and later"
 #endif
 
 inline void cuda_check(cudaError_t status, const char* what, const char* file, int line) {

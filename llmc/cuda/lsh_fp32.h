@@ -10,13 +10,15 @@
 #include "llmc/ops/lsh.h"
 #include "lsh_tiles.h"
 
-// A block has as many rows as columns. `tiles`: how many tiles of channels a kernel has beside its scores and the
-// buckets of rows and columns in earlier rounds.
-template <int G>
+// A block has as many rows as columns, fewer if it can have little shared memory (attention_fp32.h). `tiles`: how many
+// tiles of channels a kernel has beside its scores and the buckets of rows and columns in earlier rounds.
+template <int G, bool Small>
 struct LshTiles {
-  static constexpr int rows = 64 / G, threads = rows / rows_per_thread * half_warp;
-  static constexpr int floats(int tiles) { return rows * (tiles * tile_stride<G> + scores_stride<rows>); }
-  static size_t bytes(int tiles, int round) { return sizeof(float) * size_t(floats(tiles) + rows * 2 * round); }
+  static constexpr int groups = G, rows = (Small ? 32 : 64) / G, threads = rows / rows_per_thread * half_warp;
+  static constexpr int stride = tile_stride<G>, blocks_per_sm = Small ? 1 : 2;
+  static constexpr size_t bytes(int tiles, int round) {
+    return sizeof(float) * size_t(rows * (tiles * stride + scores_stride<rows> + 2 * round));
+  }
 };
 
 // Rows of one head, by position.
@@ -39,12 +41,12 @@ __device__ inline LshRows lsh_dout(const LshRound& at) {
 }
 
 // tile = the rows of the places [first, end) of the order, and zeros after them. Called by the whole block.
-template <int G>
+template <class Tiles>
 __device__ inline void load_places(float* tile, const LshRound& at, const LshRows& rows, LshInterval places) {
-  constexpr int threads_per_row = 64 * G / 8, rows_at_once = LshTiles<G>::threads / threads_per_row;
+  constexpr int threads_per_row = 64 * Tiles::groups / 8, rows_at_once = Tiles::threads / threads_per_row;
   const int channel = int(threadIdx.x) % threads_per_row * 8;
   if (channel >= int(at.a.shape.HS)) return;
-  for (int row = int(threadIdx.x) / threads_per_row; row < LshTiles<G>::rows; row += rows_at_once) {
+  for (int row = int(threadIdx.x) / threads_per_row; row < Tiles::rows; row += rows_at_once) {
     float x[8] = {};
     const int place = places.begin + row;
     if (place < places.end) {
@@ -52,20 +54,20 @@ __device__ inline void load_places(float* tile, const LshRound& at, const LshRow
       const float factor = rows.normalized ? at.a.of.inverse_norms[at.statistic(place)] : 1.0f;
       for (float& y : x) y *= factor;
     }
-    store8(tile + row * tile_stride<G> + channel, x);
+    store8(tile + row * Tiles::stride + channel, x);
   }
 }
 
 // buckets (round, rows) = those in earlier rounds of the places [first, end). Called by the whole block.
-template <int G>
+template <class Tiles>
 __device__ inline void load_buckets(int* buckets, const LshRound& at, LshInterval places) {
   const int i = int(threadIdx.x);
-  for (int n = 0; i < LshTiles<G>::rows && n < at.round; n++)
-    buckets[n * LshTiles<G>::rows + i] = places.begin + i < places.end ? at.buckets(places.begin + i)[n] : 0;
+  for (int n = 0; i < Tiles::rows && n < at.round; n++)
+    buckets[n * Tiles::rows + i] = places.begin + i < places.end ? at.buckets(places.begin + i)[n] : 0;
 }
 
 // Which columns the thread's rows see.
-template <int G>
+template <class Tiles>
 struct LshMask {
   LshInterval seen[rows_per_thread];
   const int *row_buckets, *column_buckets;  // (round, rows), in shared memory
@@ -80,17 +82,16 @@ struct LshMask {
 #pragma unroll 1
     for (int n = 0; n < round; n++)
       for (int j = 0; j < N; j++) {
-        const int bucket = column_buckets[n * LshTiles<G>::rows + thread.lane + j * half_warp];
+        const int bucket = column_buckets[n * Tiles::rows + thread.lane + j * half_warp];
         for (int i = 0; i < rows_per_thread; i++)
-          if (row_buckets[n * LshTiles<G>::rows + thread.row + i] == bucket) s[i][j] = -INFINITY;
+          if (row_buckets[n * Tiles::rows + thread.row + i] == bucket) s[i][j] = -INFINITY;
       }
   }
 };
 
 // The block's tile of the order, and its shared memory: tiles of channels, then scores, then buckets.
-template <int G>
+template <class Tiles>
 struct LshBlock {
-  using Tiles = LshTiles<G>;
   LshRound at;
   LshInterval own;
   int num_tiles;
@@ -100,10 +101,10 @@ struct LshBlock {
         num_tiles(num_tiles) {}
 
   __device__ float* tile(int n) const {
-    return reinterpret_cast<float*>(shared_memory) + n * Tiles::rows * tile_stride<G>;
+    return reinterpret_cast<float*>(shared_memory) + n * Tiles::rows * Tiles::stride;
   }
   // The thread's rows of tile n.
-  __device__ float* rows(int n) const { return tile(n) + this_thread().row * tile_stride<G>; }
+  __device__ float* rows(int n) const { return tile(n) + this_thread().row * Tiles::stride; }
   __device__ float* scores() const { return tile(num_tiles) + this_thread().row * scores_stride<Tiles::rows>; }
   __device__ int* row_buckets() const {
     return reinterpret_cast<int*>(tile(num_tiles) + Tiles::rows * scores_stride<Tiles::rows>);
@@ -112,9 +113,9 @@ struct LshBlock {
   // Tiles n and n + 1 = rows a and b of the places of the columns, with their buckets. Called by the whole block.
   __device__ void load_columns(LshInterval places, int n, const LshRows& a, const LshRows& b) const {
     __syncthreads();  // all warps have read the tiles before these
-    load_places<G>(tile(n), at, a, places);
-    load_places<G>(tile(n + 1), at, b, places);
-    load_buckets<G>(column_buckets(), at, places);
+    load_places<Tiles>(tile(n), at, a, places);
+    load_places<Tiles>(tile(n + 1), at, b, places);
+    load_buckets<Tiles>(column_buckets(), at, places);
     __syncthreads();
   }
   __device__ int channels() const { return this_thread().channels(int(at.a.shape.HS), own.begin, own.end); }
@@ -122,25 +123,26 @@ struct LshBlock {
   // What the thread's rows see: `interval` is keys_of_query or queries_of_key. Loads the rows' buckets, which the
   // first load_columns makes visible; called by the whole block.
   template <class Interval>
-  __device__ LshMask<G> mask(Interval interval) const {
-    load_buckets<G>(row_buckets(), at, own);
-    LshMask<G> mask = {{}, row_buckets(), column_buckets()};
+  __device__ LshMask<Tiles> mask(Interval interval) const {
+    load_buckets<Tiles>(row_buckets(), at, own);
+    LshMask<Tiles> mask = {{}, row_buckets(), column_buckets()};
     for (int i = 0; i < rows_per_thread; i++) mask.seen[i] = interval(at, own.begin + this_thread().row + i, own.end);
     return mask;
   }
 };
 
-// out =, lse =, or their parts of this round and those before it. A block owns 64 / G queries of the order of one head
-// in one sequence, a warp eight of them, a thread the elements of the layouts of attention_fp32.h.
-template <int G>
-__global__ void __launch_bounds__(LshTiles<G>::threads, 2) lsh_forward_kernel(LshAttention a, int round, float scale) {
-  using Tiles = LshTiles<G>;
-  const LshBlock<G> block(a, round, int(gridDim.x - 1 - blockIdx.x), 3);
+// out =, lse =, or their parts of this round and those before it. A block owns a tile of queries of the order of one
+// head in one sequence, a warp eight of them, a thread the elements of the layouts of attention_fp32.h.
+template <class Tiles>
+__global__ void __launch_bounds__(Tiles::threads, Tiles::blocks_per_sm)
+    lsh_forward_kernel(LshAttention a, int round, float scale) {
+  constexpr int G = Tiles::groups;
+  const LshBlock<Tiles> block(a, round, int(gridDim.x - 1 - blockIdx.x), 3);
   const LshRound& at = block.at;
   const Thread thread = this_thread();
   float *q_tile = block.tile(0), *k_tile = block.tile(1), *v_tile = block.tile(2), *p = block.scores();
-  load_places<G>(q_tile, at, lsh_q(at), block.own);
-  const LshMask<G> mask = block.mask(keys_of_query);
+  load_places<Tiles>(q_tile, at, lsh_q(at), block.own);
+  const LshMask<Tiles> mask = block.mask(keys_of_query);
   const int end = block.own.end - 1, channels = block.channels();  // the last query is no other one's key
 
   const float to_exp2 = scale * log2_e;
@@ -169,8 +171,9 @@ __global__ void __launch_bounds__(LshTiles<G>::threads, 2) lsh_forward_kernel(Ls
 }
 
 // The thread's rows of the gradients dq (part 0), dk (1) or dv (2).
-template <int G>
-__device__ inline void add_gradients(const LshBlock<G>& block, int part, const float (&acc)[rows_per_thread][G][4]) {
+template <class Tiles, int G>
+__device__ inline void add_gradients(const LshBlock<Tiles>& block, int part,
+                                     const float (&acc)[rows_per_thread][G][4]) {
   const Thread thread = this_thread();
   for (int i = 0; i < rows_per_thread; i++)
     for (int g = 0; g < G; g++) {
@@ -190,17 +193,18 @@ struct LshQuery {
   }
 };
 
-// dq of one round. A block owns 64 / G queries, as in the forward pass, and keeps q and dout in shared memory; dq stays
-// in registers and is written once.
-template <int G>
-__global__ void __launch_bounds__(LshTiles<G>::threads, 2) lsh_dq_kernel(LshAttention a, int round, float scale) {
-  using Tiles = LshTiles<G>;
-  const LshBlock<G> block(a, round, int(gridDim.x - 1 - blockIdx.x), 4);
+// dq of one round. A block owns a tile of queries, as in the forward pass, and keeps q and dout in shared memory; dq
+// stays in registers and is written once.
+template <class Tiles>
+__global__ void __launch_bounds__(Tiles::threads, Tiles::blocks_per_sm)
+    lsh_dq_kernel(LshAttention a, int round, float scale) {
+  constexpr int G = Tiles::groups;
+  const LshBlock<Tiles> block(a, round, int(gridDim.x - 1 - blockIdx.x), 4);
   const LshRound& at = block.at;
   float *k_tile = block.tile(2), *v_tile = block.tile(3), *ds = block.scores();
-  load_places<G>(block.tile(0), at, lsh_q(at), block.own);
-  load_places<G>(block.tile(1), at, lsh_dout(at), block.own);
-  const LshMask<G> mask = block.mask(keys_of_query);
+  load_places<Tiles>(block.tile(0), at, lsh_q(at), block.own);
+  load_places<Tiles>(block.tile(1), at, lsh_dout(at), block.own);
+  const LshMask<Tiles> mask = block.mask(keys_of_query);
   const int end = block.own.end - 1, channels = block.channels();
 
   float dq[rows_per_thread][G][4] = {};
@@ -222,17 +226,18 @@ __global__ void __launch_bounds__(LshTiles<G>::threads, 2) lsh_dq_kernel(LshAtte
   add_gradients(block, 0, dq);
 }
 
-// dk and dv of one round. A block owns 64 / G keys of the order, and loops over the queries after them, up to the end
-// of the last one's bucket. Scores are transposed, with a key per row.
-template <int G>
-__global__ void __launch_bounds__(LshTiles<G>::threads, 2) lsh_dkdv_kernel(LshAttention a, int round, float scale) {
-  using Tiles = LshTiles<G>;
-  const LshBlock<G> block(a, round, int(blockIdx.x), 4);
+// dk and dv of one round. A block owns a tile of keys of the order, and loops over the queries after them, up to the
+// end of the last one's bucket. Scores are transposed, with a key per row.
+template <class Tiles>
+__global__ void __launch_bounds__(Tiles::threads, Tiles::blocks_per_sm)
+    lsh_dkdv_kernel(LshAttention a, int round, float scale) {
+  constexpr int G = Tiles::groups;
+  const LshBlock<Tiles> block(a, round, int(blockIdx.x), 4);
   const LshRound& at = block.at;
   float *q_tile = block.tile(2), *dout_tile = block.tile(3), *p = block.scores();
-  load_places<G>(block.tile(0), at, lsh_k(at), block.own);
-  load_places<G>(block.tile(1), at, lsh_v(at), block.own);
-  const LshMask<G> mask = block.mask(queries_of_key);
+  load_places<Tiles>(block.tile(0), at, lsh_k(at), block.own);
+  load_places<Tiles>(block.tile(1), at, lsh_v(at), block.own);
+  const LshMask<Tiles> mask = block.mask(queries_of_key);
   const int end = at.bucket_end(block.own.end - 1), channels = block.channels();
 
   float dk[rows_per_thread][G][4] = {}, dv[rows_per_thread][G][4] = {};
@@ -263,27 +268,34 @@ __global__ void __launch_bounds__(LshTiles<G>::threads, 2) lsh_dkdv_kernel(LshAt
 // ----------------------------------------------------------------------------
 // Launchers
 
-// f(G) with the groups of 64 channels of a head, as a constant.
+// f(tiles) with the tiles of a head's channels, of which a kernel has `num_tiles`, that fit.
 template <class F>
-void for_channel_groups(int64_t HS, F f) {
-  if (HS <= 64) f(std::integral_constant<int, 1>());
-  else f(std::integral_constant<int, 2>());
+void for_lsh_tiles(const LshAttention& a, int round, int num_tiles, F f) {
+  const auto of_groups = [&](auto groups) {
+    constexpr int G = groups;
+    for_tiles_that_fit(LshTiles<G, false>::bytes(num_tiles, round), [&](auto small) { f(LshTiles<G, small>()); });
+  };
+  if (a.shape.HS <= 64) of_groups(std::integral_constant<int, 1>());
+  else of_groups(std::integral_constant<int, 2>());
 }
 
-template <int G>
-void launch_lsh_round(void (*kernel)(LshAttention, int, float), const LshAttention& a, int round, int tiles) {
-  using Tiles = LshTiles<G>;
+template <class Tiles>
+void launch_lsh_round(void (*kernel)(LshAttention, int, float), const LshAttention& a, int round, int num_tiles) {
   const dim3 grid(unsigned(ceil_div(a.shape.T, Tiles::rows)), unsigned(a.shape.NH), unsigned(a.shape.B));
   const float scale = 1.0f / std::sqrt(float(a.shape.HS));
-  launch(kernel, grid, Tiles::threads, Tiles::bytes(tiles, round), gpu().stream, a, round, scale);
+  launch(kernel, grid, Tiles::threads, Tiles::bytes(num_tiles, round), gpu().stream, a, round, scale);
 }
 
 inline void launch_lsh_forward(const LshAttention& a, int round) {
-  for_channel_groups(a.shape.HS, [&](auto G) { launch_lsh_round<G>(lsh_forward_kernel<G>, a, round, 3); });
+  for_lsh_tiles(a, round, 3, [&](auto tiles) {
+    using Tiles = decltype(tiles);
+    launch_lsh_round<Tiles>(lsh_forward_kernel<Tiles>, a, round, 3);
+  });
 }
 inline void launch_lsh_backward(const LshAttention& a, int round) {
-  for_channel_groups(a.shape.HS, [&](auto G) {
-    launch_lsh_round<G>(lsh_dq_kernel<G>, a, round, 4);
-    launch_lsh_round<G>(lsh_dkdv_kernel<G>, a, round, 4);
+  for_lsh_tiles(a, round, 4, [&](auto tiles) {
+    using Tiles = decltype(tiles);
+    launch_lsh_round<Tiles>(lsh_dq_kernel<Tiles>, a, round, 4);
+    launch_lsh_round<Tiles>(lsh_dkdv_kernel<Tiles>, a, round, 4);
   });
 }

@@ -21,6 +21,7 @@
 #pragma once
 #include <cuda_bf16.h>
 #include <cstdint>
+#include <type_traits>
 #include "launch.h"
 #include "vec.h"
 
@@ -83,6 +84,18 @@ __device__ inline void ldmatrix(unsigned (&d)[4], int row) {
 }
 
 // Starts a copy of 4 or 16 bytes from global to shared memory; if not `exists`, nothing is read and zeros are written.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // which has no such instruction: the thread itself copies
+template <int bytes>
+__device__ inline void copy_async(int to, const void* from, bool exists) {
+  using Piece = std::conditional_t<bytes == 16, uint4, unsigned>;
+  Piece x = {};
+  if (exists) x = *static_cast<const Piece*>(from);
+  *reinterpret_cast<Piece*>(shared_memory + to) = x;
+}
+__device__ inline void commit_copies() {}
+template <int pending = 0>
+__device__ inline void wait_for_copies() {}
+#else
 template <int bytes>
 __device__ inline void copy_async(int to, const void* from, bool exists) {
   static_assert(bytes == 4 || bytes == 16, "the sizes that the instruction is used with");
@@ -99,6 +112,7 @@ template <int pending = 0>
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
+#endif
 
 // 2^x with a relative error of 2^-22; 0 for -inf.
 __device__ inline float exp2_approx(float x) {

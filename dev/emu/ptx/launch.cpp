@@ -79,13 +79,19 @@ Races* races() {
   return looks_for_races() ? races : nullptr;
 }
 
-// wgmma is of compute capability 9.0 alone, and ptxas takes it in code for sm_90a only.
+// PTX is for GPUs from its target's compute capability on. wgmma is of 9.0 alone, and ptxas takes it in code for sm_90a
+// only.
 void check_target(const Code& code) {
-  if (code.wgmma_registers.empty()) return;
   const std::string &path = chosen_path(), &target = code.module->target(), &kernel = code.kernel.name;
   int major = 0, minor = 0;
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
   cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
+  if (code.wgmma_registers.empty()) {
+    if (atoi(target.c_str() + strlen("sm_")) > 10 * major + minor)
+      user_error("%s: it is for %s, and the emulated GPU has compute capability %d.%d", path.c_str(), target.c_str(),
+                 major, minor);
+    return;
+  }
   if (target != "sm_90a")
     user_error("%s: the kernel %s has wgmma, which is for sm_90a, and the file is for %s; compile it with "
                "-arch=compute_90a",
