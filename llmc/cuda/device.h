@@ -114,8 +114,7 @@ struct Gpu {
 #ifdef PRECISION_BF16
     if (properties.major < 8)
       user_error("%s has compute capability %d.%d, and bf16 needs 8.0 (Ampere) or later; build with PRECISION=FP32, "
-                 "for "
-                 "7.0 and later",
+                 "for 7.0 and later",
                  properties.name, properties.major, properties.minor);
 #else
     if (properties.major < 7)
