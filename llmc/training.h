@@ -298,7 +298,7 @@ inline bool validate_model(Trainer& t) {
   try {
     for (int64_t i = 0; i < batches.count(); i++) {
       const auto [B, T] = [&] {
-        const WatchdogPause pause(run.channel);
+        const WatchdogPause pause_of_load(run.channel);
         return batches.load(i, inputs.data(), targets.data());
       }();
       gpt2_forward_segments(model, inputs.data(), B, T);

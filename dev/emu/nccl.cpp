@@ -338,7 +338,11 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, 
   auto* made = new ncclComm{rank, num_ranks,   nvls == nullptr || strcmp(nvls, "0") != 0,
                             file, id.internal, static_cast<Slot*>(slots)};
   Slot& mine = made->slots[rank];
-  cudaGetDevice(&mine.device);
+  int device = 0;
+  cudaDeviceProp properties;
+  cudaGetDevice(&device);
+  cudaGetDeviceProperties(&properties, device);
+  mine.device = properties.uuid.bytes[15];  // its number in the machine
   if (mine.size.exchange(num_ranks) != 0) {
     unlink(id.internal);
     emu::fatal("ncclCommInitRank: two processes are rank %d of %d", rank, num_ranks);

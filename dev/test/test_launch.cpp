@@ -175,7 +175,7 @@ TEST_F(LaunchScript, GivesEachRankItsNumberAndOneRendezvous) {
 }
 
 // BUG scripts/launch.sh: `[ -z "$failed" ] || break` -> `:`
-// BUG scripts/launch.sh: `exit "$failed"` -> `exit 1`
+// BUG scripts/launch.sh: `|| exit "$failed"` -> `|| exit 1`
 TEST_F(LaunchScript, EndsAllWhenOneFailsWithItsStatus) {
   const Outcome o = launch("3", "if [ $RANK = 1 ]; then sleep 0.5; exit 7; fi; trap 'echo $RANK >>$out/ended; exit 3' "
                                 "TERM; sleep 50 & wait");

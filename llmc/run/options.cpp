@@ -135,8 +135,8 @@ static void add_rank_options(OptionTable& t, TrainOptions& o) {
       .takes(between(0, 1))
       .logged("zero");
   t.add("--hang-timeout", o.hang_timeout,
-        "end the run, naming the rank, if one does not answer or keeps the others waiting for so many seconds, in which "
-        "reading and writing files does not count; 0: never")
+        "end the run, naming the rank, if one does not answer or keeps the others waiting for so many seconds, without "
+        "the time in which it reads or writes files; 0: never")
       .takes(zero_or_at_least(2, "seconds"));
   t.add("--rendezvous", o.ranks.rendezvous,
         "how ranks find each other without MPI: file:PATH that all can read and rank 0 can write, or tcp:HOST:PORT of "
@@ -149,9 +149,7 @@ static void add_rank_options(OptionTable& t, TrainOptions& o) {
   t.add("--rank", o.ranks.rank, "with --rendezvous: this process's rank, from 0; default: what its launcher says")
       .not_in_config();
   t.add("--ranks", o.ranks.ranks,
-        "with --rendezvous: how many there are; default: what the launcher says. 1: this process trains alone, "
-        "whatever "
-        "started it")
+        "with --rendezvous: how many there are; default: what the launcher says. 1: a run of this process alone")
       .not_in_config();
   t.add("--local-rank", o.ranks.local_rank,
         "with --rendezvous: which GPU of this machine to use; default: what the launcher says, or 0")
