@@ -145,19 +145,19 @@ train_ranks() {
   rm -rf "$out"*
   scripts/launch.sh "$2" bash -c 'echo $$ >"$0.pid.${RANK-0}"; exec "$@"' "$out" "$trainer" \
     -e dev/test/golden/paper_default -i dev/test/golden/paper_default/tokens.bin \
-    -b 1 -t 32 -d 128 -x 5 -k constant -l 1e-3 -v 0 -o "$out" "${@:3}"
+    -b 1 -t 32 -d 128 -x 3 -k constant -l 1e-3 -v 0 -o "$out" "${@:3}"
 }
 losses() { sed -n 's/.*"loss":\([^,]*\),"grad_norm":\([^,]*\),.*/\1 \2/p' "$state/ranks/$1/log.jsonl"; }
-# Twice, with the same bits, and one rank's losses and norms up to the order of sums, which bf16's rounding enlarges.
+# Twice, with the same bits, and one rank's losses and norms but for the order of sums, which bf16's rounding enlarges.
 two_ranks() {
   local folder=$state/ranks file
   train_ranks "zero_$1" 2 --zero "$1" && train_ranks again 2 --zero "$1" || return
   for file in model optimizer; do
-    cmp "$folder"/{"zero_$1",again}/step_00000005/$file.safetensors || return
+    cmp "$folder"/{"zero_$1",again}/step_00000003/$file.safetensors || return
   done
   paste <(losses one) <(losses "zero_$1") | tee /dev/stderr | awk '
     function differ(a, b, share) { return !(a - b <= share * b && b - a <= share * b) }
-    differ($1, $3, 2e-4) || differ($2, $4, 1e-2) { bad = 1 } END { exit bad || NR != 5 }'
+    differ($1, $3, 1e-4) || differ($2, $4, 1e-3) { bad = 1 } END { exit bad || NR != 3 }'
 }
 killed_rank() {
   local out=$state/ranks/killed launch
@@ -180,9 +180,9 @@ part_ranks() {
     why=$(train_ranks dry 2 --dry-run 2>&1 | grep -om 1 'built without NCCL\|libnccl[^:]*: cannot open')
   fi
   if [ -n "$why" ]; then row "| NCCL | not tested | | $why |"; return; fi
-  step 60 "one rank" train_ranks one 1
+  step 120 "one rank" train_ranks one 1
   for zero in 0 1; do step 120 "two ranks, --zero $zero" two_ranks $zero; done
-  step 60 "a rank that is killed" killed_rank
+  step 120 "a rank that is killed" killed_rank
 }
 
 # sanitized <tool> <program> <filter>: the program's tests that match, under the tool, which must have found nothing.
