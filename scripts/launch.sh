@@ -35,9 +35,10 @@ done
 # The statuses of the ranks that have ended, the first of them first.
 statuses() { find "$folder" -name 'status.*' -printf '%T@ %p\n' | sort -n | cut -d' ' -f2 | xargs -r cat; }
 while true; do
-  failed=$(statuses | grep -vxm 1 0)
+  ended=$(statuses)
+  failed=$(grep -vxm 1 0 <<<"$ended")
   [ -z "$failed" ] || break
-  [ "$(statuses | wc -l)" -lt "$ranks" ] || exit 0
+  [ "$(grep -c . <<<"$ended")" -lt "$ranks" ] || exit 0
   wait -n
 done
 # The others notice, say which rank it was and end, unless they have not met yet.
