@@ -727,7 +727,7 @@ TEST_F(LongTraining, ADiskThatStallsIsNoRankThatHangs) {
     const Outcome o =
         run(format("timeout 100 scripts/launch.sh 2 bash -c '[ $RANK != %d ] || export ASAN_OPTIONS="
                    "verify_asan_link_order=0 AFTER=%s STALLS=%s STALLED=%s LD_PRELOAD=%s; exec \"$@\"' rank "
-                   "build/fp32/train_gpt2_sla_emu%s -j %s -v 2 -m 1 -x 8 -n 3 --hang-timeout 2 -o %s",
+                   "build/fp32/train_gpt2_sla_emu%s -j %s -v 2 -m 2 -x 8 -n 3 --hang-timeout 2 -o %s",
                    rank, in(after).c_str(), fs::absolute(in(name)).c_str(), in("stalled").c_str(),
                    in("stall.so").c_str(), arguments("").c_str(), in("val.bin").c_str(), in("out").c_str()));
     EXPECT_EQ(o.exit_status, 0) << name << o.err;
