@@ -206,7 +206,7 @@ TEST_F(LongGpuCheck, StopsAStepAtItsTimeLimit) {
 }
 
 // The emulated GPU's trainer as packed for another machine: --zero 1 has another learning rate, the second run of
-// --zero 0 another beta2, and what is to be killed ends by itself.
+// --zero 0 another beta2, and the run in which a rank is to be killed ends by itself.
 // BUG dev/gpu_check.sh: `differ($1, $3, 1e-4) || differ($2, $4, 1e-3) { bad = 1 }` -> ``
 // BUG dev/gpu_check.sh: `for file in model optimizer; do` -> `for file in; do`
 TEST_F(LongGpuCheck, SaysRedWhenTwoRanksDoNotWhatOneDoes) {
@@ -222,7 +222,7 @@ TEST_F(LongGpuCheck, SaysRedWhenTwoRanksDoNotWhatOneDoes) {
   const Outcome o = check_with(R"sh(
     [[ "$*" != *'--zero 1'* ]] || set -- "${@/#1e-3/1.2e-3}"
     [[ "$*" != *'again --zero 0'* ]] || set -- "$@" --beta2 0.9501
-    exec build/bf16/train_gpt2_sla_emu "${@/#1000000/3}")sh");
+    exec build/bf16/train_gpt2_sla_emu "${@/#1000000/2}")sh");
   EXPECT_EQ(o.exit_status, 1);
   for (const char* row : {"| one rank | green |", "| two ranks, --zero 0 | RED |", "| two ranks, --zero 1 | RED |",
                           "| a rank that is killed | RED |"})
