@@ -61,7 +61,7 @@ override NVCC := $(nvcc)
 # nvcc's host compiler is CXX, of whose words one is the compiler.
 NVCC_CXX := -ccbin $(firstword $(filter-out ccache distcc,$(CXX)))
 endif
-# OpenMPI, by which mpirun's processes find each other and the emulated NCCL runs; its C++ bindings are not used.
+# OpenMPI, by which mpirun's processes find each other; its C++ bindings are not used.
 HAVE_MPI := $(shell mpicxx --showme:compile >/dev/null 2>&1 && echo yes)
 MPI_FLAGS := $(if $(HAVE_MPI),-DSLA_MPI -DOMPI_SKIP_MPICXX $(shell mpicxx --showme:compile 2>/dev/null))
 MPI_LIBS := $(if $(HAVE_MPI),$(filter -L% -l%,$(filter-out -lmpi_cxx,$(shell mpicxx --showme:link 2>/dev/null))))
@@ -105,8 +105,8 @@ NVCCFLAGS = $(CXXSTD) -O3 -lineinfo $(if $(findstring 90a,$(GENCODE)),-DSLA_SM_9
 EMU_OPTIMIZE := -O1 -g1
 EMUFLAGS := $(CXXSTD) $(WARNINGS) -Wno-unknown-pragmas $(EMU_OPTIMIZE) -march=native -fno-math-errno \
   -ffp-contract=fast -fopenmp -fsanitize=address,alignment -fno-sanitize-recover=all \
-  -fsanitize-recover=address --param asan-instrumentation-with-call-threshold=2147483647 -DSLA_EMU \
-  $(if $(HAVE_MPI),-DSLA_NCCL) -Idev/emu/include
+  -fsanitize-recover=address --param asan-instrumentation-with-call-threshold=2147483647 -DSLA_EMU -DSLA_NCCL \
+  -Idev/emu/include
 
 BUILD := build
 # Programs lie in $(BUILD), those of a precision in $(BUILD)/fp32 and $(BUILD)/bf16. Objects lie in a folder for each
@@ -121,8 +121,7 @@ PROGRAMS := train_gpt2_sla sample_gpt2_sla evaluate_gpt2_sla
 # linked from a library.
 HOST_OBJS := $(patsubst %.cpp,$(OBJ)/%.o,$(wildcard llmc/*/*.cpp))
 HOST_LIB := $(OBJ)/libhost.a
-EMU_OBJS := $(patsubst %.cpp,$(EMU_OBJ)/%.o,\
-  $(filter-out $(if $(HAVE_MPI),,%/nccl.cpp),$(wildcard dev/emu/*.cpp dev/emu/ptx/*.cpp)))
+EMU_OBJS := $(patsubst %.cpp,$(EMU_OBJ)/%.o,$(wildcard dev/emu/*.cpp dev/emu/ptx/*.cpp))
 
 # Tests of host code; and tests of the model and its operations, on the CPU's and on the emulated GPU's.
 HOST_TESTS := $(patsubst dev/test/%.cpp,$(BUILD)/%,$(wildcard dev/test/test_*.cpp))
@@ -140,8 +139,9 @@ TESTS := $(FIRST_TESTS) $(filter-out $(FIRST_TESTS),$(EMU_TESTS) $(CPU_TESTS) $(
 # little that the same program in the other precision does not. Of all others it runs the tests whose names do not begin
 # with Long.
 LATER_TESTS := $(addprefix $(BUILD)/,\
-  test_amx test_arm64 test_emu_mbarrier test_emu_wgmma test_evaluate test_faults test_formats test_hostile \
-  test_huggingface test_machine_code test_mutants test_ptx test_reference test_scripts bf16/test_gpt2_sla_cpu \
+  test_amx test_arm64 test_emu_mbarrier test_emu_wgmma test_evaluate test_faults test_formats test_gpu_check \
+  test_hostile test_huggingface test_machine_code test_mutants test_ptx test_reference test_scripts \
+  bf16/test_gpt2_sla_cpu \
   bf16/test_gpt2_sla_emu bf16/test_memory_emu \
   bf16/test_attention_cpu fp32/test_attention_cpu fp32/test_attention_emu bf16/test_ops_cpu fp32/test_ops_cpu \
   bf16/test_ops_emu fp32/test_ops_emu)
@@ -315,16 +315,19 @@ gpu-checked: $(addprefix $(BUILD)/bf16/,bench_gpu train_gpt2_sla test_tile) \
 gpu-check:
 	@dev/gpu_check.sh
 
-# For another machine: without MPI, NCCL and the instructions of this one's CPU. PORTABLE=1 links the compiler's
-# libraries statically.
+# For another machine: without MPI and the instructions of this one's CPU, and without NCCL but for one trainer, as
+# there may be none. PORTABLE=1 links the compiler's libraries statically.
 BUNDLE := $(BUILD)/bundle
 BUNDLE_MARCH ?= $(if $(filter x86_64,$(shell uname -m)),x86-64-v3,armv8-a)
+BUNDLE_FLAGS = MARCH=$(BUNDLE_MARCH) HAVE_MPI= PORTABLE=1 DEBUG=
 gpu-bundle:
 	@$(if $(HAVE_CUBLASLT),:,echo 'error: gpu-bundle needs cuBLASLt, which is not found' >&2; exit 1)
 	@$(if $(strip $(GPU_ARCH)),:,echo 'error: gpu-bundle: for which GPU? GPU_ARCH=sm_90 is an H100 or H200' >&2; exit 1)
 	@scripts/setup.sh gpu
 	@$(MAKE) --no-print-directory -j$(shell nproc) gpu-checked $(PROGRAMS:%=$(BUNDLE)/bf16/%) BUILD=$(BUNDLE) \
-	  MARCH=$(BUNDLE_MARCH) HAVE_MPI= HAVE_NCCL= PORTABLE=1 DEBUG=
+	  HAVE_NCCL= $(BUNDLE_FLAGS)
+	@$(if $(HAVE_NCCL),$(MAKE) --no-print-directory $(BUNDLE)/nccl/bf16/train_gpt2_sla BUILD=$(BUNDLE)/nccl \
+	  $(BUNDLE_FLAGS))
 	@NVCC='$(NVCC)' dev/gpu_bundle.sh $(BUNDLE) $(GPU_ARCH:sm_%=%)
 
 SECONDS ?= 60
@@ -443,7 +446,6 @@ $(eval $(foreach p,fp32 bf16,$(call cpu_programs,$(p))))
 EMU_LIBS := -rdynamic -lboost_context $(ONEDNN) -ldl $(MPI_LIBS)
 EMU_LINK = @mkdir -p $(@D); set -x; $(CXX) $(EMUFLAGS) $(filter %.o %.a,$^) $(EMU_LIBS)
 
-$(EMU_OBJ)/dev/emu/nccl.o $(EMU_OBJ)/dev/test/emu_ranks.o: private CPPFLAGS += $(MPI_FLAGS)
 $(EMU_OBJ)/%.o: %.cpp $(EMU_OBJ)/flags
 	@mkdir -p $(@D)
 	$(EMU_COMPILE) -c $< -o $@

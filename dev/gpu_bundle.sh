@@ -4,9 +4,9 @@
 #
 #   sh gpt2-sla-sm_90.sh [folder]
 #
-# unpacks it into gpt2-sla-sm_90 or that folder, finds libcublasLt and runs dev/gpu_check.sh, whose STEPS and LIMIT
-# it takes from the environment; <folder>/run.sh does so again. The trainer and the headers to build with (INCLUDES) are
-# in the folder, too.
+# unpacks it into gpt2-sla-sm_90 or that folder, finds libcublasLt and libnccl, and runs dev/gpu_check.sh, whose STEPS
+# and LIMIT it takes from the environment; <folder>/run.sh does so again. The trainer and the headers to build with
+# (INCLUDES) are in the folder, too.
 #
 #   dev/gpu_bundle.sh <folder of the programs> <architecture, such as 90>
 set -euo pipefail
@@ -14,8 +14,8 @@ cd "$(dirname "$0")/.."
 build=$1 name=gpt2-sla-sm_$2
 packed=$build/packed bundle=$build/$name.sh
 rm -rf "$packed"
-mkdir -p "$packed"/{build/{bf16,fp32},dev/{bench,test/golden},llmc/model,include,lib}
-for program in "$build"/{bf16,fp32}/*; do
+mkdir -p "$packed"/{build/{bf16,fp32,nccl/bf16},dev/{bench,test/golden},scripts,llmc/model,include,lib}
+for program in "$build"/{bf16,fp32,nccl/bf16}/*; do
   if [ -f "$program" ] && [ -x "$program" ]; then strip -o "$packed/build/${program#"$build/"}" "$program"; fi
 done
 commit=$(git describe --always --dirty 2>/dev/null || echo 'no git')
@@ -23,6 +23,7 @@ release=$(${NVCC:-nvcc} --version | sed -n 's/.*release \([0-9.]*\).*/\1/p')
 echo "$commit, CUDA $release, sm_$2" >"$packed/build/prebuilt"
 cp dev/gpu_check.sh "$packed/dev"
 cp dev/gpu_bundle_run.sh "$packed/run.sh"
+cp scripts/launch.sh "$packed/scripts"
 cp dev/bench/torch_sla.py "$packed/dev/bench"
 cp -r dev/test/golden/paper_default "$packed/dev/test/golden"
 cp -r llmc/model/huggingface "$packed/llmc/model"

@@ -1,26 +1,29 @@
 #!/usr/bin/env bash
-# run.sh in what `make gpu-bundle` has packed: finds libcublasLt, in the CUDA toolkit or in PyTorch's wheels, and runs
-# the check on the GPU.
+# run.sh in what `make gpu-bundle` has packed: finds libcublasLt and, for several GPUs, libnccl in the CUDA toolkit or
+# in PyTorch's wheels, and runs the check on the GPU.
 set -uo pipefail
 cd "$(dirname "$0")"
-# not_found <library>: its whole name, if the programs do not find it.
-not_found() { ldd build/bf16/bench_gpu 2>/dev/null | sed -n "s/^\s*\($1[^ ]*\) => not found.*/\1/p"; }
+# not_found <library> <program>: its whole name, if the program does not find it.
+not_found() { ldd "build/$2" 2>/dev/null | sed -n "s/^\s*\($1[^ ]*\) => not found.*/\1/p"; }
 use() { export LD_LIBRARY_PATH=$1${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; }
-if [ -n "$(not_found libgomp)" ]; then use "$PWD/lib"; fi
-missing=$(not_found libcublasLt)
-if [ -n "$missing" ]; then
-  wheels=$(python3 -c 'import nvidia; print(*nvidia.__path__, sep="\n")' 2>/dev/null)
-  folder=
-  toolkit=$(dirname "$(command -v nvcc)")/..
+wheels=$(python3 -c 'import nvidia; print(*nvidia.__path__, sep="\n")' 2>/dev/null)
+toolkit=$(dirname "$(command -v nvcc)")/..
+# find_library <library> <program>: fails if the program does not find it, and nothing here has it.
+find_library() {
+  local missing path
+  missing=$(not_found "$1" "$2")
+  [ -n "$missing" ] || return 0
   for path in "$toolkit"/{lib64,lib,targets/*/lib} /usr/local/cuda*/{lib64,lib,targets/*/lib} \
     ${wheels:+"$wheels"/*/lib}; do
-    if [ -z "$folder" ] && [ -e "$path/$missing" ]; then folder=$path; fi
+    if [ -e "$path/$missing" ]; then use "$path"; return; fi
   done
-  if [ -z "$folder" ]; then
-    echo "error: $missing is neither in a CUDA toolkit (beside nvcc, /usr/local/cuda*) nor in PyTorch's wheels (of" \
-      "python3); LD_LIBRARY_PATH=folder $0" >&2
-    exit 1
-  fi
-  use "$folder"
+  return 1
+}
+if [ -n "$(not_found libgomp bf16/bench_gpu)" ]; then use "$PWD/lib"; fi
+if ! find_library libcublasLt bf16/bench_gpu; then
+  echo "error: $(not_found libcublasLt bf16/bench_gpu) is neither in a CUDA toolkit (beside nvcc, /usr/local/cuda*)" \
+    "nor in PyTorch's wheels (of python3); LD_LIBRARY_PATH=folder $0" >&2
+  exit 1
 fi
+find_library libnccl nccl/bf16/train_gpt2_sla  # the report says so where there is none
 exec dev/gpu_check.sh

@@ -3,6 +3,7 @@
 #
 #   build      the programs, with nvcc for this GPU
 #   tests      the model and its operations in both precisions, a golden case, the largest micro-batch
+#   ranks      NCCL, where there are two GPUs: losses as of one rank, the same bits again, and a rank that is killed
 #   sanitize   compute-sanitizer on a subset of the tests
 #   bench      the benchmark
 #   torch      the same model and attention in PyTorch, if python3 has one that sees the GPU; it compiles the model for
@@ -18,14 +19,14 @@
 # Programs of make gpu-bundle are taken as they are: then there is a file `prebuilt` beside them.
 #
 # BUILD and RESULTS are the folders of the programs and of the report, if they are to be others than build and
-# dev/bench/results. dev/test/test_scripts.cpp runs this script so, with the emulated GPU's programs in place of what
+# dev/bench/results. dev/test/test_gpu_check.cpp runs this script so, with the emulated GPU's programs in place of what
 # nvcc builds.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 build=${BUILD:-build} results=${RESULTS:-dev/bench/results}
 die() { echo "error: gpu-check: $*" >&2; exit 1; }
-all_parts=(build tests sanitize bench torch)
-IFS=, read -ra parts <<<"${STEPS:-build,tests,sanitize,bench,torch}"
+all_parts=(build tests ranks sanitize bench torch)
+IFS=, read -ra parts <<<"${STEPS:-build,tests,ranks,sanitize,bench,torch}"
 for part in "${parts[@]}"; do
   [[ " ${all_parts[*]} " = *" $part "* ]] || die "STEPS=$STEPS: $part is none of ${all_parts[*]}"
 done
@@ -138,6 +139,53 @@ part_tests() {
   step 120 "train_gpt2_sla, the largest micro-batch" largest_micro_batch
 }
 
+# train_ranks <name> <ranks> <options...>: a small model, to $state/ranks/<name>; the ranks' pids are in <name>.pid.*.
+train_ranks() {
+  local out=$state/ranks/$1 trainer=$build/nccl/bf16/train_gpt2_sla
+  [ -x "$trainer" ] || trainer=$build/bf16/train_gpt2_sla
+  rm -rf "$out"*
+  scripts/launch.sh "$2" bash -c 'echo $$ >"$0.pid.${RANK-0}"; exec "$@"' "$out" "$trainer" \
+    -e dev/test/golden/paper_default -i dev/test/golden/paper_default/tokens.bin \
+    -b 1 -t 32 -d 128 -x 3 -k constant -l 1e-3 -v 0 -o "$out" "${@:3}"
+}
+losses() { sed -n 's/.*"loss":\([^,]*\),"grad_norm":\([^,]*\),.*/\1 \2/p' "$state/ranks/$1/log.jsonl"; }
+# Twice, with the same bits, and one rank's losses and norms but for the order of sums, which bf16's rounding enlarges.
+two_ranks() {
+  local folder=$state/ranks file
+  train_ranks "zero_$1" 2 --zero "$1" && train_ranks again 2 --zero "$1" || return
+  for file in model optimizer; do
+    cmp "$folder"/{"zero_$1",again}/step_00000003/$file.safetensors || return
+  done
+  paste <(losses one) <(losses "zero_$1") | tee /dev/stderr | awk '
+    function differ(a, b, share) { return !(a - b <= share * b && b - a <= share * b) }
+    differ($1, $3, 1e-4) || differ($2, $4, 1e-3) { bad = 1 } END { exit bad || NR != 3 }'
+}
+killed_rank() {
+  local out=$state/ranks/killed launch
+  train_ranks killed 2 -x 1000000 2>"$state/ranks/errors" &
+  launch=$!
+  until grep -qs '"step":3,' "$out/log.jsonl"; do
+    kill -0 $launch || { cat "$state/ranks/errors"; return 1; }
+    sleep 0.1
+  done
+  kill -9 "$(<"$out.pid.1")"
+  wait $launch
+  [ $? = 137 ] && grep 'error: rank 1 (pid .* has died' "$state/ranks/errors" && ! kill -0 "$(<"$out.pid.0")"
+}
+part_ranks() {
+  local why=
+  mkdir -p "$state/ranks"
+  if [ "$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)" -lt 2 ]; then
+    why="it takes two GPUs, and there is one"
+  else
+    why=$(train_ranks dry 2 --dry-run 2>&1 | grep -om 1 'built without NCCL\|libnccl[^:]*: cannot open')
+  fi
+  if [ -n "$why" ]; then row "| NCCL | not tested | | $why |"; return; fi
+  step 120 "one rank" train_ranks one 1
+  for zero in 0 1; do step 120 "two ranks, --zero $zero" two_ranks $zero; done
+  step 120 "a rank that is killed" killed_rank
+}
+
 # sanitized <tool> <program> <filter>: the program's tests that match, under the tool, which must have found nothing.
 # racecheck looks at this project's kernels alone, whose names end in _kernel: those of libraries take most of the time.
 sanitized() {
@@ -191,7 +239,8 @@ part_torch() {
     --seq-len 1024,4096,8192,16384 --micro-batch 32,8,4,2
 }
 
-export -f build_programs largest_micro_batch sanitized has_tests benchmark torch torch_attention to_tables
+export -f build_programs largest_micro_batch train_ranks losses two_ranks killed_rank sanitized has_tests
+export -f benchmark torch torch_attention to_tables
 export tests
 for part in "${parts[@]}"; do
   rm -f "$state/$part".{rows,tables,done}

@@ -80,7 +80,9 @@ inline void print_memory(const GPT2& model, const PlanOptions& o, size_t host_by
   const size_t reserve = device_reserve_bytes(), beside = reserve + (device_memory_is_host_memory ? host_bytes : 0);
   auto plan_of = [&](int B) { return gpt2_memory_plan(model.config, B, o); };
   const TrainingShape& shape = *model.training;
-  printf("memory plan for B %d, T %d, recompute level %d:\n", shape.B, shape.T, int(shape.recompute));
+  const int ranks = model.collectives.size();
+  printf("memory plan for B %d, T %d, recompute level %d%s:\n", shape.B, shape.T, int(shape.recompute),
+         ranks > 1 ? format(", on each of %d ranks", ranks).c_str() : "");
   const MemoryPlan& memory_plan = model.memory_plan;
   const double bytes_per_sequence =
       double(model.activations.layout.bytes - memory_plan[MemoryGroup::logits] - memory_plan[MemoryGroup::muon]) /
@@ -199,6 +201,7 @@ inline void load_or_init_weights(Trainer& t, const std::optional<ModelConfig>& i
 // This rank's tokens of the next step.
 inline StepTokens next_tokens(Trainer& t) {
   Run& run = t.run;
+  const WatchdogPause pause(run.channel);  // its disk may be slow
   if (!t.step_loader) {
     const int64_t n = run.grad_accum_steps * run.B * run.T;
     int* buffer = t.step_tokens.data;
@@ -244,7 +247,10 @@ inline StepResult train_step(Trainer& t) {
   }
   // Without the tokens of the next step all ranks stop after this one, as they do after a signal.
   const double queued = seconds_now();
-  if (run.step + 1 < run.steps) run.data_error = t.step_loader->error();
+  if (run.step + 1 < run.steps) {
+    const WatchdogPause pause(run.channel);
+    run.data_error = t.step_loader->error();
+  }
   result.data_seconds += seconds_now() - queued;
   gpt2_request_stop(model, stop_signal() != 0 || !run.data_error.empty());
   gpt2_update(model, run.step + 1 - run.skipped_steps,
@@ -303,7 +309,10 @@ inline bool validate_model(Trainer& t) {
   gpt2_zero_loss(model);
   try {
     for (int64_t i = 0; i < batches.count(); i++) {
-      const auto [B, T] = batches.load(i, inputs.data(), targets.data());
+      const auto [B, T] = [&] {
+        const WatchdogPause pause_of_load(run.channel);
+        return batches.load(i, inputs.data(), targets.data());
+      }();
       gpt2_forward_segments(model, inputs.data(), B, T);
       gpt2_loss(model, targets.data(), {B, T}, full_batch);
       if (!run.tokenizer) continue;
@@ -318,6 +327,7 @@ inline bool validate_model(Trainer& t) {
   gpt2_sum_losses_over_ranks(model);
   const StepStats stats = gpt2_read_stats(model);
   if (stats.stop_requests > 0) return false;
+  const WatchdogPause pause(run.channel);
   report_validation(run, {stats.mean(stats.loss, full_batch), stats.mean(stats.ponder, full_batch),
                           int64_t(stats.scored), int64_t(stats.tokens), int64_t(stats.correct), stats.text_nats,
                           stats.text_bytes, seconds_now() - start});
@@ -371,8 +381,11 @@ inline void train(Trainer& t) {
   if (t.sampler && run.step == run.steps) sample(t);  // nothing to train: -x 0, or a finished run resumed
   for (bool stopping = run.ranks.size == 1 && stop_signal() != 0; run.step < run.steps && !stopping;) {
     const StepResult result = train_step(t);
-    report_step(run, result);
-    log_timeline(t);
+    {
+      const WatchdogPause pause(run.channel);  // so may be the disk of the log
+      report_step(run, result);
+      log_timeline(t);
+    }
     check_progress(run, result);
     stopping = must_stop(run, result);
     if (run.val && due(run, o.val_every) && !stopping) stopping = !validate_model(t);

@@ -12,8 +12,9 @@
 #   OUT=folder      of the run (runs/gpt2-124M-sla-4096, or gpt2-124M-4096 of the baseline)
 #   BATCH=n         sequences in a micro-batch; T * BATCH * ranks must divide 524,288. Default: the largest power of two
 #                   that does, and whose memory plan fits; for a run that is resumed no more than it began with
-#   LAUNCH=command  starts the trainer's processes (on several GPUs: mpirun -np <how many> --bind-to none);
-#                   scripts/multi_node/ sets it
+#   LAUNCH=command  starts the trainer's processes (on several GPUs: scripts/launch.sh <how many>); scripts/multi_node/
+#                   sets it
+#   CUDA_VISIBLE_DEVICES=0,1,...   the GPUs to use, of all
 #   TRAINER=program (./train_gpt2_sla)
 #   PAUSE=seconds   before it is started again (10)
 set -uo pipefail
@@ -41,7 +42,8 @@ ls "$DATA"/train_*.bin >/dev/null 2>&1 ||
   die "$DATA: no train_*.bin in it; name a folder of GPT-2's tokens with DATA=, see data/README.md"
 [ -x "$TRAINER" ] || die "$TRAINER: not built; make builds it where nvcc is installed"
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
-if [ -z "${LAUNCH+set}" ]; then LAUNCH=; [ "$gpus" -lt 2 ] || LAUNCH="mpirun -np $gpus --bind-to none"; fi
+[ -z "${CUDA_VISIBLE_DEVICES+set}" ] || gpus=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .)
+if [ -z "${LAUNCH+set}" ]; then LAUNCH=; [ "$gpus" -lt 2 ] || LAUNCH="scripts/launch.sh $gpus"; fi
 
 newest() { ls -d "$OUT"/step_* 2>/dev/null | tail -n 1; }
 # shellcheck disable=SC2086 # LAUNCH is a command with its arguments
@@ -52,21 +54,24 @@ train() {
     -v 250 -n 500 --keep 3 --keep-every 6000 -o "$OUT" -y "$@"
 }
 
-# What fits is asked by dry runs. The same machine has the same memory, and so a resumed run the same micro-batch and
-# the same bits.
+# The micro-batch, by a dry run, which says how many ranks there are and how many sequences fit. The same machine has
+# the same memory, and so a resumed run the same micro-batch and the same bits.
 largest_batch() {
-  local batch
+  local plan batch ranks fits
+  plan=$(BATCH=1 train "$@" --dry-run) || return
   batch=$(sed -n '1s/.*"micro_batch":\([0-9]*\).*/\1/p' "$OUT/log.jsonl" 2>/dev/null)
-  batch=${batch:-$((524288 / T))}
-  while [ "$batch" -gt 1 ] && ! (BATCH=$batch train "$@" --dry-run) >/dev/null 2>&1; do batch=$((batch / 2)); done
+  ranks=$(sed -n 's/^memory plan .* on each of \([0-9]*\) ranks:$/\1/p' <<<"$plan")
+  batch=${batch:-$((524288 / T / ${ranks:-1}))}
+  fits=$(sed -n 's/.*the largest micro-batch that fits is //p' <<<"$plan")
+  while [ "$batch" -gt "$fits" ]; do batch=$((batch / 2)); done
   echo "$batch"
 }
-BATCH=${BATCH:-$(largest_batch "$@")}
 
 failures=0
 while true; do
-  before=$(newest)
-  stoppable train "$@"
+  before=$(newest) status=1
+  BATCH=${BATCH:-$(largest_batch "$@")}
+  [ -z "$BATCH" ] || stoppable train "$@"
   [ $status -ne 0 ] || exit 0
   [ -z "$stopped" ] || { echo "stopped; the same command resumes" >&2; exit $status; }
   if [ "$(newest)" = "$before" ]; then failures=$((failures + 1)); else failures=0; fi

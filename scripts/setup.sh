@@ -56,7 +56,7 @@ for group in "$@"; do
     test)
       need libgtest-dev "GoogleTest, the unit tests" header gtest/gtest.h
       need libboost-context-dev "fibers, as threads of the emulated GPU" header boost/context/fiber.hpp
-      need libopenmpi-dev "MPI, by which ranks find each other; the emulated NCCL runs on it" command -v mpicxx
+      need libopenmpi-dev "MPI, by which ranks find each other" command -v mpicxx
       need openmpi-bin "mpirun, which starts them" command -v mpirun
       ;;
     browser)  # Ubuntu's package is an empty one that asks for a snap; tests say what they skip then

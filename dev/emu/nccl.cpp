@@ -1,13 +1,17 @@
-// NCCL on MPI. A collective is an operation of its stream: when it runs, the process waits for the other ranks, all
-// exchange which collective they have called, and only then data moves. Sums are taken in the order of the ranks with
-// NCCL_NVLS_ENABLE=0; otherwise in an order drawn from the seed, as on a machine whose NVSwitch adds up. It takes three
-// ranks to show. Each sum is rounded to the type; the real NCCL has another order.
+// NCCL on a file that all ranks of a machine share, whose name is the communicator's ID. A collective is an operation
+// of its stream: when it runs, the process waits for the other ranks, all exchange which collective they have called,
+// and only then data moves. Sums are taken in the order of the ranks with NCCL_NVLS_ENABLE=0; otherwise in an order
+// drawn from the seed, as on a machine whose NVSwitch adds up. It takes three ranks to show. Each sum is rounded to the
+// type; the real NCCL has another order.
 //
 // Collectives of one communicator on one stream have one order on all ranks. Those on several streams may be reached in
 // different orders, as streams advance at random, and then the ranks wait for each other until the timeout.
 #include "nccl.h"
-#include <mpi.h>
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
+#include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -21,15 +25,6 @@
 #include "cuda_bf16.h"
 #include "emu.h"
 
-struct ncclComm {
-  MPI_Comm mpi;
-  int rank, size;
-  bool owns_mpi;  // MPI was initialised for it
-  bool sums_in_any_order;
-  std::shared_ptr<uint64_t> left = std::make_shared<uint64_t>(0);  // collectives that are queued
-  uint64_t done = 0;
-};
-
 namespace {
 
 // The collective that a rank has called. All ranks must have called the same.
@@ -37,6 +32,31 @@ struct Call {
   char what[24];
   int64_t type, count, root;  // root: -1 where no rank is another than the others
 };
+
+// What a rank tells the others, at the beginning of the file, which is zeros at first.
+struct Slot {
+  std::atomic<int> size;           // of the communicator, as it knows it; 0: the rank has not joined
+  std::atomic<uint64_t> arrivals;  // times that it has waited for the others
+  int device;
+  Call call;
+};
+
+}  // namespace
+
+struct ncclComm {
+  int rank, size;
+  bool sums_in_any_order;
+  int file;
+  const char* path;                                                // of the file, until all ranks have opened it
+  Slot* slots;                                                     // (size)
+  std::shared_ptr<uint64_t> left = std::make_shared<uint64_t>(0);  // collectives that are queued
+  uint64_t arrivals = 0, done = 0;
+};
+
+namespace {
+
+constexpr size_t slot_bytes = size_t(1) << 16;  // of all slots
+constexpr size_t most_bytes = size_t(1) << 30;  // of a collective, of all ranks together
 
 std::string text_of(const Call& call) {
   char text[96], root[32] = "";
@@ -57,23 +77,45 @@ double patience_seconds() {
   return seconds != nullptr ? atof(seconds) : 120;
 }
 
-// Waits for all ranks. Sleeps in between, as cores may be fewer than ranks. Aborts if a rank does not call a collective
-// before the timeout, or calls another one.
-void meet(ncclComm& comm, const Call& call) {
-  std::vector<Call> calls(size_t(comm.size));
-  MPI_Request request;
-  MPI_Iallgather(&call, sizeof call, MPI_BYTE, calls.data(), sizeof call, MPI_BYTE, comm.mpi, &request);
+// Waits for all ranks. Sleeps in between, as cores may be fewer than ranks. Aborts after the timeout.
+void await_others(ncclComm& comm, const std::string& what) {
+  comm.slots[comm.rank].arrivals = ++comm.arrivals;
   const auto start = std::chrono::steady_clock::now();
-  for (int here = 0; MPI_Test(&request, &here, MPI_STATUS_IGNORE), !here; usleep(20))
-    if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > patience_seconds())
-      emu::fatal("rank %d of %d has waited %.0f s for the others with collective number %llu, %s", comm.rank, comm.size,
-                 patience_seconds(), (unsigned long long)comm.done + 1, text_of(call).c_str());
   for (int rank = 0; rank < comm.size; rank++)
-    if (memcmp(&calls[size_t(rank)], &call, sizeof call) != 0)
-      emu::fatal("collective number %llu is %s on rank %d, but %s on rank %d", (unsigned long long)comm.done + 1,
-                 text_of(call).c_str(), comm.rank, text_of(calls[size_t(rank)]).c_str(), rank);
+    for (; comm.slots[rank].arrivals < comm.arrivals; usleep(20)) {
+      if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() <= patience_seconds())
+        continue;
+      if (comm.path != nullptr) unlink(comm.path);
+      emu::fatal("rank %d of %d has waited %.0f s for rank %d with %s", comm.rank, comm.size, patience_seconds(), rank,
+                 what.c_str());
+    }
+}
+
+// Waits for all ranks, and aborts if one has called another collective.
+void meet(ncclComm& comm, const Call& call) {
+  const std::string number = "collective number " + std::to_string(comm.done + 1);
+  comm.slots[comm.rank].call = call;
+  await_others(comm, number + ", " + text_of(call));
+  for (int rank = 0; rank < comm.size; rank++)
+    if (memcmp(&comm.slots[rank].call, &call, sizeof call) != 0)
+      emu::fatal("%s is %s on rank %d, but %s on rank %d", number.c_str(), text_of(call).c_str(), comm.rank,
+                 text_of(comm.slots[rank].call).c_str(), rank);
   comm.done++;
 }
+
+// Each rank's bytes are behind the slots. What publish() has written, others read until they all call end_exchange().
+off_t place_of(int rank) { return off_t(slot_bytes + size_t(rank) * most_bytes); }
+
+void publish(ncclComm& comm, const std::vector<char>& bytes) {
+  if (pwrite(comm.file, bytes.data(), bytes.size(), place_of(comm.rank)) != ssize_t(bytes.size()))
+    emu::fatal("a collective of %zu bytes: %s", bytes.size(), strerror(errno));
+  await_others(comm, "its data");
+}
+void read_published(const ncclComm& comm, int rank, size_t begin, size_t count, char* to) {
+  if (pread(comm.file, to, count, place_of(rank) + off_t(begin)) != ssize_t(count))
+    emu::fatal("rank %d of %d has not the data of rank %d", comm.rank, comm.size, rank);
+}
+void end_exchange(ncclComm& comm) { await_others(comm, "the end of a collective"); }
 
 size_t element_bytes(ncclDataType_t type) { return type == ncclDouble ? 8 : type == ncclFloat ? 4 : 2; }
 
@@ -115,58 +157,72 @@ std::vector<char> sum_of(const ncclComm& comm, const std::vector<char>& parts, s
   return sum;
 }
 
+// The bytes from begin on (count) that each rank has published (ranks, count).
+std::vector<char> parts_of_all(const ncclComm& comm, size_t begin, size_t count) {
+  std::vector<char> parts(count * size_t(comm.size));
+  for (int rank = 0; rank < comm.size; rank++)
+    read_published(comm, rank, begin, count, parts.data() + size_t(rank) * count);
+  return parts;
+}
+
 // The rank-th part of the sum of all ranks' sent (ranks, count).
-std::vector<char> summed_part(const ncclComm& comm, const std::vector<char>& sent, size_t count, ncclDataType_t type) {
-  const int bytes = int(count * element_bytes(type));
-  std::vector<char> parts(sent.size());
-  MPI_Alltoall(sent.data(), bytes, MPI_BYTE, parts.data(), bytes, MPI_BYTE, comm.mpi);
+std::vector<char> summed_part(ncclComm& comm, const std::vector<char>& sent, size_t count, ncclDataType_t type) {
+  const size_t bytes = count * element_bytes(type);
+  publish(comm, sent);
+  const std::vector<char> parts = parts_of_all(comm, size_t(comm.rank) * bytes, bytes);
+  end_exchange(comm);
   return sum_of(comm, parts, count, type);
 }
 
-std::vector<char> gathered(const ncclComm& comm, const std::vector<char>& part) {
-  std::vector<char> all(part.size() * size_t(comm.size));
-  MPI_Allgather(part.data(), int(part.size()), MPI_BYTE, all.data(), int(part.size()), MPI_BYTE, comm.mpi);
+std::vector<char> gathered(ncclComm& comm, const std::vector<char>& part) {
+  publish(comm, part);
+  std::vector<char> all = parts_of_all(comm, 0, part.size());
+  end_exchange(comm);
   return all;
 }
 
-void all_reduce(const ncclComm& comm, const void* sent, void* received, size_t count, ncclDataType_t type) {
+void all_reduce(ncclComm& comm, const void* sent, void* received, size_t count, ncclDataType_t type) {
   const size_t part = (count + size_t(comm.size) - 1) / size_t(comm.size);
   std::vector<char> mine(part * size_t(comm.size) * element_bytes(type));
   copy(mine.data(), sent, count, type);
   copy(received, gathered(comm, summed_part(comm, mine, part, type)).data(), count, type);
 }
 
-void reduce_scatter(const ncclComm& comm, const void* sent, void* received, size_t count, ncclDataType_t type) {
+void reduce_scatter(ncclComm& comm, const void* sent, void* received, size_t count, ncclDataType_t type) {
   std::vector<char> mine(count * size_t(comm.size) * element_bytes(type));
   copy(mine.data(), sent, count * size_t(comm.size), type);
   copy(received, summed_part(comm, mine, count, type).data(), count, type);
 }
 
-void all_gather(const ncclComm& comm, const void* sent, void* received, size_t count, ncclDataType_t type) {
+void all_gather(ncclComm& comm, const void* sent, void* received, size_t count, ncclDataType_t type) {
   std::vector<char> mine(count * element_bytes(type));
   copy(mine.data(), sent, count, type);
   copy(received, gathered(comm, mine).data(), count * size_t(comm.size), type);
 }
 
-void reduce(const ncclComm& comm, const void* sent, void* received, size_t count, ncclDataType_t type, int root) {
-  const int bytes = int(count * element_bytes(type));
-  std::vector<char> mine(static_cast<size_t>(bytes)), parts(comm.rank == root ? mine.size() * size_t(comm.size) : 0);
+void reduce(ncclComm& comm, const void* sent, void* received, size_t count, ncclDataType_t type, int root) {
+  std::vector<char> mine(count * element_bytes(type));
   copy(mine.data(), sent, count, type);
-  MPI_Gather(mine.data(), bytes, MPI_BYTE, parts.data(), bytes, MPI_BYTE, root, comm.mpi);
-  if (comm.rank == root) copy(received, sum_of(comm, parts, count, type).data(), count, type);
+  publish(comm, mine);
+  if (comm.rank == root)
+    copy(received, sum_of(comm, parts_of_all(comm, 0, mine.size()), count, type).data(), count, type);
+  end_exchange(comm);
 }
 
-void broadcast(const ncclComm& comm, const void* sent, void* received, size_t count, ncclDataType_t type, int root) {
-  std::vector<char> values(count * element_bytes(type));
+void broadcast(ncclComm& comm, const void* sent, void* received, size_t count, ncclDataType_t type, int root) {
+  std::vector<char> values(comm.rank == root ? count * element_bytes(type) : 0);
   if (comm.rank == root) copy(values.data(), sent, count, type);
-  MPI_Bcast(values.data(), int(values.size()), MPI_BYTE, root, comm.mpi);
+  publish(comm, values);
+  values.resize(count * element_bytes(type));
+  read_published(comm, root, 0, values.size(), values.data());
+  end_exchange(comm);
   copy(received, values.data(), count, type);
 }
 
 // One call, and the memory that it reads and writes on this rank: so many times `count` elements, 0 times if none.
 struct Collective {
   const char* name;
-  std::function<void(const ncclComm&)> run;
+  std::function<void(ncclComm&)> run;
   const void* sent;
   size_t sent_parts;
   void* received;
@@ -228,7 +284,7 @@ ncclResult_t queue(const Collective& c) {
     return ncclInvalidArgument;
   c.check_ranges();
   if (!emu::take_for(emu::Library::nccl)) return ncclUnhandledCudaError;
-  if (c.part_bytes() * size_t(c.comm->size) > size_t(1) << 30)
+  if (c.part_bytes() * size_t(c.comm->size) > most_bytes)
     emu::fatal("%s: %zu elements are more than the emulator moves at once", c.name, c.count);
   c.check_overlap();
   if (logs_collectives()) {
@@ -261,48 +317,45 @@ const char* ncclGetErrorString(ncclResult_t result) {
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   *id = {};
+  const char* const folder = getenv("TMPDIR");
   const auto now = std::chrono::system_clock::now().time_since_epoch().count();
-  snprintf(id->internal, sizeof id->internal, "%lld.%d", (long long)now, int(getpid()));
-  return ncclSuccess;
+  const int length = snprintf(id->internal, sizeof id->internal, "%s/emulated_nccl.%lld.%d",
+                              folder != nullptr ? folder : "/tmp", (long long)now, int(getpid()));
+  return length < int(sizeof id->internal) ? ncclSuccess : ncclInvalidArgument;
 }
 
-// All of mpirun's processes make the communicator together. As with NCCL, no two of them may use the same GPU of a
-// machine.
+// All ranks make the communicator together. As with NCCL, no two of them may use the same GPU of the machine.
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, int rank) {
   *comm = nullptr;
-  if (num_ranks < 1 || rank < 0 || rank >= num_ranks) return ncclInvalidArgument;
-  int is_initialized = 0, world = 0, threads = 0;
-  MPI_Initialized(&is_initialized);
-  if (!is_initialized) MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &threads);
-  MPI_Query_thread(&threads);
-  if (threads < MPI_THREAD_FUNNELED)
-    emu::fatal("ncclCommInitRank: MPI was initialized for a process of one thread, but NCCL starts others; call "
-               "MPI_Init_thread");
-  MPI_Comm_size(MPI_COMM_WORLD, &world);
-  if (world != num_ranks)
-    emu::fatal("ncclCommInitRank for %d ranks, but mpirun has started %d processes, which are the emulated ranks",
-               num_ranks, world);
-
-  struct Member {
-    ncclUniqueId id;
-    char host[MPI_MAX_PROCESSOR_NAME];
-    int rank, device;
-  } me = {};
-  int host_length = 0;
-  me.id = id, me.rank = rank;
-  MPI_Get_processor_name(me.host, &host_length);
-  cudaGetDevice(&me.device);
+  if (num_ranks < 1 || num_ranks > int(slot_bytes / sizeof(Slot)) || rank < 0 || rank >= num_ranks)
+    return ncclInvalidArgument;
+  const int file = open(id.internal, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (file < 0 || ftruncate(file, place_of(num_ranks)) != 0)
+    emu::fatal("ncclCommInitRank: %s: %s", id.internal, strerror(errno));
+  void* const slots = mmap(nullptr, slot_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (slots == MAP_FAILED) emu::fatal("ncclCommInitRank: %s", strerror(errno));
   const char* nvls = getenv("NCCL_NVLS_ENABLE");
-  auto* made = new ncclComm{MPI_COMM_NULL, rank, num_ranks, !is_initialized, nvls == nullptr || strcmp(nvls, "0") != 0};
-  MPI_Comm_split(MPI_COMM_WORLD, 0, rank, &made->mpi);
-  std::vector<Member> all(static_cast<size_t>(num_ranks));
-  MPI_Allgather(&me, sizeof me, MPI_BYTE, all.data(), sizeof me, MPI_BYTE, made->mpi);
+  auto* made = new ncclComm{rank, num_ranks,   nvls == nullptr || strcmp(nvls, "0") != 0,
+                            file, id.internal, static_cast<Slot*>(slots)};
+  Slot& mine = made->slots[rank];
+  int device = 0;
+  cudaDeviceProp properties;
+  cudaGetDevice(&device);
+  cudaGetDeviceProperties(&properties, device);
+  mine.device = properties.uuid.bytes[15];  // its number in the machine
+  if (mine.size.exchange(num_ranks) != 0) {
+    unlink(id.internal);
+    emu::fatal("ncclCommInitRank: two processes are rank %d of %d", rank, num_ranks);
+  }
+  await_others(*made, "ncclCommInitRank");
+  unlink(id.internal);
+  made->path = nullptr;
   for (int other = 0; other < num_ranks; other++) {
-    const Member& m = all[size_t(other)];
-    if (m.rank != other) emu::fatal("ncclCommInitRank: no process is rank %d of %d", other, num_ranks);
-    if (memcmp(&m.id, &id, sizeof id) != 0)
-      emu::fatal("ncclCommInitRank: ranks %d and %d have not the same id", rank, other);
-    if (other != rank && m.device == me.device && strcmp(m.host, me.host) == 0) return ncclInvalidUsage;
+    const Slot& slot = made->slots[other];
+    if (slot.size != num_ranks)
+      emu::fatal("ncclCommInitRank for %d ranks on rank %d, but for %d on rank %d", num_ranks, rank, int(slot.size),
+                 other);
+    if (other != rank && slot.device == mine.device) return ncclInvalidUsage;
   }
   const char* late = getenv("NCCL_RUNTIME_CONNECT");  // by default NCCL connects, and allocates, at the first
                                                       // collective
@@ -318,40 +371,40 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   Call call = {};
   snprintf(call.what, sizeof call.what, "ncclCommDestroy");
   meet(*comm, call);
-  MPI_Comm_free(&comm->mpi);
-  if (comm->owns_mpi) MPI_Finalize();
+  munmap(comm->slots, slot_bytes);
+  close(comm->file);
   delete comm;
   return ncclSuccess;
 }
 
 ncclResult_t ncclAllReduce(const void* sent, void* received, size_t count, ncclDataType_t type, ncclRedOp_t,
                            ncclComm_t comm, cudaStream_t stream) {
-  const auto run = [=](const ncclComm& c) { all_reduce(c, sent, received, count, type); };
+  const auto run = [=](ncclComm& c) { all_reduce(c, sent, received, count, type); };
   return queue({"ncclAllReduce", run, sent, 1, received, 1, count, type, comm, stream});
 }
 
 ncclResult_t ncclReduceScatter(const void* sent, void* received, size_t count, ncclDataType_t type, ncclRedOp_t,
                                ncclComm_t comm, cudaStream_t stream) {
-  const auto run = [=](const ncclComm& c) { reduce_scatter(c, sent, received, count, type); };
+  const auto run = [=](ncclComm& c) { reduce_scatter(c, sent, received, count, type); };
   return queue({"ncclReduceScatter", run, sent, size_of(comm), received, 1, count, type, comm, stream});
 }
 
 ncclResult_t ncclAllGather(const void* sent, void* received, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
-  const auto run = [=](const ncclComm& c) { all_gather(c, sent, received, count, type); };
+  const auto run = [=](ncclComm& c) { all_gather(c, sent, received, count, type); };
   return queue({"ncclAllGather", run, sent, 1, received, size_of(comm), count, type, comm, stream});
 }
 
 ncclResult_t ncclReduce(const void* sent, void* received, size_t count, ncclDataType_t type, ncclRedOp_t, int root,
                         ncclComm_t comm, cudaStream_t stream) {
-  const auto run = [=](const ncclComm& c) { reduce(c, sent, received, count, type, root); };
+  const auto run = [=](ncclComm& c) { reduce(c, sent, received, count, type, root); };
   const bool receives = comm != nullptr && comm->rank == root;
   return queue({"ncclReduce", run, sent, 1, received, receives, count, type, comm, stream, root});
 }
 
 ncclResult_t ncclBroadcast(const void* sent, void* received, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream) {
-  const auto run = [=](const ncclComm& c) { broadcast(c, sent, received, count, type, root); };
+  const auto run = [=](ncclComm& c) { broadcast(c, sent, received, count, type, root); };
   const bool sends = comm != nullptr && comm->rank == root;
   return queue({"ncclBroadcast", run, sent, sends, received, 1, count, type, comm, stream, root});
 }

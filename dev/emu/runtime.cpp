@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <deque>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -357,11 +358,19 @@ cudaError_t cudaGetLastError() {
 // ----------------------------------------------------------------------------
 // Device
 
+// The numbers of the GPUs that a process sees: those in CUDA_VISIBLE_DEVICES, or all 64 of the emulated machine.
+static std::vector<int> visible_devices() {
+  std::vector<int> devices;
+  const char* const visible = getenv("CUDA_VISIBLE_DEVICES");
+  std::istringstream list(visible != nullptr ? visible : "");
+  for (std::string device; std::getline(list, device, ',');) devices.push_back(atoi(device.c_str()));
+  for (int device = 0; visible == nullptr && device < 64; device++) devices.push_back(device);
+  return devices;
+}
+
 cudaError_t cudaGetDeviceCount(int* count) {
-  const char* processes = getenv("OMPI_COMM_WORLD_LOCAL_SIZE");  // a machine has a GPU for each process that mpirun
-                                                                 // starts on it
-  *count = processes != nullptr ? max(1, atoi(processes)) : 1;
-  return cudaSuccess;
+  *count = int(visible_devices().size());
+  return *count > 0 ? cudaSuccess : failed(cudaErrorNoDevice);
 }
 
 cudaError_t cudaSetDevice(int device) {
@@ -389,7 +398,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (device != runtime().device) return failed(cudaErrorInvalidDevice);
   *properties = {};
   snprintf(properties->name, sizeof properties->name, "emulated GPU");
-  properties->uuid.bytes[15] = char(device);
+  properties->uuid.bytes[15] = char(visible_devices()[size_t(device)]);
   properties->major = runtime().major;
   properties->minor = runtime().minor;
   properties->multiProcessorCount = 6;  // few: a kernel that launches blocks per multiprocessor should not take long

@@ -1,6 +1,5 @@
 // Cases for the emulated NCCL, which test_dist starts with mpirun: `emu_ranks CASE`. Either the case passes, and the
 // program exits with 0, or it makes a mistake that the emulator must report.
-#include <mpi.h>
 #include <nccl.h>
 #include <unistd.h>
 #include <cstring>
@@ -186,8 +185,9 @@ void run(const std::string& name) {
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   check(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking));
   if (name == "wrong_size") num_ranks++;
+  if (name == "other_size") num_ranks += rank;
   if (name == "same_rank") rank = 0;
-  if (name == "other_id") id.internal[0] = char('A' + rank);
+  if (name == "other_id") id.internal[strlen(id.internal)] = char('A' + rank);
   ncclComm_t comm = make_communicator();
   float* x = to_device(std::vector<float>(64, 1.0f));
   auto reduce = [&](float* from, float* to, size_t count) {
@@ -242,14 +242,13 @@ void run(const std::string& name) {
 
 int main(int argc, char** argv) {
   CHECK(argc == 2);
-  int threads = 0;
-  MPI_Init_thread(nullptr, nullptr, strcmp(argv[1], "no_threads") == 0 ? MPI_THREAD_SINGLE : MPI_THREAD_FUNNELED,
-                  &threads);
-  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &num_ranks);
+  const Ranks ranks = init_ranks({});
+  rank = ranks.rank, num_ranks = ranks.size;
   check(ncclGetUniqueId(&id));
-  MPI_Bcast(&id, sizeof id, MPI_BYTE, 0, MPI_COMM_WORLD);
+  std::string of_rank_0(id.internal, sizeof id.internal);
+  if (ranks.by_mpi) broadcast_by_mpi(of_rank_0);
+  memcpy(id.internal, of_rank_0.data(), sizeof id.internal);
   run(argv[1]);
-  MPI_Finalize();
+  finalize_ranks(ranks);
   return 0;
 }

@@ -447,7 +447,7 @@ TEST(EmuLaunch, TheDeviceIsWhatItIsToldToBe) {
   int value;
   check(cudaDeviceGetAttribute(&value, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
   EXPECT_EQ(value, 227 * 1024);
-  EXPECT_EQ(cudaSetDevice(1), cudaErrorInvalidDevice);
+  EXPECT_EQ(cudaSetDevice(64), cudaErrorInvalidDevice);
 }
 
 TEST(EmuLaunch, AKernelsNameIsItsMangledOne) {

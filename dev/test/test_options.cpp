@@ -77,12 +77,14 @@ TEST(Numbers, OfOtherProgramsOptionsAreReadAlike) {
 }
 
 TEST(Numbers, OfSlurmsVariablesAreReadAlike) {
-  const RankOptions options = {"file:nowhere", std::nullopt, 8, std::nullopt, {}};
+  const RankOptions options = {"file:nowhere", std::nullopt, std::nullopt, std::nullopt, {}};
+  setenv("SLURM_STEP_NUM_TASKS", "8", 1);
   setenv("SLURM_PROCID", "3", 1);
   EXPECT_EQ(init_ranks(options).rank, 3);
   setenv("SLURM_PROCID", "3,4", 1);
   EXPECT_ERROR(init_ranks(options), "the environment variable SLURM_PROCID=3,4: is not a whole number");
   unsetenv("SLURM_PROCID");
+  unsetenv("SLURM_STEP_NUM_TASKS");
 }
 
 TEST(Numbers, TextThatIsNoNumberIsRefused) {

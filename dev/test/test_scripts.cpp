@@ -1,8 +1,7 @@
-// The scripts of the paper's runs, with a small model in place of GPT-2 and a few lines of shell in place of Slurm; and
-// the check on a GPU, with the emulated one and a few lines of shell in place of CUDA's tools. Runs from the
-// repository's root, where the trainers and ./report are.
+// The scripts of the paper's runs, with a small model in place of GPT-2 and a few lines of shell in place of Slurm.
+// Runs from the repository's root, where the trainers and ./report are.
 //
-// COVERS ONLY scripts/ dev/gpu_
+// COVERS ONLY scripts/
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -79,28 +78,55 @@ TEST_F(Scripts, PassThePapersOptionsAndTheUsers) {
   }
 }
 
-// A trainer stands in that has memory for five sequences. The last time that the script calls it is the run itself.
-TEST_F(LongScripts, TakeTheLargestMicroBatchThatFits) {
-  unsetenv("BATCH");
-  write_program("of_five", R"(
-    echo "$*" >>"$OUT.calls"
-    b=$(sed 's/.* -b \([0-9]*\) .*/\1/' <<<"$*")
-    [ "$b" -le 5 ] || { echo "error: the plan exceeds the free memory"; exit 1; }
-  )");
-  setenv("TRAINER", in("of_five").c_str(), 1);
-  const auto micro_batches = [&] {
+// A trainer stands in that has memory for five sequences, or what $FITS says. The last time that the script calls it is
+// the run itself.
+class LongMicroBatch : public Scripts {
+ protected:
+  void SetUp() override {
+    Scripts::SetUp();
+    unsetenv("BATCH");
+    write_program("of_five", R"(
+      echo "$*" >>"$OUT.calls"
+      if [ -e "$OUT.fails" ]; then rm "$OUT.fails"; echo "error: the GPU is busy" >&2; exit 1; fi
+      [[ "$*" = *--dry-run ]] || exit 0
+      echo "memory plan for B 1, T 16384, recompute level 0${ON_RANKS-}:"
+      echo "  each sequence takes 1 GB beside the logits; the largest micro-batch that fits is ${FITS-5}"
+    )");
+    setenv("TRAINER", in("of_five").c_str(), 1);
+  }
+  void TearDown() override {
+    for (const char* name : {"FITS", "ON_RANKS"}) unsetenv(name);
+    Scripts::TearDown();
+  }
+  // The calls that the script makes, and what it prints.
+  std::string micro_batches(const std::string& variables = "") const {
     fs::remove(in("out.calls"));
-    const Outcome o = run("scripts/run_gpt2.sh 124M sla 16384 --seed 5");
+    const Outcome o = run(variables + " scripts/run_gpt2.sh 124M sla 16384 --seed 5");
     EXPECT_EQ(o.exit_status, 0) << o.err;
-    EXPECT_EQ(o.out + o.err, "") << "dry runs print nothing";
-    return run("sed 's/.* -b \\([0-9]*\\) .* --seed 5/\\1/' '" + in("out.calls") + "'").out;
-  };
-  EXPECT_EQ(micro_batches(), "32 --dry-run\n16 --dry-run\n8 --dry-run\n4 --dry-run\n4\n");
+    return run("sed 's/.* -b \\([0-9]*\\) .* --seed 5/\\1/' '" + in("out.calls") + "'").out + o.out + o.err;
+  }
+};
+
+TEST_F(LongMicroBatch, IsTheLargestThatFitsByOneDryRun) {
+  EXPECT_EQ(micro_batches(), "1 --dry-run\n4\n");
+  EXPECT_EQ(micro_batches("FITS=100"), "1 --dry-run\n32\n") << "as many tokens as a step has";
+  EXPECT_EQ(micro_batches("FITS=100 ON_RANKS=', on each of 8 ranks'"), "1 --dry-run\n4\n");
   fs::create_directory(in("out"));
   write_file(in("out/log.jsonl"), "{\"run\":{\"model\":\"d12\",\"micro_batch\":2,\"seq_len\":16384}}\n{\"step\":1}\n");
-  EXPECT_EQ(micro_batches(), "2 --dry-run\n2\n") << "resumed";
-  setenv("BATCH", "3", 1);
-  EXPECT_EQ(micro_batches(), "3\n");
+  EXPECT_EQ(micro_batches(), "1 --dry-run\n2\n") << "resumed";
+  EXPECT_EQ(micro_batches("FITS=1"), "1 --dry-run\n1\n") << "resumed with less memory";
+  EXPECT_EQ(micro_batches("BATCH=3"), "3\n");
+}
+
+TEST_F(LongMicroBatch, ADryRunThatFailsIsShownAndRepeated) {
+  write_file(in("out.fails"), "");
+  EXPECT_EQ(micro_batches(), "1 --dry-run\n1 --dry-run\n4\nerror: the GPU is busy\nthe run ended with status 1; it "
+                             "starts again in 1 s\n");
+  write_program("of_five", "echo 'error: no such option' >&2; exit 1");
+  const Outcome o = run("scripts/run_gpt2.sh 124M sla 16384");
+  EXPECT_EQ(o.exit_status, 1);
+  EXPECT_EQ(o.err.find("error: no such option\n"), 0u) << o.err;
+  EXPECT_NE(o.err.find("ended three times in a row without a new checkpoint"), std::string::npos) << o.err;
 }
 
 TEST_F(LongScripts, ResumeAfterAKillWithTheSameBits) {
@@ -150,13 +176,12 @@ TEST_F(LongScripts, GiveUpAfterThreeRunsWithoutACheckpoint) {
 TEST_F(LongScripts, UnderSlurmRequeueWhenWarned) {
   // mpirun starts its tasks, but only with --mpi=pmix can they see that MPI has started them.
   write_program("srun", R"(
-    pmix=
+    unseen=PMIX_RANK
     echo "srun has $SRUN_CPUS_PER_TASK cores a task" >&2
-    while [ "${1#--}" != "$1" ]; do echo "srun $1" >&2; [ "$1" != --mpi=pmix ] || pmix=SLURM_STEP_NUM_TASKS=2
-       shift; done
-    exec mpirun --oversubscribe -np 2 bash -c 'SLURM_PROCID=$OMPI_COMM_WORLD_RANK SLURM_NTASKS=2 \
+    while [ "${1#--}" != "$1" ]; do echo "srun $1" >&2; [ "$1" != --mpi=pmix ] || unseen=NONE; shift; done
+    exec mpirun --oversubscribe -np 2 bash -c 'SLURM_PROCID=$OMPI_COMM_WORLD_RANK SLURM_STEP_NUM_TASKS=2 \
        SLURM_LOCALID=$OMPI_COMM_WORLD_RANK \
-      exec env -u OMPI_COMM_WORLD_SIZE '"$pmix"' "$@"' task "$@"
+      exec env -u OMPI_COMM_WORLD_SIZE -u '$unseen' "$@"' task "$@"
   )");
   write_program("scontrol", "echo \"$*\" >>'" + in("queue") + "'\n");
   setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
@@ -184,11 +209,17 @@ TEST_F(LongScripts, UnderSlurmRequeueWhenWarned) {
 
 TEST_F(Scripts, OnOneMachineStartAProcessForEachGpu) {
   write_program("nvidia-smi", "echo 'GPU 0: a'; echo 'GPU 1: b'");
-  write_program("mpirun", "echo \"mpirun $*\"");
+  write_program("rank", "echo \"${RANK-none} of ${WORLD_SIZE-none}: $1 $2\"");
   setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
-  const Outcome o = run("unset LAUNCH; scripts/run_gpt2.sh 124M sla");
-  EXPECT_EQ(o.exit_status, 0) << o.err;
-  EXPECT_EQ(o.out.find("mpirun -np 2 --bind-to none build/fp32/train_gpt2_sla_cpu -e d12"), 0u) << o.out;
+  setenv("TRAINER", in("rank").c_str(), 1);
+  const auto started = [&](const std::string& variables) {
+    const Outcome o = run("unset LAUNCH; " + variables + " scripts/run_gpt2.sh 124M sla | sort");
+    EXPECT_EQ(o.exit_status, 0) << o.err;
+    return o.out;
+  };
+  EXPECT_EQ(started(""), "0 of 2: -e d12\n1 of 2: -e d12\n");
+  EXPECT_EQ(started("CUDA_VISIBLE_DEVICES=1"), "none of none: -e d12\n");
+  EXPECT_EQ(started("CUDA_VISIBLE_DEVICES=1,0,3"), "0 of 3: -e d12\n1 of 3: -e d12\n2 of 3: -e d12\n");
 }
 
 TEST_F(Scripts, OnSeveralMachinesPassHostsAndInterfaceToMpirun) {
@@ -548,297 +579,4 @@ TEST_F(LongNight, ResumesAndTakesEachWiringAtItsBestRate) {
   EXPECT_EQ(page.find("class=\"warn\""), std::string::npos) << "all have run to their ends";
   EXPECT_NE(page.find("Loss by position"), std::string::npos);
   EXPECT_NE(run("scripts/paper.sh night 1").err.find("SIZE=night has one table"), std::string::npos);
-}
-
-// ----------------------------------------------------------------------------
-// gpu-check
-
-// dev/gpu_check.sh on a machine with a GPU, of which the tools are a few lines of shell. What the Makefile's rules
-// for a GPU let nvcc build is a script that runs the emulated GPU's program of the same name.
-class LongGpuCheck : public CommandLine {
- protected:
-  const std::string bin = in("bin"), report = in("results/emulated-gpu-9000.md");
-  std::string python;  // this machine's, if it has one
-
-  void SetUp() override {
-    CommandLine::SetUp();
-    python = run("command -v python3").out;
-    python = python.substr(0, python.find('\n'));
-    for (const char* name : {"bin", "build"}) fs::create_directory(in(name));
-    // All programs share the objects of host code.
-    fs::create_directory_symlink(fs::absolute("build/obj"), in("build/obj"));
-    setenv("PATH", (bin + ":" + getenv("PATH")).c_str(), 1);
-    setenv("BUILD", in("build").c_str(), 1);
-    setenv("RESULTS", in("results").c_str(), 1);
-    setenv("OMP_NUM_THREADS", "1", 1);  // the matmuls are tiny
-    for (const char* option : {"STEPS", "LIMIT"}) unsetenv(option);
-    write_nvidia_smi();
-    // Runs the program as its arguments say, and reports no error. racecheck is limited to the project's kernels.
-    write_tool("compute-sanitizer", R"sh(
-      summary="ERROR SUMMARY: 0 errors"
-      case "$1 $2 $3 $4 $5 $6" in
-        "--tool memcheck --error-exitcode 1 "*) shift 4 ;;
-        "--tool racecheck --error-exitcode 1 --kernel-name kernel_substring=_kernel")
-          shift 6
-          summary="RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)" ;;
-        *) exit 3 ;;
-      esac
-      [[ "$*" = *--gtest_filter=* ]] || exit 3
-      "$@" && echo "========= $summary")sh");
-    write_tool("python3", "exit 1");  // no PyTorch
-  }
-
-  void write_nvidia_smi() const {
-    write_tool("nvidia-smi", R"sh(
-      case "$*" in
-        *=name*) echo 'Emulated GPU 9000' ;;
-        *=driver_version*) echo 999.9 ;;
-        *=compute_cap*) echo 9.0 ;;
-        *) exit 1 ;;
-      esac)sh");
-  }
-  void write_tool(const std::string& name, const std::string& text) const {
-    write_file(bin + "/" + name, "#!/usr/bin/env bash\n" + text + "\n");
-    chmod((bin + "/" + name).c_str(), 0755);
-  }
-  // nvcc, which is to compile x.cu with `-o build/bf16/x`: it writes a script that does `program`, where $p is bf16 and
-  // $x the program's name. Emulated programs have no code for SLA_ATTENTION=wgmma, and compute by mma.
-  void write_nvcc(const std::string& program) const {
-    write_file(in("program"), program + "\n");
-    write_tool("nvcc", R"sh(
-      [ "$*" != --version ] || { echo 'Cuda compilation tools, release 99.9, V99.9.1'; exit; }
-      [ "$*" != --list-gpu-code ] || exit
-      while [ "$1" != -o ]; do [[ "$1" != *.cu ]] || source=$1; shift; done
-      p=$(basename "$(dirname "$2")") x=$(basename "$2")
-      [ -e "$source" ] && [ "$(basename "$source" .cu)" = $x ] || exit 3
-      printf '%s\n' '#!/usr/bin/env bash' "p=$p x=$x" 'unset SLA_ATTENTION' ". )sh" +
-                           in("program") + R"sh(" >"$2"
-      chmod +x "$2")sh");
-  }
-  Outcome check() const { return run("dev/gpu_check.sh"); }
-};
-
-// For each program that GoogleTest runs, the first test that the script asks for; where it asks for all, a quick one of
-// the model's. The trainer has a tiny model in place of 124M, in a GPU's memory of which libraries take all but 1 MB of
-// what the plan keeps free. For a test program that is not built, as in a part of the tests, that of the other
-// precision runs.
-TEST_F(LongGpuCheck, RunsEachStepOnTheEmulatedGpu) {
-  write_nvcc(R"sh(export GTEST_TOTAL_SHARDS=1000 GTEST_SHARD_INDEX=0
-    case "$x $*" in
-      "train_gpt2_sla -e d12"*)
-        export SLA_EMU_MEMORY=1052,998,1
-        set -- "${@/#1024/8}" --layers 2 --heads 2 --channels 16 --vocab-size 64 --max-seq-len 8 ;;
-      bench_gpu*) set -- --tiny "$@" ;;
-      test_gpt2_sla*) export GTEST_FILTER="Memory.EachLevel*" ;;
-    esac
-    for q in $p bf16 fp32; do [ ! -x build/$q/${x}_emu ] || exec build/$q/${x}_emu "$@"; done)sh");
-  const Outcome o = check();
-  EXPECT_EQ(o.exit_status, 0) << o.out << o.err;
-  const std::string text = read_file(report);
-  std::vector<std::string> steps = {"build for Emulated GPU 9000", "test_tile, bf16", "train_gpt2_sla, a golden case",
-                                    "train_gpt2_sla, the largest micro-batch", "the subset's tests exist"};
-  for (const char* p : {"bf16", "fp32"})
-    for (const char* t : {"test_gpt2_sla", "test_ops", "test_attention"}) steps.push_back(format("%s, %s", t, p));
-  for (const char* tool : {"memcheck", "racecheck"})
-    for (const char* what : {"model, bf16", "model, fp32", "test_ops, bf16", "test_tile, bf16", "test_attention, bf16"})
-      steps.push_back(format("compute-sanitizer %s, %s", tool, what));
-  for (const char* t : {"test_attention", "test_gpt2_sla"}) steps.push_back(format("%s, bf16, wgmma", t));
-  for (const char* tool : {"memcheck", "racecheck"})
-    steps.push_back(format("compute-sanitizer %s, test_attention, bf16, wgmma", tool));
-  steps.push_back("benchmark");
-  for (const std::string& step : steps)
-    EXPECT_NE(text.find("| " + step + " | green |"), std::string::npos) << step << "\n" << text;
-  EXPECT_NE(text.find("s | ERROR SUMMARY: 0 errors |"), std::string::npos) << text;
-  EXPECT_NE(text.find("s | RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings) |"), std::string::npos);
-  for (const char* part : {"# Emulated GPU 9000\n", "CUDA 99.9,\ndriver 999.9, ", "| PyTorch | not timed |",
-                           "| attention_backward |", "\n| operation | calls a step | measured, ms | modelled, ms |",
-                           "\n| matmul_backward, fc | 4 | ", "\n| step, 1 x 128, sla(3,3) | 1 | ", "\nAll green.\n"})
-    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
-  EXPECT_EQ(text.find("RED"), std::string::npos) << text;
-  const json figures = json::parse(read_file(in("results/emulated-gpu-9000.json")));
-  for (const char* part : {"operations", "attention", "training", "modelled"})
-    EXPECT_FALSE(figures.at(part).empty()) << part;
-}
-
-// What is not under test does nothing here, with success.
-TEST_F(LongGpuCheck, SaysRedWhenAStepFails) {
-  struct Case {
-    const char *step, *failure;
-  };
-  for (const Case& c : {Case{"test_ops, fp32", "[ $p/$x = fp32/test_ops ] && exit 1"},
-                        {"test_tile, bf16", "[ $x = test_tile ] && echo \"[  PASSED  ] 0 tests.\" && exit"},
-                        {"compute-sanitizer racecheck, model, bf16", "[ $p/$x = bf16/test_gpt2_sla ] && [ \"$TOOL\" = "
-                                                                     "racecheck ] && exit 1"},
-                        {"the subset's tests exist", "[ \"$1\" = --gtest_list_tests ] && exit"},
-                        {"train_gpt2_sla, a golden case", "[ $x = train_gpt2_sla ] && [ $4 = "
-                                                          "dev/test/golden/paper_default/tokens.bin ] && exit 1"},
-                        {"train_gpt2_sla, the largest micro-batch", "[ $x = train_gpt2_sla ] && [ \"${11}\" = -x ] && "
-                                                                    "exit 1"},
-                        {"train_gpt2_sla, the largest micro-batch", "[[ $x$* = train_gpt2_sla*--dry-run ]] && exit 1"},
-                        {"benchmark", "[ $x = bench_gpu ] && exit 1"}}) {
-    write_tool("compute-sanitizer", R"sh(export TOOL=$2
-      while [ "${1#--}" != "$1" ]; do shift 2; done
-      "$@" && echo "========= ERROR SUMMARY: 0 errors")sh");
-    write_nvcc(std::string(c.failure) + "\necho '  Test'");
-    const Outcome o = check();
-    EXPECT_EQ(o.exit_status, 1) << c.step;
-    const std::string text = read_file(report);
-    EXPECT_NE(text.find(format("| %s | RED |", c.step)), std::string::npos) << text;
-    EXPECT_NE(text.find("| test_attention, bf16 | green |"), std::string::npos) << text;
-    EXPECT_NE(text.find("\nNot all green.\n"), std::string::npos) << text;
-    EXPECT_EQ(text.find("All green."), std::string::npos) << text;
-  }
-}
-
-TEST_F(LongGpuCheck, IsRedWithoutTheSanitizer) {
-  fs::remove(bin + "/compute-sanitizer");
-  if (run("command -v compute-sanitizer").exit_status == 0) GTEST_SKIP() << "this machine has one";
-  write_nvcc("");
-  const Outcome o = check();
-  EXPECT_EQ(o.exit_status, 1) << o.out << o.err;
-  EXPECT_NE(read_file(report).find("| compute-sanitizer | RED |"), std::string::npos) << o.out;
-}
-
-// BUG dev/gpu_check.sh: `[ -z "$gpu_problem" ] || die` -> `[ -z "$gpu_problem" ] || echo`
-TEST_F(LongGpuCheck, EndsWhereItCannotBegin) {
-  const auto expect_error = [&](const char* error) {
-    const Outcome o = check();
-    EXPECT_EQ(o.exit_status, 1) << error;
-    EXPECT_NE(o.err.find(std::string("error: gpu-check: ") + error), std::string::npos) << o.err;
-  };
-  setenv("STEPS", "tests,torc", 1);
-  expect_error("STEPS=tests,torc: torc is none of build tests");
-  unsetenv("STEPS");
-  write_tool("nvidia-smi", "exit 9");
-  expect_error("nvidia-smi shows no GPU");
-  EXPECT_FALSE(fs::exists(report));
-  write_nvidia_smi();
-  write_tool("nvcc", "echo 'Cuda compilation tools, release 12.2, V12.2.1'");
-  expect_error("nvcc is of CUDA 12.2; 12.3 or later is needed");
-  EXPECT_FALSE(fs::exists(report));
-  write_tool("nvcc", "[ \"$*\" != --version ] || { echo 'release 12.4,'; exit; }\n"
-                     "echo 'error: no such architecture' >&2; exit 1");
-  expect_error("the build failed");
-  EXPECT_NE(read_file(report).find("| build for Emulated GPU 9000 | RED |"), std::string::npos);
-}
-
-// The kill comes while test_attention runs in bf16, which says so and then does not end.
-TEST_F(LongGpuCheck, LeavesItsRowsWhenItIsKilled) {
-  write_nvcc("[ $p/$x = bf16/test_attention ] && { touch '" + in("hangs") +
-             "'; echo 'so far'; sleep 5; }; echo '  Test'");
-  const Outcome o = run("dev/gpu_check.sh & check=$!; until [ -e '" + in("hangs") +
-                        "' ]; do sleep 0.1; done; sleep 0.3; kill -9 $check; wait $check; "
-                        "cat '" +
-                        report + "'");
-  EXPECT_NE(o.out.find("| test_ops, bf16 | green |"), std::string::npos) << o.out << o.err;
-  EXPECT_EQ(o.out.find("| test_attention, bf16 |"), std::string::npos) << o.out;
-  const std::string text = read_file(report);
-  EXPECT_NE(text.find("| test_ops, bf16 | green |"), std::string::npos) << text;
-  EXPECT_NE(text.find("Green so far; not done: tests sanitize bench torch."), std::string::npos) << text;
-  EXPECT_EQ(read_file(in("build/gpu_check/test_attention__bf16.log")), "so far\n");
-}
-
-TEST_F(LongGpuCheck, StopsAStepAtItsTimeLimit) {
-  setenv("LIMIT", "2", 1);
-  setenv("STEPS", "tests", 1);
-  fs::create_directories(in("build/bf16"));
-  write_file(in("build/prebuilt"), "abc, CUDA 99.9, sm_90\n");
-  write_file(in("build/bf16/test_tile"), "#!/bin/sh\necho begins\nsleep 100\n");
-  chmod(in("build/bf16/test_tile").c_str(), 0755);
-  const Outcome o = check();
-  EXPECT_EQ(o.exit_status, 1) << o.out << o.err;
-  for (const char* part : {"| test_tile, bf16 | RED | ", "| stopped after 2 s |\n"})
-    EXPECT_NE(read_file(report).find(part), std::string::npos) << o.out;
-  EXPECT_EQ(read_file(in("build/gpu_check/test_tile__bf16.log")), "begins\n");
-}
-
-// A second run of other steps adds to the report, and builds nothing.
-TEST_F(LongGpuCheck, DoesTheStepsThatItIsAskedFor) {
-  write_nvcc("echo '  Test'; [ $x = bench_gpu ] && echo {} >\"$2\"; exit 0");
-  write_tool("compute-sanitizer", "echo '========= ERROR SUMMARY: 0 errors'");
-  setenv("STEPS", "build,tests", 1);
-  EXPECT_EQ(check().exit_status, 0);
-  const std::string first = read_file(report);
-  EXPECT_NE(first.find("| test_tile, bf16 | green |"), std::string::npos) << first;
-  EXPECT_EQ(first.find("compute-sanitizer"), std::string::npos) << first;
-  EXPECT_NE(first.find("Green so far; not done: sanitize bench torch."), std::string::npos) << first;
-  const auto built = fs::last_write_time(in("build/bf16/test_tile"));
-  setenv("STEPS", "build,sanitize,bench,torch", 1);
-  EXPECT_EQ(check().exit_status, 0);
-  const std::string both = read_file(report);
-  for (const char* part : {"| test_tile, bf16 | green |", "| benchmark | green |", "\nAll green.\n"})
-    EXPECT_NE(both.find(part), std::string::npos) << part << both;
-  EXPECT_EQ(fs::last_write_time(in("build/bf16/test_tile")), built);
-}
-
-// What dev/gpu_bundle.sh has packed, unpacked where there is nothing but a shell's tools. The benchmark needs
-// libcublasLt, which lies in PyTorch's wheel; all other programs are lines of shell.
-TEST_F(LongGpuCheck, RunsFromABundleWhereNothingIsInstalled) {
-  for (const char* name :
-       {"programs", "programs/bf16", "programs/fp32", "wheel", "wheel/cu99", "wheel/cu99/lib", "away"})
-    fs::create_directory(in(name));
-  const std::string library = in("wheel/cu99/lib/libcublasLt.so.99");
-  ASSERT_EQ(run("echo 'int answer() { return 42; }' | g++ -shared -fPIC -x c++ - -Wl,-soname,libcublasLt.so.99 -o " +
-                library + " && echo 'int answer(); int main() { return answer() - 42; }' | g++ -x c++ - -x none " +
-                library + " -o " + in("programs/bf16/bench_gpu"))
-                .exit_status,
-            0);
-  for (const char* name : {"bf16/test_tile", "bf16/train_gpt2_sla", "bf16/test_gpt2_sla", "bf16/test_ops",
-                           "bf16/test_attention", "fp32/test_gpt2_sla", "fp32/test_ops", "fp32/test_attention"})
-    write_file(in(std::string("programs/") + name), "#!/bin/sh\necho '  Test'\n"),
-        chmod(in(std::string("programs/") + name).c_str(), 0755);
-  write_tool("strip", "cp \"$3\" \"$2\"");
-  write_tool("nvcc", "echo 'Cuda compilation tools, release 99.9, V99.9.1'");
-  const Outcome packed = run("dev/gpu_bundle.sh '" + in("programs") + "' 90");
-  ASSERT_EQ(packed.exit_status, 0) << packed.err;
-  EXPECT_EQ(packed.out.find(in("programs/gpt2-sla-sm_90.sh") + ": "), 0u) << packed.out;
-  for (const char* name : {"strip", "nvcc"}) fs::remove(bin + "/" + name);
-
-  const std::string away =
-      "cd '" + in("away") + "' && env -i PATH='" + bin + "':/usr/bin:/bin STEPS=build,tests,bench ";
-  const Outcome without = run(away + "sh '" + in("programs/gpt2-sla-sm_90.sh") + "'");
-  EXPECT_EQ(without.exit_status, 1);
-  EXPECT_NE(without.err.find("error: libcublasLt.so.99 is neither in a CUDA toolkit"), std::string::npos)
-      << without.err;
-  write_tool("python3", "[[ $2 = *nvidia* ]] && echo '" + in("wheel") + "'");
-  const Outcome o = run(away + "gpt2-sla-sm_90/run.sh");
-  EXPECT_EQ(o.exit_status, 0) << o.out << o.err;
-  const std::string text = read_file(in("away/gpt2-sla-sm_90/dev/bench/results/emulated-gpu-9000.md"));
-  for (const char* part : {", CUDA 99.9, sm_90,\n", "| build for Emulated GPU 9000 | green |",
-                           "| test_tile, bf16 | green |", "| train_gpt2_sla, a golden case | green |",
-                           "| benchmark | green |", "Green so far; not done: sanitize torch."})
-    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
-  for (const char* name : {"CLI/CLI.hpp", "nlohmann/json.hpp", "toml++/toml.h"})
-    EXPECT_TRUE(fs::exists(in("away/gpt2-sla-sm_90/include/") + name)) << name;
-}
-
-// PyTorch has a GPU here and nothing else: torch_sla.py reads its command line, the wirings and the benchmark's
-// figures, and no more.
-TEST_F(LongGpuCheck, CallsThePeerInPyTorchWithOptionsThatItHas) {
-  if (python.empty()) GTEST_SKIP() << "no python3";
-  write_file(in("peer.py"), R"py(
-import importlib.util, sys, unittest.mock
-for name in "torch", "torch.nn", "torch.nn.functional", "torch.nn.attention":
-    sys.modules[name] = unittest.mock.MagicMock()
-sys.modules["torch"].nn.Module = object
-sys.argv = sys.argv[1:]
-spec = importlib.util.spec_from_file_location("torch_sla", sys.argv[0])
-sys.modules["torch_sla"] = torch_sla = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(torch_sla)
-arguments = torch_sla.parse_arguments()
-wirings = [torch_sla.Wiring(text, 12, 12).text for text in getattr(arguments, "wiring", [])]
-if arguments.command != "check":
-    torch_sla.read_ours(arguments.ours, {"attention": "attention", "train": "training"}[arguments.command])
-print("peer:", arguments.command, *wirings)
-)py");
-  write_tool("python3", "[ \"$1\" = -c ] || exec " + python + " '" + in("peer.py") + "' \"$@\"");
-  write_nvcc(
-      R"sh(if [ $x = bench_gpu ]; then echo '{"attention": [], "training": []}' >"$2"; else echo "  Test"; fi)sh");
-  const Outcome o = check();
-  EXPECT_EQ(o.exit_status, 0) << o.out << o.err;
-  const std::string text = read_file(report);
-  for (const char* part :
-       {"| PyTorch computes the same function | green |", "| PyTorch, attention | green |",
-        "| PyTorch, training | green |", "\npeer: attention\n\npeer: attention\n\npeer: train plain sla(9,9)\n"})
-    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
 }

@@ -17,7 +17,7 @@ struct Collectives {
   static void check_supported(const Ranks& ranks) {
     if (ranks.size > 1)
       user_error("one of %d ranks, but this program was built without NCCL and trains in a single process; start it "
-                 "without mpirun and --rendezvous",
+                 "alone, or with --ranks 1",
                  ranks.size);
   }
   void init(const Ranks&, RankChannel&) {}

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include "llmc/utils/error.h"
 #include "llmc/utils/files.h"
 #include "llmc/utils/number.h"
@@ -21,11 +22,42 @@ static int number_of(const char* variable, int otherwise) {
   } catch (const UserError& e) { user_error("the environment variable %s=%s", variable, e.what()); }
 }
 
-// The number of processes that were started together by MPI, this one included; 1 if it was not started by MPI.
-static int started_by_mpi() {
-  const int ranks = number_of("OMPI_COMM_WORLD_SIZE", 0);  // mpirun
-  if (ranks > 0) return ranks;
-  return getenv("PMIX_RANK") != nullptr ? number_of("SLURM_STEP_NUM_TASKS", 1) : 1;  // srun --mpi=pmix
+// By which variables a launcher tells a process which of how many it is.
+struct Launcher {
+  const char *name, *rank, *size, *local_rank, *local_size;
+  const char* job[2];  // what the processes of a run have in common, and other runs on the machine have not
+};
+
+// Of those that may be nested the inner one comes first. A shell in an allocation, too, has SLURM_PROCID and
+// SLURM_NTASKS; only srun's tasks have SLURM_STEP_NUM_TASKS. mpiexec is Intel MPI's or MPICH's.
+constexpr Launcher launchers[] = {
+    {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", {"MASTER_PORT", "TORCHELASTIC_RUN_ID"}},
+    {"mpirun",
+     "OMPI_COMM_WORLD_RANK",
+     "OMPI_COMM_WORLD_SIZE",
+     "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE",
+     {"PMIX_NAMESPACE"}},
+    {"srun",
+     "SLURM_PROCID",
+     "SLURM_STEP_NUM_TASKS",
+     "SLURM_LOCALID",
+     "SLURM_STEP_TASKS_PER_NODE",
+     {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
+    {"mpiexec", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", {}},
+};
+
+// The shell of `srun --pty` is the first task of its step; this process was started in it, and not by srun.
+static bool is_in_shell_of_srun() {
+  return getenv("SLURM_PTY_PORT") != nullptr && number_of("SLURM_PROCID", 0) == 0 &&
+         number_of("SLURM_TASK_PID", int(getpid())) != int(getpid());
+}
+
+// The launcher that has started this process as one of at least `least` processes; null if there is none.
+static const Launcher* launcher_of(int least) {
+  for (const Launcher& l : launchers)
+    if (number_of(l.size, 0) >= least && !(l.name == std::string("srun") && is_in_shell_of_srun())) return &l;
+  return nullptr;
 }
 
 static Ranks ranks_of_mpi() {
@@ -83,27 +115,66 @@ static std::string secret_of(const RankOptions& o) {
   return secret;
 }
 
+// A name for what only this run's processes use: "srun-77-0"; "" if the launcher's variables do not tell runs apart.
+static std::string name_of_run(const Launcher& l) {
+  std::string name;
+  for (const char* variable : l.job)
+    if (const char* text = variable != nullptr ? getenv(variable) : nullptr) name += std::string("-") + text;
+  for (char& c : name)
+    if (!isalnum((unsigned char)c)) c = '-';
+  return name.empty() ? "" : l.name + name;
+}
+
+// Where the processes of a launcher other than MPI meet: on one machine at a file of their own. Throws UserError, with
+// what to type, if they are on several machines, or nothing tells them from other runs.
+static std::string rendezvous_of(const Launcher& l) {
+  const char *size = getenv(l.size), *local_size = getenv(l.local_size);
+  const std::string run = name_of_run(l);
+  if (!run.empty() && local_size != nullptr && strcmp(size, local_size) == 0)
+    return format("file:%s/gpt2-sla-%u-%s", std::filesystem::temp_directory_path().c_str(), unsigned(geteuid()),
+                  run.c_str());
+  user_error("process %d of %s, which %s has started, does not know where the others are; type %s ... %s ... "
+             "--rendezvous file:%s/rendezvous%s (a path that all machines share), on a single machine "
+             "scripts/launch.sh "
+             "%s %s ..., or --ranks 1 for a run of this process alone",
+             number_of(l.rank, -1), size, l.name, l.name, program_invocation_name,
+             std::filesystem::current_path().c_str(), run.empty() ? "" : ("-" + run).c_str(), size,
+             program_invocation_name);
+}
+
+// The ranks without --rendezvous.
+static Ranks ranks_of_launcher(const Launcher* l) {
+  Ranks r;
+#ifdef SLA_MPI
+  // Of PMIx alone only MPI knows the size.
+  const bool has_pmix = getenv("PMIX_RANK") != nullptr;
+  if (l == nullptr ? has_pmix && launcher_of(1) == nullptr
+                   : l->name == std::string("mpirun") || (l->name == std::string("srun") && has_pmix))
+    return ranks_of_mpi();
+#endif
+  if (l != nullptr) r.rendezvous = rendezvous_of(*l);
+  return r;
+}
+
 Ranks init_ranks(const RankOptions& o) {
   if (o.rendezvous.empty()) {
+    if (o.ranks == 1 && o.rank.value_or(0) == 0 && !o.local_rank && o.secret_file.empty()) return {};
     if (o.rank || o.ranks || o.local_rank || !o.secret_file.empty())
       user_error("--rank, --ranks, --local-rank and --rendezvous-secret belong to --rendezvous; mpirun's processes "
                  "know theirs");
-    const int processes = started_by_mpi();
-    if (processes == 1) return {};
-#ifndef SLA_MPI
-    user_error("started as one of %d processes, but this program was built without MPI; install OpenMPI "
-               "(libopenmpi-dev) and build again, or give --rendezvous",
-               processes);
-#endif
-    return ranks_of_mpi();
-  }
-  if (!begins_with(o.rendezvous, "file:") && !begins_with(o.rendezvous, "tcp:"))
+  } else if (!begins_with(o.rendezvous, "file:") && !begins_with(o.rendezvous, "tcp:")) {
     user_error("--rendezvous %s: it must be file:PATH or tcp:HOST:PORT", o.rendezvous.c_str());
+  }
+  const Launcher* l = launcher_of(2);
   Ranks r;
-  r.rendezvous = o.rendezvous, r.secret = secret_of(o);
-  r.rank = o.rank.value_or(number_of("SLURM_PROCID", -1));
-  r.size = o.ranks.value_or(number_of("SLURM_NTASKS", -1));
-  r.local_rank = o.local_rank.value_or(number_of("SLURM_LOCALID", 0));
+  r.rendezvous = o.rendezvous;
+  if (o.rendezvous.empty()) r = ranks_of_launcher(l);
+  if (r.rendezvous.empty()) return r;
+  if (l == nullptr) l = launcher_of(1);
+  r.secret = secret_of(o);
+  r.rank = o.rank.value_or(l != nullptr ? number_of(l->rank, -1) : -1);
+  r.size = o.ranks.value_or(l != nullptr ? number_of(l->size, -1) : -1);
+  r.local_rank = o.local_rank.value_or(l != nullptr ? number_of(l->local_rank, 0) : 0);
   if (r.rank < 0 || r.size < 1)
     user_error("--rendezvous: which of how many processes is this? Give --rank and --ranks, or start it with srun");
   if (r.rank >= r.size) user_error("--rank %d: with --ranks %d it must be below that", r.rank, r.size);

@@ -1,16 +1,18 @@
 // The processes of a data-parallel run, one per GPU: which rank this one is, and how they find each other. NCCL moves
 // tensors between them (collectives.h); a TCP channel carries control messages (rank_channel.h).
 //
+//   scripts/launch.sh 8 ./train_gpt2_sla ...   on one machine: the ranks meet at a file
 //   mpirun -np 8 ./train_gpt2_sla ...          MPI assigns the ranks, and tells where rank 0 is
+//   srun, torchrun or mpiexec ...              their variables assign the ranks, which on one machine meet at a file
 //   ... --rendezvous file:/shared/run7         without MPI: a path that all can read and write
 //   ... --rendezvous tcp:node1:29500           or the address at which rank 0 listens
 #pragma once
 #include <optional>
 #include <string>
 
-// From the command line; what is missing comes from Slurm's environment variables.
+// From the command line; what is missing comes from the launcher's environment variables.
 struct RankOptions {
-  std::string rendezvous;  // empty: MPI, or a single process
+  std::string rendezvous;  // empty: MPI, a launcher on this machine, or a single process
   std::optional<int> rank, ranks, local_rank;
   std::string secret_file;  // empty: the secret is that of SLA_RENDEZVOUS_SECRET, or there is none
 };
@@ -24,7 +26,7 @@ struct Ranks {
 };
 
 // Determines this process's rank, and initializes MPI if MPI has started it. Throws UserError if the options and the
-// environment do not determine the rank, or if MPI is needed and this program was built without it.
+// environment do not determine the rank, or where the others are.
 Ranks init_ranks(const RankOptions& options);
 
 // The bytes of a file of at most 64 KiB that belongs to this user, and that no other can read or write. Throws

@@ -100,15 +100,15 @@ static void add_optimizer_options(OptionTable& t, TrainOptions& o) {
 }
 
 static void add_rank_options(OptionTable& t, TrainOptions& o) {
-  t.group = "Ranks (mpirun -np N, or --rendezvous)";
+  t.group = "Ranks (scripts/launch.sh N, mpirun -np N, srun, torchrun)";
   t.add("--zero", o.zero,
         "of several ranks: 1: each keeps the optimizer state of its shard of every layer (ZeRO-1); 0: of all "
         "parameters",
         between(0, 1))
       .logged("zero");
   t.add("--hang-timeout", o.hang_timeout,
-        "end the run, naming the rank, if one does not answer or keeps the others waiting for so many seconds; 0: "
-        "never",
+        "end the run, naming the rank, if one does not answer or keeps the others waiting for so many seconds, without "
+        "the time in which it reads or writes files; 0: never",
         zero_or_at_least(2, "seconds"));
   t.add("--rendezvous", o.ranks.rendezvous,
         "how ranks find each other without MPI: file:PATH that all can read and rank 0 can write, or tcp:HOST:PORT of "
@@ -118,11 +118,13 @@ static void add_rank_options(OptionTable& t, TrainOptions& o) {
         "a file that only you can read, with what the ranks prove to know when they connect; or the secret itself in "
         "SLA_RENDEZVOUS_SECRET. Who has it is trusted; the network sees all else that ranks send, unencrypted")
       .not_in_config();
-  t.add("--rank", o.ranks.rank, "with --rendezvous: this process's rank, from 0; default: SLURM_PROCID")
+  t.add("--rank", o.ranks.rank, "with --rendezvous: this process's rank, from 0; default: what its launcher says")
       .not_in_config();
-  t.add("--ranks", o.ranks.ranks, "with --rendezvous: how many there are; default: SLURM_NTASKS").not_in_config();
+  t.add("--ranks", o.ranks.ranks,
+        "with --rendezvous: how many there are; default: what the launcher says. 1: a run of this process alone")
+      .not_in_config();
   t.add("--local-rank", o.ranks.local_rank,
-        "with --rendezvous: which GPU of this machine to use; default: SLURM_LOCALID, or 0")
+        "with --rendezvous: which GPU of this machine to use; default: what the launcher says, or 0")
       .not_in_config();
 }
 

@@ -1,5 +1,5 @@
-// A stand-in for NCCL's nccl.h: what the project uses of it, with the real names, values and signatures. It runs on
-// MPI: a rank is a process of mpirun's, with an emulated GPU of its own. ../README.md says what is checked.
+// A stand-in for NCCL's nccl.h: what the project uses of it, with the real names, values and signatures. A rank
+// is a process of this machine, with an emulated GPU of its own. ../README.md says what is checked.
 #pragma once
 #include <cstddef>
 #include "cuda_runtime.h"
