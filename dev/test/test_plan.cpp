@@ -253,6 +253,8 @@ TEST(WiringChange, IsSaidByLayers) {
   EXPECT_EQ(text("universal(2)", "plain"), "  layers: 4 in place of 2 have weights, layer l those of layer l mod 2; "
                                            "what "
                                            "cycles began with is dropped\n");
+  EXPECT_EQ(text("plain", "documents"), "  documents: queries no longer see those before their own\n");
+  EXPECT_EQ(text("documents", "plain"), "  documents: queries see those before, too\n");
   EXPECT_EQ(text("plain", "rmsnorm"), "  norms: no longer take the mean; biases are dropped\n");
   EXPECT_EQ(text("rmsnorm", "plain"), "  norms: also take the mean; biases start as in a new model\n");
   EXPECT_EQ(text("plain", "gru"), "  residual stream: gates in place of sums start as in a new model, almost closed to "
@@ -343,9 +345,11 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"lsh(16386,1)", "lsh(16386,1), at character 1", "at most 16384"},
                {"lsh(4,2) sla(3,3)", "sla(3,3), at character 10", "lsh does with rmsnorm, gru and reversible"},
                {"window(8) lsh(4,2)", "lsh(4,2), at character 11", "does not combine with window(8)"},
+               {"rope memory(4) documents", "documents, at character 16", "does not combine with memory(4)"},
+               {"documents lsh(4,2)", "lsh(4,2), at character 11", "does not combine with documents"},
                {"reversible gru", "gru, at character 12",
                 "reversible does with sla, also, share, layers, gqa, window, "
-                "strided, fixed, rope, rmsnorm and lsh"},
+                "strided, fixed, documents, rope, rmsnorm and lsh"},
                {"topk(4) reversible", "reversible, at character 9", "topk(4), at character 1"},
                {"reversible(2)", "reversible(2), at character 1", "it is reversible"},
                {"plain gqa(4)", "plain, at character 1", "leave it out"},
@@ -382,6 +386,7 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
                            "relative window(7) memory(8)",
                            "universal(2) relative",
                            "rmsnorm",
+                           "documents sla(2,2)",
                            "gru",
                            "universal(1) act(0.1)",
                            "universal(2) act(0.01,0.5) gru",

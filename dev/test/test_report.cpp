@@ -663,6 +663,7 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
                         {"rope", {"q and k are rotated by their position"}},
                         {"relative", {"scores depend on the distance of query and key"}},
                         {"universal(1)", {"layer l has the parameters of layer l mod 1"}},
+                        {"documents", {"sees only keys of its own document"}},
                         {"rmsnorm", {"norms take no mean"}},
                         {"gru", {"join the residual stream in gates"}},
                         {"universal(1) act(0.1)", {"halting probabilities reach 1 - 0.1"}}}) {

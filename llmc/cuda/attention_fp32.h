@@ -174,6 +174,17 @@ __device__ inline void mask_scores(float (&s)[rows_per_thread][N], const Mask& m
   }
 }
 
+// With documents scores of keys of others become -inf, too. The bound of each row, a query or a key, is loaded once.
+template <bool transposed, int N>
+__device__ inline void mask_scores(float (&s)[rows_per_thread][N], const DocumentMask& mask, int t, int j) {
+  mask_scores<transposed>(s, static_cast<const MaskView&>(mask), t, j);
+  for (int r = 0; r < rows_per_thread; r++) {
+    const int bound = transposed ? mask.last_query(j + r) - t : mask.first_key(t + r) - j;
+    for (int n = 0; n < N; n++)
+      if (transposed ? n * half_warp > bound : n * half_warp < bound) s[r][n] = -INFINITY;
+  }
+}
+
 // Scores of keys that are not among the topk of their query become -inf. `chosen` begins at the thread's first query,
 // of whose tile `queries` are left from there on; `j` is the index of the thread's first key. Queries and keys are
 // `stride` apart.
@@ -247,7 +258,7 @@ __device__ inline void store_rows(float* dst, int64_t stride, int first, int end
 // With relative positions they are smaller, because q' and r must fit, too.
 template <int G, int Kind>
 struct ForwardTiles {
-  static constexpr bool relative = Kind == relative_attention;
+  static constexpr bool relative = is_relative(Kind);
   static constexpr int queries = relative ? 64 / G : 64, keys = (relative ? 32 : 64) / G,
                        threads = queries / rows_per_thread * half_warp;
   static constexpr int blocks_per_sm = G == 1 && !relative ? 3 : 2;
@@ -298,7 +309,7 @@ template <int G, int Kind>
 __global__ void __launch_bounds__(ForwardTiles<G, Kind>::threads, ForwardTiles<G, Kind>::blocks_per_sm)
     attention_forward_kernel(AttentionArgs<float> a, float scale) {
   using Tiles = ForwardTiles<G, Kind>;
-  constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
+  constexpr bool General = Kind != plain_attention, Relative = is_relative(Kind);
   const int HS = int(a.HS), head = int(blockIdx.y);
   const OwnTile own = own_tile(General ? stride_of(a, head) : 1, int(gridDim.x - 1 - blockIdx.x));
   const Positions positions = own.positions;  // everything below is in terms of these
@@ -332,7 +343,7 @@ __global__ void __launch_bounds__(ForwardTiles<G, Kind>::threads, ForwardTiles<G
   const float to_exp2 = scale * log2_e;
   float row_max[rows_per_thread], row_sum[rows_per_thread], acc[rows_per_thread][G][4] = {};
   for (int i = 0; i < rows_per_thread; i++) row_max[i] = -INFINITY, row_sum[i] = 0;
-  const KeyTiles<Tiles::keys, float, General> tiles(a, head, first_key_row, positions, q0, end);
+  const KeyTiles<Tiles::keys, float, Kind> tiles(a, head, first_key_row, positions, q0, end);
   for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
     const int k0 = tile.k0;
     const KVRows<float> kv = tiles.rows(tile);
@@ -389,7 +400,7 @@ struct TopKTiles {
 // topk_score =, topk_last =. A block owns 64 / G queries of one head in one sequence and their histograms, a warp eight
 // of them, a thread its elements of the scores' layout. A pass is the forward kernel's loop over keys up to the scores,
 // whose bits are the same.
-template <int G>
+template <int G, bool Documents>
 __global__ void __launch_bounds__(TopKTiles<G>::threads, 2) attention_topk_kernel(AttentionArgs<float> a) {
   using Tiles = TopKTiles<G>;
   const int HS = int(a.HS), head = int(blockIdx.y);
@@ -415,7 +426,7 @@ __global__ void __launch_bounds__(TopKTiles<G>::threads, 2) attention_topk_kerne
                                                first, queries, HS);
   if (row < Tiles::queries) searches[row] = {0, owns_query ? a.topk : 0};
 
-  const VisibleKeyTiles<Tiles::keys, float> tiles(a, head, first_key_row, positions, q0, end);
+  const VisibleKeyTiles<Tiles::keys, float, Documents> tiles(a, head, first_key_row, positions, q0, end);
   bool unfinished = true;
   for (int pass = 0; unfinished; pass = next_pass(pass, a.kv_per_head * int(a.T))) {
     for (int i = row; i < Tiles::queries * histogram_stride; i += Tiles::threads) histograms[i] = 0;
@@ -454,7 +465,7 @@ __global__ void __launch_bounds__(TopKTiles<G>::threads, 2) attention_topk_kerne
 // all in the kernel of the gradient of r, whose tiles of k and v are twice as large.
 template <int G, int Kind>
 struct BackwardTiles {
-  static constexpr bool relative = Kind == relative_attention;
+  static constexpr bool relative = is_relative(Kind);
   static constexpr int rows = (relative ? 32 : 64) / G, columns = rows, threads = rows / rows_per_thread * half_warp;
   static constexpr int blocks_per_sm = G == 1 && !relative ? 2 : 3;
   static constexpr int floats =  // 87 and 72 KB, with relative positions 74 and 69 KB
@@ -472,7 +483,7 @@ template <int G, int Kind>
 __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles<G, Kind>::blocks_per_sm)
     attention_dq_kernel(AttentionArgs<float> a, float scale) {
   using Tiles = BackwardTiles<G, Kind>;
-  constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
+  constexpr bool General = Kind != plain_attention, Relative = is_relative(Kind);
   const int HS = int(a.HS), head = int(blockIdx.y);
   const OwnTile own = own_tile(General ? stride_of(a, head) : 1, int(gridDim.x - 1 - blockIdx.x));
   const Positions positions = own.positions;  // everything below is in terms of these
@@ -523,7 +534,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles
     if (thread.lane == 0 && exists) delta[(query + i) * stride] = row_delta[i];
   }
 
-  const KeyTiles<Tiles::columns, float, General> tiles(a, head, first_key_row, positions, q0, end);
+  const KeyTiles<Tiles::columns, float, Kind> tiles(a, head, first_key_row, positions, q0, end);
   for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
     const int k0 = tile.k0;
     const KVRows<float> kv = tiles.rows(tile);
@@ -582,7 +593,7 @@ template <int G, int Kind>
 __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles<G, Kind>::blocks_per_sm)
     attention_dkdv_kernel(AttentionArgs<float> a, float scale) {
   using Tiles = BackwardTiles<G, Kind>;
-  constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
+  constexpr bool General = Kind != plain_attention, Relative = is_relative(Kind);
   const int HS = int(a.HS);
   const KVHead<float>& kv = a.kv_heads[blockIdx.y];
   const OwnTile own = own_tile(General ? stride_of(a, kv) : 1, int(blockIdx.x));
@@ -614,7 +625,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles
     const float* head_q = a.q + first_query_row * a.q_stride + head * a.HS;
     const float* head_dout = a.dout + (first_query_row * a.NH + head) * a.HS;
     const int64_t first_lse = (blockIdx.z * a.NH + head) * num_queries<General>(a) + query_row_0<General>(a, positions);
-    const AttentionMask& mask = mask_of(a, head, stride);
+    const auto& mask = mask_of_block<has_documents(Kind)>(a, blockIdx.z, head, positions);
     const int q_first = General ? first_query_of_keys(a, positions, k0) : k0;
     auto visible_tile = [&](int q0) {
       return General ? visible_query_tile<Tiles::columns>(mask, k0, end, q_first, q0, T) : q0;
@@ -674,7 +685,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind>::threads, BackwardTiles
 // a thread the elements of the layouts above, where the rows of the scores are distances and the columns are queries,
 // so that row + column says which key; the gradient stays in registers and is written once. Keys before position 0 do
 // not exist and are hidden.
-template <int G>
+template <int G, bool Documents>
 __global__ void __launch_bounds__(BackwardTiles<G, relative_attention>::threads,
                                   BackwardTiles<G, relative_attention>::blocks_per_sm)
     attention_dr_kernel(AttentionArgs<float> a, float scale) {
@@ -696,7 +707,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, relative_attention>::threads,
   const int channels = thread.channels(HS, r0, end);
   load_tile<G, Tiles::rows, Tiles::threads>(r_tile, a.relative.r + head * HS, C, r0, end, HS);
 
-  const AttentionMask& mask = mask_of(a, head);
+  const auto& mask = mask_of_block<Documents>(a, blockIdx.z, head, {});
   const DistanceTiles<Tiles::columns, float> tiles(a, head, mask, distances - end);
   float acc[rows_per_thread][G][4] = {};
   for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
@@ -753,8 +764,8 @@ template <int G, int Kind>
 void launch_forward(const AttentionArgs<float>& a) {
   using Tiles = ForwardTiles<G, Kind>;
   if (a.topk > 0)
-    launch(attention_topk_kernel<G>, attention_grid(a, a.queries(), TopKTiles<G>::queries, a.NH), TopKTiles<G>::threads,
-           TopKTiles<G>::bytes, gpu().stream, a);
+    launch(attention_topk_kernel<G, has_documents(Kind)>, attention_grid(a, a.queries(), TopKTiles<G>::queries, a.NH),
+           TopKTiles<G>::threads, TopKTiles<G>::bytes, gpu().stream, a);
   launch(attention_forward_kernel<G, Kind>, attention_grid(a, a.queries(), Tiles::queries, a.NH), Tiles::threads,
          Tiles::floats * sizeof(float), gpu().stream, a, float(1 / sqrt(double(a.HS))));
 }
@@ -768,24 +779,22 @@ void launch_backward(const AttentionArgs<float>& a) {
          gpu().stream, a, scale);
   launch(attention_dkdv_kernel<G, Kind>, attention_grid(a, a.T, Tiles::rows, a.num_kv_heads), Tiles::threads,
          shared_bytes, gpu().stream, a, scale);
-  if constexpr (Kind == relative_attention) {
+  if constexpr (is_relative(Kind)) {
     const dim3 grid(unsigned(ceil_div(a.relative.distances, Tiles::rows)), unsigned(a.NH), unsigned(a.B));
-    launch(attention_dr_kernel<G>, grid, Tiles::threads, shared_bytes, gpu().stream, a, scale);
+    launch(attention_dr_kernel<G, has_documents(Kind)>, grid, Tiles::threads, shared_bytes, gpu().stream, a, scale);
     launch_sum_of_sequences(a);
   }
 }
 
 template <int G>
 void launch_forward(const AttentionArgs<float>& a) {
-  if (a.relative.q != nullptr) launch_forward<G, relative_attention>(a);
-  else if (is_general(a)) launch_forward<G, general_attention>(a);
+  if (a.relative.q != nullptr || is_general(a)) for_kind(a, [&](auto Kind) { launch_forward<G, Kind>(a); });
   else launch_forward<G, plain_attention>(a);
 }
 
 template <int G>
 void launch_backward(const AttentionArgs<float>& a) {
-  if (a.relative.q != nullptr) launch_backward<G, relative_attention>(a);
-  else if (is_general_backward(a)) launch_backward<G, general_attention>(a);
+  if (a.relative.q != nullptr || is_general_backward(a)) for_kind(a, [&](auto Kind) { launch_backward<G, Kind>(a); });
   else launch_backward<G, plain_attention>(a);
 }
 

@@ -32,11 +32,11 @@ void launch_backward_kernels(const AttentionArgs<bf16>& a, float scale) {
 }
 
 // dr =, from the delta of the kernels before.
-template <int D>
+template <int D, bool Documents>
 void launch_dr_kernels(const AttentionArgs<bf16>& a, float scale) {
   using Tiles = DrTiles<D>;
   const dim3 grid(unsigned(a.NH), unsigned(a.B), unsigned(ceil_div(a.relative.distances, Tiles::distances)));
-  launch(attention_dr_kernel<D>, grid, attention_threads, Tiles::bytes, gpu().stream, a, scale);
+  launch(attention_dr_kernel<D, Documents>, grid, attention_threads, Tiles::bytes, gpu().stream, a, scale);
   launch_sum_of_sequences(a);
 }
 
@@ -48,12 +48,15 @@ inline void launch_attention_forward(const AttentionArgs<bf16>& a) {
   if (launch_wgmma_forward(a)) return;
   const float scale = score_scale(a);
   for_head_size(a.HS, [&](auto D) {
-    if (a.topk > 0)
-      launch(attention_topk_kernel<D>, attention_grid(a, a.NH, a.T - a.first_query, TopKTiles<D>::queries),
-             attention_threads, TopKTiles<D>::bytes, gpu().stream, a);
-    if (a.relative.q != nullptr) launch_forward_kernel<D, relative_attention, false>(a, scale);
-    else if (is_general(a)) launch_forward_kernel<D, general_attention, false>(a, scale);
-    else if (gpu().has_large_shared_memory)
+    if (a.relative.q != nullptr || is_general(a)) {
+      for_kind(a, [&](auto Kind) {
+        if (a.topk > 0)
+          launch(attention_topk_kernel<D, has_documents(Kind)>,
+                 attention_grid(a, a.NH, a.T - a.first_query, TopKTiles<D>::queries), attention_threads,
+                 TopKTiles<D>::bytes, gpu().stream, a);
+        launch_forward_kernel<D, Kind, false>(a, scale);
+      });
+    } else if (gpu().has_large_shared_memory)
       launch_forward_kernel<D, plain_attention, D <= 64>(a, scale);  // of more channels there is one shape
     else launch_forward_kernel<D, plain_attention, false>(a, scale);
   });
@@ -63,11 +66,12 @@ inline void launch_attention_backward(const AttentionArgs<bf16>& a) {
   if (launch_wgmma_backward(a)) return;
   const float scale = score_scale(a);
   for_head_size(a.HS, [&](auto D) {
-    if (a.relative.q != nullptr) {
-      launch_backward_kernels<D, relative_attention, false>(a, scale);
-      launch_dr_kernels<D>(a, scale);
-    } else if (is_general_backward(a)) launch_backward_kernels<D, general_attention, false>(a, scale);
-    else if (gpu().has_large_shared_memory)
+    if (a.relative.q != nullptr || is_general_backward(a)) {
+      for_kind(a, [&](auto Kind) {
+        launch_backward_kernels<D, Kind, false>(a, scale);
+        if constexpr (is_relative(Kind)) launch_dr_kernels<D, has_documents(Kind)>(a, scale);
+      });
+    } else if (gpu().has_large_shared_memory)
       launch_backward_kernels<D, plain_attention, (D > 64)>(a, scale);  // of fewer channels there is one shape
     else launch_backward_kernels<D, plain_attention, false>(a, scale);
   });

@@ -288,6 +288,7 @@ inline std::string draw(const AttentionPlan& plan) {
     if (plan.table.topk > 0) text += format(", of these %d with the highest scores", plan.table.topk);
     text += "\n";
   }
+  if (plan.table.documents) text += "documents: a query sees only keys of its own\n";
   if (plan.table.rope > 0) text += format("positions: q and k are rotated, base %g\n", plan.table.rope);
   if (plan.table.relative) text += "positions: relative, by the distance of query and key\n";
   if (plan.table.stored_layers < plan.num_layers)

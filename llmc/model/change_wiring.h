@@ -225,6 +225,13 @@ inline std::string cycles_change_text(const WiringChange& c) {
   return format("layers: %d in place of %d have weights, %s; %s", now, before, taken.c_str(), starts);
 }
 
+// Whether queries are kept in their document, as text; "" if that does not change.
+inline std::string documents_change_text(const WiringChange& c) {
+  const bool before = c.plan.table.documents, now = c.new_plan.table.documents;
+  if (before == now) return "";
+  return now ? "documents: queries no longer see those before their own" : "documents: queries see those before, too";
+}
+
 // How norms change, as text; "" if they do not.
 inline std::string norm_change_text(const WiringChange& c) {
   const bool before = c.plan.table.rmsnorm, now = c.new_plan.table.rmsnorm;
@@ -269,8 +276,8 @@ inline std::string halting_change_text(const WiringChange& c) {
   return text + format(", in place of 1 - %g and %g", before.halting, before.ponder_cost);
 }
 
-// Describes what changes: positions, memory, cycles, norms, gates, halting, hashing, streams, and a line for all layers
-// in which the same changes.
+// Describes what changes: positions, memory, documents, cycles, norms, gates, halting, hashing, streams, and a line for
+// all layers in which the same changes.
 inline std::string describe(const WiringChange& c) {
   std::vector<std::pair<std::string, std::vector<int>>> lines;  // what changes, and in which layers
   for (int l = 0; l < c.plan.num_layers; l++) {
@@ -281,9 +288,9 @@ inline std::string describe(const WiringChange& c) {
     line->second.push_back(l);
   }
   std::string text;
-  for (const std::string& of_model :
-       {positions_change_text(c), memory_change_text(c), cycles_change_text(c), norm_change_text(c), gru_change_text(c),
-        halting_change_text(c), hashing_change_text(c), streams_change_text(c)})
+  for (const std::string& of_model : {positions_change_text(c), memory_change_text(c), documents_change_text(c),
+                                      cycles_change_text(c), norm_change_text(c), gru_change_text(c),
+                                      halting_change_text(c), hashing_change_text(c), streams_change_text(c)})
     if (!of_model.empty()) text += "  " + of_model + "\n";
   for (const auto& [change, layers] : lines) text += "  " + layers_text(layers) + ": " + change + "\n";
   return text.empty() ? "  nothing\n" : text;

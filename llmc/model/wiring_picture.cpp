@@ -98,6 +98,7 @@ std::vector<std::string> notes(const WiringTable& t) {
   if (t.mix == WiringTable::Mix::gate)
     lines.push_back("each attention map is mixed with the one below, in a share that is learned");
   if (t.topk > 0) lines.push_back(format("of the keys that a query sees, the %d with the highest scores", t.topk));
+  if (t.documents) lines.push_back("a query sees only keys of its own document");
   if (t.rope > 0) lines.push_back(format("q and k are rotated by their position, base %g", t.rope));
   if (t.relative) lines.push_back("positions are relative: scores depend on the distance of query and key");
   if (t.stored_layers < t.num_layers)
