@@ -14,3 +14,4 @@
 #include "dev/test/model/steps.h"
 #include "dev/test/model/generation.h"
 #include "dev/test/model/segments.h"
+#include "dev/test/model/documents.h"

@@ -148,6 +148,9 @@ void gpt2_allocate(GPT2& model, const GPT2* weights_of) {
 void gpt2_forward(GPT2& model, const Batch& batch) {
   CHECK(1 <= batch.rows() && batch.rows() <= model.rows && batch.T <= model.config.max_seq_len);
   CHECK(batch.parts.empty() == model.training.has_value());
+  const Activations& a = model.acts;
+  if (a.last_queries != nullptr)
+    document_bounds(a.first_keys, a.last_queries, a.tokens, model.config.end_of_text, batch.B, batch.T);
   embed(model.sublayers, model.embeddings(), model.acts, batch);
   norm_forward(model.norm(0), batch.rows());
   for (int i = 0; i < model.sublayers.size(); i++) {
@@ -396,6 +399,9 @@ void gpt2_extend(GPT2& model, const std::vector<int>& tokens, const std::vector<
   set_positions(a, model, where.positions);
   copy_to_device(a.cache_rows, where.rows);
   copy_to_device(a.sequences, where.sequences);
+  if (a.first_keys != nullptr)
+    copy_to_device(a.first_keys,
+                   model.cache.first_keys(batch.parts, tokens.data(), model.config.end_of_text, model.rows));
   batch.positions_of_parts = a.positions;
   gpt2_forward(model, tokens.data(), batch);
 }

@@ -24,6 +24,7 @@
 #include "llmc/run/print_memory_plan.h"
 #include "llmc/run/run.h"
 #include "llmc/run/stop_signal.h"
+#include "llmc/text/document_lengths.h"
 #include "llmc/text/scored_text.h"
 #include "llmc/text/step_loader.h"
 #include "llmc/text/validation_batches.h"
@@ -40,8 +41,9 @@ struct Trainer {
   // m and v (state), and on rank 0 the weights (parameters), which the writer reads while it writes a checkpoint.
   PinnedBuffer<float> checkpoint_copy;
   Run run;
-  std::optional<StepLoader> step_loader;  // from the first step on
-  int64_t counted_segment = -1;           // of the micro-batch before, and its FLOPs per token
+  std::optional<StepLoader> step_loader;     // from the first step on
+  std::optional<DocumentLengths> documents;  // of the training data, with the term `documents`
+  int64_t counted_segment = -1;              // of the micro-batch before, and its FLOPs per token
   double counted_flops = 0;
 };
 
@@ -58,6 +60,11 @@ inline LogFields describe(const Trainer& t) {
   fields.push_back({"wiring", t.model.config.wiring.text});
   fields.push_back({"num_parameters", t.model.parameters.num_parameters});
   for (LogField& field : describe_run(t.run)) fields.push_back(std::move(field));
+  if (t.documents) {
+    fields.push_back({"documents", t.documents->count});
+    fields.push_back({"mean_document_tokens", t.documents->mean});
+    fields.push_back({"median_document_tokens", t.documents->median});
+  }
   fields.push_back({"precision", std::string(precision_name)});
   fields.push_back({"device", std::string(device_name())});
   fields.push_back({"kv_bytes_per_token", kv_bytes_per_token(t.model.config, t.model.attention_plan, sizeof(floatX))});
@@ -120,6 +127,44 @@ inline ModelConfig choose_model(Run& run, const std::string& checkpoint, std::op
   return config;
 }
 
+// With `documents`: the token that begins one becomes known, and how long those of the training data are. Throws
+// UserError if it is not known, or does not occur.
+inline void find_documents(Trainer& t, ModelConfig& config) {
+  const Run& run = t.run;
+  const char* wiring = config.wiring.text.c_str();
+  if (run.tokenizer && config.end_of_text >= 0 && config.end_of_text != run.tokenizer->end_of_text())
+    user_error("wiring \"%s\": documents begin at token %d by the model's config.json (eos_token_id), and at %d by the "
+               "vocabulary; name the model's own (--tokenizer)",
+               wiring, config.end_of_text, run.tokenizer->end_of_text());
+  if (run.tokenizer) config.end_of_text = run.tokenizer->end_of_text();
+  if (config.end_of_text < 0 && (run.train || run.val))
+    user_error("wiring \"%s\": documents begin at the vocabulary's end of text, and beside the data there is no "
+               "vocabulary; name it (--tokenizer)",
+               wiring);
+  if (!run.train) return;
+  t.documents = document_lengths(run.train->shards, config.end_of_text, run.T);
+  if (t.documents->ends_of_text == 0)
+    user_error("wiring \"%s\": documents begin at token %d, the end of text, and %s has none; make it with "
+               "data/tokenize --end-of-text before, or leave documents out",
+               wiring, config.end_of_text, run.options.train_data.c_str());
+}
+
+// How a sequence of the run attends, from the segment `first` of a stream to before `end`.
+inline Segments segments_from(const Trainer& t, int64_t first, int64_t end) {
+  return {first, end, t.documents ? &t.documents->places : nullptr};
+}
+
+inline void print_documents(const Trainer& t) {
+  const double flops = t.run.flops_per_token,
+               in_rows = flops_per_token(t.model.config, t.model.attention_plan, t.run.T);
+  printf("documents: %lld in the training data, of %.0f tokens in the mean and %lld in the median; a token takes %.4g "
+         "GFLOP, %.1f %% of what it does where a row is one\n",
+         (long long)t.documents->count, t.documents->mean, (long long)t.documents->median, flops * 1e-9,
+         100 * flops / in_rows);
+  if (attention_uses_wgmma())
+    print_warning("SLA_ATTENTION=wgmma: attention within documents has no kernels by wgmma; it has those by mma.sync");
+}
+
 // Declares the model, and the sampler, if there is one. Returns what the model was declared with.
 inline PlanOptions declare_models(Trainer& t, const ModelConfig& config) {
   const Run& run = t.run;
@@ -148,15 +193,18 @@ inline std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_fol
   const std::string checkpoint = run.channel.broadcast(run.ranks.rank == 0 ? checkpoint_to_resume(run) : "");
   if (!checkpoint.empty())
     run.channel.check_same_on_all_ranks("the checkpoint's checksum", checkpoint_checksum(checkpoint));
-  const ModelConfig config = choose_model(run, checkpoint, in_folder);
+  ModelConfig config = choose_model(run, checkpoint, in_folder);
   plan_batches(run, config.max_seq_len, in_folder.has_value(), config.whole_model().memory > 0);
   open_data(run, !checkpoint.empty() ? checkpoint : in_folder ? o.model.model : "", config.vocab_size);
+  if (config.whole_model().documents) find_documents(t, config);
   t.model.collectives.init(run.ranks, run.channel);  // selects the GPU; and no rank writes before all have looked
   const PlanOptions plan = declare_models(t, config);
   if (o.tf32) gemm_allow_tf32();
   t.model.timeline.on = o.log_level == "debug";
-  run.flops_per_token = flops_per_token(config, t.model.attention_plan, run.T, {0, segments_of_stream(run)});
+  run.flops_per_token =
+      flops_per_token(config, t.model.attention_plan, run.T, segments_from(t, 0, segments_of_stream(run)));
   print_model(t.model, run.T, t.model.parameters);
+  if (t.documents) print_documents(t);
   if (checkpoint.empty() && in_folder && !same_model(*in_folder, config))
     printf("%s was trained with the wiring %s and continues with %s; what changes:\n%s", o.model.model.c_str(),
            in_folder->wiring.text.c_str(), config.wiring.text.c_str(),
@@ -216,7 +264,8 @@ inline StepTokens next_tokens(Trainer& t) {
 inline double flops_of_next_segment(Trainer& t) {
   const int64_t segment = (t.model.remembered + t.run.T - 1) / t.run.T;
   if (std::exchange(t.counted_segment, segment) != segment)
-    t.counted_flops = flops_per_token(t.model.config, t.model.attention_plan, t.run.T, {segment, segment + 1});
+    t.counted_flops =
+        flops_per_token(t.model.config, t.model.attention_plan, t.run.T, segments_from(t, segment, segment + 1));
   return t.counted_flops;
 }
 

@@ -43,7 +43,7 @@ inline const std::vector<std::string>& golden_case_names() {
                                                  "w_two_distances", "f_rope",         "f_memory_rope", "f_relative",
                                                  "f_memory",        "f_universal",    "f_gru",         "f_act",
                                                  "f_gtrxl",         "f_lsh",          "f_reversible",  "f_reformer",
-                                                 "m_strided_fixed", "n_rmsnorm"};
+                                                 "m_strided_fixed", "n_rmsnorm",      "n_documents"};
   return names;
 }
 
@@ -93,6 +93,7 @@ inline GoldenCase read_golden_case(const std::string& name) {
                                                                                                               "skip_"
                                                                                                               "head"));
   golden.config.layer_norm_eps = config.at("layer_norm_epsilon");
+  golden.config.end_of_text = config.value("eos_token_id", -1);
   validate(golden.config);
 
   const nlohmann::json expected = read_golden_json(golden.folder + "/expected.json");

@@ -12,6 +12,7 @@
 // COVERS ONLY llmc/cuda/attention_t llmc/cuda/tile.h
 #include "dev/test/attention/plain.h"
 #include "dev/test/attention/masks.h"
+#include "dev/test/attention/documents.h"
 #include "dev/test/attention/memory.h"
 #include "dev/test/attention/relative.h"
 #include "dev/test/attention/sequences.h"

@@ -248,6 +248,7 @@ TEST(WiringChange, IsSaidByLayers) {
                                                   "mod 1\n"
                                                   "  dropped: wse.weight (2, 32)\n  as in a new model: wse.weight (4, "
                                                   "32)\n");
+  EXPECT_EQ(text("plain", "documents"), "  from now on: documents: a query sees only keys of its own document\n");
   EXPECT_EQ(text("plain", "rmsnorm"), "  from now on: norms: RMSNorm, without mean and bias\n"
                                       "  dropped: h.*.ln_1.bias (32)\n  dropped: h.*.ln_2.bias (32)\n"
                                       "  dropped: ln_f.bias (32)\n");
@@ -325,9 +326,11 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"lsh(16386,1)", "lsh(16386,1), at character 1", "at most 16384"},
                {"lsh(4,2) sla(3,3)", "sla(3,3), at character 10", "lsh does with rmsnorm, gru and reversible"},
                {"window(8) lsh(4,2)", "lsh(4,2), at character 11", "does not combine with window(8)"},
+               {"rope memory(4) documents", "documents, at character 16", "does not combine with memory(4)"},
+               {"documents lsh(4,2)", "lsh(4,2), at character 11", "does not combine with documents"},
                {"reversible gru", "gru, at character 12",
                 "reversible does with sla, also, share, layers, gqa, window, "
-                "strided, fixed, rope, rmsnorm and lsh"},
+                "strided, fixed, documents, rope, rmsnorm and lsh"},
                {"topk(4) reversible", "reversible, at character 9", "topk(4), at character 1"},
                {"reversible(2)", "reversible(2), at character 1", "it is reversible"},
                {"plain gqa(4)", "plain, at character 1", "leave it out"},
@@ -364,6 +367,7 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
                            "relative window(7) memory(8)",
                            "universal(2) relative",
                            "rmsnorm",
+                           "documents sla(2,2)",
                            "gru",
                            "universal(1) act(0.1)",
                            "universal(2) act(0.01,0.5) gru",

@@ -84,6 +84,9 @@ const WiringCase wirings[] = {
     {"universal_share_sla", 4, 4, "universal(2) share(2) sla(1,1:2)", ".... x.xx"},
     {"universal_rope_gqa_window", 4, 4, "universal(2) rope gqa(2) window(3,SSL)"},
     {"universal_relative_also", 4, 4, "universal(2) relative also(1,2)"},
+    {"documents", 3, 4, "documents"},
+    {"documents_relative_also_window", 3, 4, "relative documents also(1,2) window(4)"},
+    {"documents_gate_fixed", 3, 4, "gate documents fixed(3,1)"},
     {"rmsnorm", 3, 4, "rmsnorm"},
     {"rmsnorm_without_biases", 2, 4, "rmsnorm gru", "", "", false},
     {"gru", 3, 4, "gru"},
@@ -127,6 +130,7 @@ struct Problem {
       inputs.push_back(random() % config.vocab_size);
       targets.push_back(random() % config.vocab_size);
     }
+    config.end_of_text = inputs[4];
     // Much larger than GPT-2's 0.02: attention is far from uniform, GELU far from linear, no gradient near zero.
     params = reference::make_parameters<double>(config);
     for (auto& [name, param] : params) {
@@ -171,8 +175,8 @@ INSTANTIATE_TEST_SUITE_P(All, ReferenceWiring, testing::ValuesIn(wirings), wirin
 struct ReferenceGradients : ReferenceWiring {};
 
 // The wirings whose gradients `make test` compares too.
-const std::set<std::string> quick_gradients = {"all_heads", "also_strided", "gate_gqa_window", "gate_without_biases",
-                                               "reversible_lsh"};
+const std::set<std::string> quick_gradients = {"all_heads",           "also_strided",         "gate_gqa_window",
+                                               "gate_without_biases", "documents_gate_fixed", "reversible_lsh"};
 
 std::vector<WiringCase> wirings_of_gradients(bool quick) {
   std::vector<WiringCase> some;
@@ -429,7 +433,9 @@ TEST(Reference, SourcesAreTheLayersThatTheTermsName) {
 // A row for each of six queries, an x for each key that it sees.
 std::string mask_text(const std::string& wiring, int l, int head) {
   const int T = 6;
-  const std::vector<bool> visible = reference::visibility(config_of(wiring, 3, 3), l, head, 1, 0, T);
+  ModelConfig config = config_of(wiring, 3, 3);
+  config.end_of_text = 1;
+  const std::vector<bool> visible = reference::visibility(config, l, head, {0, 0, 1, 0, 1, 0}, 1, 0, T);
   std::string text;
   for (int i = 0; i < T * T; i++) text += std::string(i > 0 && i % T == 0 ? " " : "") + (visible[i] ? "x" : ".");
   return text;
@@ -459,6 +465,8 @@ TEST(Reference, MasksAreAsDrawn) {
       EXPECT_EQ(mask_text("fixed(3,1,union)", l, head), fixed_union);
     }
   }
+  EXPECT_EQ(mask_text("documents", 1, 0), "x..... xx.... ..x... ..xx.. ....x. ....xx");
+  EXPECT_EQ(mask_text("fixed(3,1) documents", 0, 0), "x..... xx.... ..x... ...x.. ....x. ....xx");
   // A key is hidden if any of the masks hides it.
   EXPECT_EQ(mask_text("window(4) strided(2)", 0, 2), "x..... .x.... x.x... .x.x.. ..x.x. ...x.x");
   EXPECT_EQ(mask_text("strided(2) window(4)", 0, 2), "x..... .x.... x.x... .x.x.. ..x.x. ...x.x");

@@ -675,6 +675,7 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
                         {"rope", {"q and k are rotated"}},
                         {"relative", {"by the distance of query and key"}},
                         {"universal(1)", {"layer l has the parameters of layer l mod 1"}},
+                        {"documents", {"only keys of its own document"}},
                         {"rmsnorm", {"without mean and bias"}},
                         {"gru", {"branches join it in gates"}},
                         {"universal(1) act(0.1)", {"probabilities reach 1 - 0.1"}}}) {

@@ -28,6 +28,7 @@ static const char* const wirings[] = {"plain",
                                       "rope memory(24)",
                                       "universal(1)",
                                       "universal(2) act(0.05)",
+                                      "documents",
                                       "rmsnorm",
                                       "gru",
                                       "lsh(4,2)",
@@ -38,7 +39,8 @@ static const char* const wirings[] = {"plain",
                                       "rope sla(2,1:3) gqa(2) window(9)",
                                       "universal(2) act(0.1) rope window(8)",
                                       "reversible rope sla(2,2)",
-                                      "share(2) topk(4)"};
+                                      "share(2) topk(4)",
+                                      "documents relative sla(2,2) window(9)"};
 
 class Terms : public CommandLine, public testing::WithParamInterface<const char*> {
  protected:
@@ -87,8 +89,8 @@ class Terms : public CommandLine, public testing::WithParamInterface<const char*
 };
 
 TEST_P(Terms, EveryProgramTakesTheModel) {
-  write("train.bin", shard_bytes(4000));
-  write("val.bin", shard_bytes(32 * 6 + 1));
+  write("train.bin", shard_bytes(4000, 256));
+  write("val.bin", shard_bytes(32 * 6 + 1, 256));
   write("text", "A text of more than a context: so that it has a second window.\n");
   write("prompts", "a\nbcd\n\nlonger than the others\ne\n");
   run_well(train(4, "run"));

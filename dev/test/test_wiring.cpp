@@ -22,7 +22,7 @@ TEST(WiringTerms, StandInTheReadmeWithTheirHelpLines) {
   }
 }
 
-// BUG llmc/model/wiring.cpp: `Feature::top_keys | Feature::hashing` -> `Feature::top_keys`
+// BUG llmc/model/wiring.cpp: `Feature::documents | Feature::hashing` -> `Feature::top_keys`
 TEST(WiringTerms, AreInTheHelpOfWiringsOnce) {
   const std::string help = wiring_help();
   for (const WiringTerm& term : known_terms()) {
@@ -48,50 +48,41 @@ TEST(WiringTerms, HaveExamplesThatAreRight) {
 // BUG llmc/model/terms/reversible.h: `joins | top_keys` -> `top_keys`
 // BUG llmc/model/terms/relative.h: `positions | patterns | top_keys | maps` -> `positions | top_keys | maps`
 TEST(WiringTerms, CombineWithTheseAlone) {
-  const std::map<std::string, std::string> combine = {{"sla", "also share layers gqa window strided fixed topk rope "
-                                                              "relative memory universal act rmsnorm gru reversible"},
-                                                      {"also", "sla share layers gqa window strided fixed topk rope "
-                                                               "relative memory universal act rmsnorm gru reversible"},
-                                                      {"share", "sla also layers gqa window strided fixed topk rope "
-                                                                "relative memory universal act rmsnorm gru reversible"},
-                                                      {"layers", "sla also share gqa window strided fixed topk rope "
-                                                                 "relative memory universal act rmsnorm gru "
-                                                                 "reversible"},
-                                                      {"gqa", "sla also share layers window strided fixed topk reuse "
-                                                              "blend gate rope relative memory universal act rmsnorm "
-                                                              "gru reversible"},
-                                                      {"window", "sla also share layers gqa strided fixed topk reuse "
-                                                                 "blend gate rope relative memory universal act "
-                                                                 "rmsnorm gru reversible"},
-                                                      {"strided", "sla also share layers gqa window fixed topk reuse "
-                                                                  "blend gate rope rmsnorm gru reversible"},
-                                                      {"fixed", "sla also share layers gqa window strided topk reuse "
-                                                                "blend gate rope rmsnorm gru reversible"},
-                                                      {"topk", "sla also share layers gqa window strided fixed reuse "
-                                                               "blend gate rope rmsnorm gru"},
-                                                      {"reuse", "gqa window strided fixed topk rope rmsnorm gru"},
-                                                      {"blend", "gqa window strided fixed topk rope rmsnorm gru"},
-                                                      {"gate", "gqa window strided fixed topk rope rmsnorm gru"},
-                                                      {"rope", "sla also share layers gqa window strided fixed topk "
-                                                               "reuse blend gate memory universal act rmsnorm gru "
-                                                               "reversible"},
-                                                      {"relative", "sla also share layers gqa window memory universal "
-                                                                   "act rmsnorm gru"},
-                                                      {"memory", "sla also share layers gqa window rope relative "
-                                                                 "rmsnorm gru"},
-                                                      {"universal", "sla also share layers gqa window rope relative "
-                                                                    "act rmsnorm gru"},
-                                                      {"act", "sla also share layers gqa window rope relative "
-                                                              "universal rmsnorm gru"},
-                                                      {"rmsnorm", "sla also share layers gqa window strided fixed topk "
-                                                                  "reuse blend gate rope relative memory universal act "
-                                                                  "gru lsh reversible"},
-                                                      {"gru", "sla also share layers gqa window strided fixed topk "
-                                                              "reuse blend gate rope relative memory universal act "
-                                                              "rmsnorm lsh"},
-                                                      {"lsh", "rmsnorm gru reversible"},
-                                                      {"reversible", "sla also share layers gqa window strided fixed "
-                                                                     "rope rmsnorm lsh"}};
+  const std::map<std::string, std::string> combine =
+      {{"sla", "also share layers gqa window strided fixed topk documents rope relative memory universal act rmsnorm "
+               "gru reversible"},
+       {"also", "sla share layers gqa window strided fixed topk documents rope relative memory universal act rmsnorm "
+                "gru reversible"},
+       {"share", "sla also layers gqa window strided fixed topk documents rope relative memory universal act rmsnorm "
+                 "gru reversible"},
+       {"layers", "sla also share gqa window strided fixed topk documents rope relative memory universal act rmsnorm "
+                  "gru reversible"},
+       {"gqa", "sla also share layers window strided fixed topk documents reuse blend gate rope relative memory "
+               "universal act rmsnorm gru reversible"},
+       {"window", "sla also share layers gqa strided fixed topk documents reuse blend gate rope relative memory "
+                  "universal act rmsnorm gru reversible"},
+       {"strided", "sla also share layers gqa window fixed topk documents reuse blend gate rope rmsnorm gru "
+                   "reversible"},
+       {"fixed", "sla also share layers gqa window strided topk documents reuse blend gate rope rmsnorm gru "
+                 "reversible"},
+       {"topk", "sla also share layers gqa window strided fixed documents reuse blend gate rope rmsnorm gru"},
+       {"documents", "sla also share layers gqa window strided fixed topk reuse blend gate rope relative universal act "
+                     "rmsnorm gru reversible"},
+       {"reuse", "gqa window strided fixed topk documents rope rmsnorm gru"},
+       {"blend", "gqa window strided fixed topk documents rope rmsnorm gru"},
+       {"gate", "gqa window strided fixed topk documents rope rmsnorm gru"},
+       {"rope", "sla also share layers gqa window strided fixed topk documents reuse blend gate memory universal act "
+                "rmsnorm gru reversible"},
+       {"relative", "sla also share layers gqa window documents memory universal act rmsnorm gru"},
+       {"memory", "sla also share layers gqa window rope relative rmsnorm gru"},
+       {"universal", "sla also share layers gqa window documents rope relative act rmsnorm gru"},
+       {"act", "sla also share layers gqa window documents rope relative universal rmsnorm gru"},
+       {"rmsnorm", "sla also share layers gqa window strided fixed topk documents reuse blend gate rope relative "
+                   "memory universal act gru lsh reversible"},
+       {"gru", "sla also share layers gqa window strided fixed topk documents reuse blend gate rope relative memory "
+               "universal act rmsnorm lsh"},
+       {"lsh", "rmsnorm gru reversible"},
+       {"reversible", "sla also share layers gqa window strided fixed documents rope rmsnorm lsh"}};
   auto example_of = [](const WiringTerm& term) {
     const TermSyntax syntax = info_of(term).syntax;
     return parts_of(*syntax.examples ? syntax.examples : syntax.form, " or ")[0];

@@ -1,8 +1,8 @@
 // Attention without a T*T buffer, in the manner of FlashAttention-2 (Dao 2023): blocks of queries against tiles of the
 // keys that they see with an online softmax, so that memory is linear in T. k and v are read where they were projected;
-// of a tile whose keys are not neighbours they are copied. In bf16 scores and softmax are fp32; probabilities and ds
-// are rounded where they are the operand of a matmul, as on a GPU. Shapes and strides: llmc/ops/attention_args.h; any
-// head size and stride will do.
+// of a tile whose keys are not neighbours they are copied. A block has queries of one document. In bf16 scores and
+// softmax are fp32; probabilities and ds are rounded where they are the operand of a matmul, as on a GPU. Shapes and
+// strides: llmc/ops/attention_args.h; any head size and stride will do.
 //
 //   attention_forward:  out =, lse =, topk_score =, topk_last =
 //   attention_backward: delta =, dq = or +=, dk and dv of each K/V head = or +=; dq and dr of relative positions =
@@ -90,6 +90,16 @@ inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t
   store_out(at, out, sums, rows);
 }
 
+// out =, exact_out =, lse =, topk_score =, topk_last = of the queries [q0, q1).
+inline void attention_forward_queries(const HeadPositions& at, int64_t q0, int64_t q1) {
+  if (at.a.topk > 0) {
+    const std::vector<KeyTile>& tiles = key_tiles(at, q0, q1);
+    const std::vector<HighestScores>& chosen = find_topk(at, q0, q1, tiles);
+    if (is_sparse(at, tiles)) return topk_forward_block(at, q0, q1, chosen);
+  }
+  attention_forward_block(at, q0, q1);
+}
+
 // out = softmax(q k^T / sqrt(HS) + mask) v over the keys of all K/V heads of a query head; lse =. A thread owns a block
 // of queries of one head in one sequence; blocks with the most keys are started first.
 inline void attention_forward(const AttentionArgs<floatX>& a) {
@@ -109,15 +119,7 @@ inline void attention_forward(const AttentionArgs<floatX>& a) {
     const int64_t block = unit / stride, q0 = std::max(at.first_query_number(), block * query_block),
                   q1 = std::min(at.length, (block + 1) * query_block);
     if (q0 >= q1) continue;
-    if (a.topk > 0) {
-      const std::vector<KeyTile>& tiles = key_tiles(at, q0, q1);
-      const std::vector<HighestScores>& chosen = find_topk(at, q0, q1, tiles);
-      if (is_sparse(at, tiles)) {
-        topk_forward_block(at, q0, q1, chosen);
-        continue;
-      }
-    }
-    attention_forward_block(at, q0, q1);
+    for_each_document(at, q0, q1, [&](int64_t begin, int64_t end) { attention_forward_queries(at, begin, end); });
   }
 }
 
@@ -256,7 +258,9 @@ inline void attention_backward_head(const AttentionArgs<floatX>& a, int64_t b, i
   for (int64_t first = 0; first < HeadPositions::stride_of(a, head); first++) {
     const HeadPositions at(a, b, head, first);
     for (int64_t q0 = at.first_query_number(); q0 < at.length; q0 += query_block)
-      attention_backward_block(at, gradients.data(), q0, std::min(at.length, q0 + query_block));
+      for_each_document(at, q0, std::min(at.length, q0 + query_block), [&](int64_t begin, int64_t end) {
+        attention_backward_block(at, gradients.data(), begin, end);
+      });
   }
 }
 

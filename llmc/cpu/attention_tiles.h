@@ -43,7 +43,21 @@ struct HeadPositions {
   int64_t query_row(int64_t i) const { return b * queries + position(i) - first_query(); }
   int64_t statistic(int64_t i) const { return (b * a.NH + head) * queries + position(i) - first_query(); }
   int64_t key_row(int64_t i) const { return keys.first_row + position(i); }
+  // The first key of a query's document.
+  int64_t first_key(int64_t i) const {
+    return a.first_keys == nullptr ? 0 : (a.first_keys[query_row(i)] - first + stride - 1) / stride;
+  }
 };
+
+// Runs f(begin, end) for each document's part of the queries [q0, q1).
+template <class F>
+void for_each_document(const HeadPositions& at, int64_t q0, int64_t q1, F f) {
+  for (int64_t begin = q0, end; begin < q1; begin = end) {
+    end = at.a.first_keys == nullptr ? q1 : begin + 1;
+    while (end < q1 && at.first_key(end) <= begin) end++;
+    f(begin, end);
+  }
+}
 
 // Some of the keys that queries of a block see, in one of the query head's K/V heads.
 struct KeyTile {
@@ -60,10 +74,11 @@ struct KeyTile {
 struct SelectedKeys {
   std::vector<int> numbers, remainders[most_clauses];
 
-  void select(const AttentionMask& mask, int q0, int q1) {
+  // Of the keys from `from` on.
+  void select(const AttentionMask& mask, int q0, int q1, int from) {
     SeenKeys seen[most_clauses];
     int mods[most_clauses];
-    const int first = mask.first_key(q0);
+    const int first = std::max(mask.first_key(q0), from);
     for (int c = 0; c < mask.num_clauses; c++) {
       seen[c] = mask.clauses[c].seen_by(q0, q1), mods[c] = first % seen[c].s;
       remainders[c].resize(size_t(q1 - first));
@@ -84,14 +99,15 @@ struct SelectedKeys {
   }
 };
 
-// The tiles of the keys that the queries [q0, q1) see, ascending by K/V head and position. They are valid until the
-// thread's next call.
+// The tiles of the keys that the queries [q0, q1), all of one document, see, ascending by K/V head and position. They
+// are valid until the thread's next call.
 inline const std::vector<KeyTile>& key_tiles(const HeadPositions& at, int64_t q0, int64_t q1) {
   thread_local std::vector<KeyTile> tiles;
   thread_local SelectedKeys selected;
   const bool is_interval = at.mask.is_interval();
-  const int64_t first = is_interval ? at.mask.next_key(int(q0), int(q1), 0) : 0;
-  if (!is_interval) selected.select(at.mask, int(q0), int(q1));
+  const int from = int(at.first_key(q0));
+  const int64_t first = is_interval ? at.mask.next_key(int(q0), int(q1), from) : 0;
+  if (!is_interval) selected.select(at.mask, int(q0), int(q1), from);
   const int64_t keys = is_interval ? q1 - first : int64_t(selected.numbers.size());
   tiles.clear();
   for (int source = 0; source < at.a.kv_per_head; source++) {

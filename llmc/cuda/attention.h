@@ -16,11 +16,11 @@
 //
 // A query sees the keys up to its own. That and one K/V head for each query head is plain attention (GPT-2, skip-layer
 // attention); the general one has masks, several K/V heads for a query head, topk, and in the backward pass keys before
-// the first query; that with relative positions is general, too, but has no topk. Each kernel is a template of which
-// `Kind` is a parameter, so that plain attention pays nothing for the others. In general, tiles that a mask hides are
-// neither loaded nor multiplied (attention_tiles.h), and a kernel before the forward one finds the topk keys of each
-// query (attention_topk.h). A few queries after a K/V cache have kernels of their own, for every kind and both
-// precisions (attention_decode.h).
+// the first query; that with relative positions is general, too, but has no topk. Both can be kept within documents.
+// Each kernel is a template of which `Kind` is a parameter, so that plain attention pays nothing for the others. In
+// general, tiles that a mask hides are neither loaded nor multiplied (attention_tiles.h), and a kernel before the
+// forward one finds the topk keys of each query (attention_topk.h). A few queries after a K/V cache have kernels of
+// their own, for every kind and both precisions (attention_decode.h).
 //
 // Shapes: llmc/ops/attention_args.h. Strides and HS are multiples of 8 elements, pointers of 16 bytes, and HS is at
 // most 128.
@@ -67,7 +67,9 @@ inline void check_attention(const AttentionArgs<floatX>& a) {
 // out = softmax(q k^T / sqrt(HS)) v, over the keys that each query sees; lse =.
 inline void attention_forward(const AttentionArgs<floatX>& a) {
   check_attention(a);
-  if (has_few_queries(a)) return launch_attention_decode(a);
+  if (has_few_queries(a))
+    return a.first_keys != nullptr ? launch_attention_decode<floatX, true>(a)
+                                   : launch_attention_decode<floatX, false>(a);
   CHECK(a.sequences == nullptr);
   launch_attention_forward(a);
 }

@@ -95,6 +95,21 @@ __device__ inline void mask_scores(Accumulator<M, N>& s, const Mask& mask, int t
   for (int c = 0; c < mask.num_clauses; c++) mask_by_clause<transposed>(s, mask.clauses[c], t, j);
 }
 
+// With documents scores of keys of others become -inf, too. The bound of each row, a query or a key, is loaded once.
+template <bool transposed, int M, int N>
+__device__ inline void mask_scores(Accumulator<M, N>& s, const DocumentMask& mask, int t, int j) {
+  mask_scores<transposed>(s, static_cast<const MaskView&>(mask), t, j);
+#pragma unroll
+  for (int m = 0; m < M; m++)
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const int row = s.row(m, 2 * h), bound = transposed ? mask.last_query(j + row) - t : mask.first_key(t + row) - j;
+      for (int n = 0; n < N; n++)
+        for (int i = 0; i < 2; i++)
+          if (transposed ? s.column(n, i) > bound : s.column(n, i) < bound) s.x[m][n][2 * h + i] = -INFINITY;
+    }
+}
+
 // Scores of keys that are not among the topk of their query become -inf. `chosen` begins at the query of s's first row
 // (with `transposed`: column), of which `queries` exist; `j` is the index of the key of its first column (row). Queries
 // and keys are `stride` apart.
@@ -160,7 +175,7 @@ struct RelativeForwardTiles {
 };
 
 template <int D, int Kind, bool Large>
-using ForwardTilesOf = std::conditional_t<Kind == relative_attention, RelativeForwardTiles<D>, ForwardTiles<D, Large>>;
+using ForwardTilesOf = std::conditional_t<is_relative(Kind), RelativeForwardTiles<D>, ForwardTiles<D, Large>>;
 
 // What a block that owns queries has of relative positions: the rows of r for the distances of its queries and a tile
 // of keys, and q' of each warp.
@@ -327,7 +342,7 @@ template <int D, int Kind, bool Large>
 __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Large>::blocks_per_sm)
     attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
   using Tiles = ForwardTilesOf<D, Kind, Large>;
-  constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
+  constexpr bool General = Kind != plain_attention, Relative = is_relative(Kind);
   constexpr int M = Tiles::M;
   const int HS = int(a.HS), head = int(blockIdx.x);
   const OwnTile own = own_tile(General ? stride_of(a, head) : 1, int(gridDim.z - 1 - blockIdx.z));
@@ -348,7 +363,7 @@ __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Lar
   const int first_of_warp = first_query + q0 + warp_index() * Tiles::warp_queries;
   const int end = first_query + min(queries, q0 + Tiles::queries);
 
-  const KeyTiles<Tiles::keys, bf16, General> tiles(a, head, first_key_row, positions, first_query + q0, end);
+  const KeyTiles<Tiles::keys, bf16, Kind> tiles(a, head, first_key_row, positions, first_query + q0, end);
   [[maybe_unused]] RelativeRows<Tiles, D> relative = {v_tiles.from_row(2 * Tiles::keys), {}};  // if there are any
   auto start_loading = [&](auto tile) {
     const int stage = tile.stage() * Tiles::keys;
@@ -392,7 +407,7 @@ __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Lar
         if constexpr (General) mask_scores<false>(s, tiles.mask, query, first);
         else mask(s, [&](int row, int column) { return first + column > query + row; });
       }
-      if constexpr (Kind == general_attention)
+      if constexpr (General && !Relative)
         if (a.topk > 0)
           select_topk<false>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), end - query,
                              tile.source * int(a.T) + positions.at(first), stride);
@@ -463,7 +478,7 @@ struct RelativeDqTiles {
 };
 
 template <int D, int Kind, bool Large>
-using DqTilesOf = std::conditional_t<Kind == relative_attention, RelativeDqTiles<D>, DqTiles<D, Large>>;
+using DqTilesOf = std::conditional_t<is_relative(Kind), RelativeDqTiles<D>, DqTiles<D, Large>>;
 
 // dk and dv are twice the results of dq. Of more than 64 channels, two warps share 32 keys: of each chunk, each
 // computes the scores and dp of half of the queries, they exchange p and ds through shared memory, and each adds up
@@ -499,7 +514,7 @@ struct RelativeDkdvTiles {
 };
 
 template <int D, int Kind, bool Large>
-using DkdvTilesOf = std::conditional_t<Kind == relative_attention, RelativeDkdvTiles<D>, DkdvTiles<D, Large>>;
+using DkdvTilesOf = std::conditional_t<is_relative(Kind), RelativeDkdvTiles<D>, DkdvTiles<D, Large>>;
 
 // The sum over dout * out of a row, for the four lanes that hold it. Both pointers are to the row's first channel.
 __device__ inline float row_delta(const bf16* dout, const bf16* out, int HS) {
@@ -520,7 +535,7 @@ template <int D, int Kind, bool Large>
 __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<D, Kind, Large>::blocks_per_sm)
     attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
   using Tiles = DqTilesOf<D, Kind, Large>;
-  constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
+  constexpr bool General = Kind != plain_attention, Relative = is_relative(Kind);
   constexpr int M = Tiles::M, N = Tiles::chunk / 8;
   const int HS = int(a.HS), head = int(blockIdx.x);
   const OwnTile own = own_tile(General ? stride_of(a, head) : 1, int(gridDim.z - 1 - blockIdx.z));
@@ -545,7 +560,7 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
   const Tile<D> warp_dout = dout_tile.from_row(warp_index() * Tiles::warp_queries);
   const int query = q0 + warp_index() * Tiles::warp_queries;
 
-  const KeyTiles<Tiles::keys, bf16, General> tiles(a, head, first_key_row, positions, q0, end);
+  const KeyTiles<Tiles::keys, bf16, Kind> tiles(a, head, first_key_row, positions, q0, end);
   [[maybe_unused]] RelativeRows<Tiles, D> relative = {v_tiles.from_row(2 * Tiles::keys), {}};  // if there are any
   auto start_loading = [&](auto tile) {
     const int stage = tile.stage() * Tiles::keys;
@@ -607,7 +622,7 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
         if constexpr (General) mask_scores<false>(s, tiles.mask, query, first);
         else mask(s, [&](int row, int column) { return first + column > query + row; });
       }
-      if constexpr (Kind == general_attention)
+      if constexpr (General && !Relative)
         if (a.topk > 0)
           select_topk<false>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), end - query,
                              tile.source * int(a.T) + positions.at(first), stride);
@@ -647,7 +662,7 @@ template <int D, int Kind, bool Large>
 __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTilesOf<D, Kind, Large>::blocks_per_sm)
     attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
   using Tiles = DkdvTilesOf<D, Kind, Large>;
-  constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
+  constexpr bool General = Kind != plain_attention, Relative = is_relative(Kind);
   constexpr int M = Tiles::M, N = Tiles::columns / 8;
   const int HS = int(a.HS), group = warp_index() / Tiles::share,
             part = Tiles::share == 1 ? 0 : warp_index() % Tiles::share;
@@ -683,7 +698,7 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
   // Where the warp's part begins: of a chunk; of dk and dv.
   const int part_column = part * Tiles::columns, channel = part * Tiles::channels;
 
-  const QueryTiles<Tiles::queries, bf16, General> tiles(a, kv, positions, k0, end);
+  const QueryTiles<Tiles::queries, bf16, Kind> tiles(a, kv, positions, k0, end, int(blockIdx.y));
   auto start_loading = [&](auto tile) {
     const int head = tiles.head(tile), q0 = tiles.q0(tile), stage = tile.stage() * Tiles::queries;
     // Computed here, or its 64 bits would be kept in registers and spill.
@@ -721,7 +736,7 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
     if (tiles.contains(next)) start_loading(next);
     if (key >= end) continue;
     const int q0 = tiles.q0(tile);
-    const AttentionMask& head_mask = mask_of(a, tiles.head(tile), stride);
+    const auto& head_mask = mask_of_block<has_documents(Kind)>(a, blockIdx.y, tiles.head(tile), positions);
 #pragma unroll 1
     for (int first = q0; first < q0 + Tiles::queries; first += Tiles::chunk) {
       if (first + Tiles::chunk <= key) continue;  // none of these queries sees the warp's keys

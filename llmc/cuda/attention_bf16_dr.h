@@ -32,7 +32,7 @@ __device__ inline void hide_unseen(Accumulator<M, N>& s, Sees sees) {
 // them, a thread its elements of the warp's fragments. It is the kernel for dk and dv with distances in the place of
 // keys: it loops over the tiles of queries that have such distances to some key, for every K/V head of the query head,
 // and what is skewed is k q^T and v dout^T. dr stays in registers throughout, and is written once.
-template <int D>
+template <int D, bool Documents>
 __global__ void __launch_bounds__(attention_threads, 2) attention_dr_kernel(AttentionArgs<bf16> a, float scale) {
   using Tiles = DrTiles<D>;
   constexpr int N = Tiles::queries / 8;
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_dr_kernel(Atte
   // The last tile first: it has the smallest distances, which the most queries have to some key.
   const int row0 = int(gridDim.z - 1 - blockIdx.z) * Tiles::distances, end = min(distances, row0 + Tiles::distances);
   const int warp_row = row0 + warp_index() * Tiles::warp_distances;
-  const AttentionMask& mask = mask_of(a, head);
+  const auto& mask = mask_of_block<Documents>(a, blockIdx.y, head, {});
 
   const Tile<D> r_tile = {0};
   const Tile<D> k_tile = r_tile.from_row(Tiles::distances), v_tile = k_tile.from_row(Tiles::keys);
@@ -71,7 +71,17 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_dr_kernel(Atte
     commit_copies();
   };
   load_tile_async<Tiles::distances, attention_threads>(r_tile, a.relative.r + head * HS, C, row0, end, HS);
-  auto tile = tiles.first();
+  // The first tile from this one on of which a query may see a key, for which buffers are those of this one.
+  auto visible = [&](auto tile) {
+    const int parity = tile.parity;
+    if constexpr (Documents)
+      while (tiles.contains(tile) && !mask.sees_some(tile.q0, min(T, tile.q0 + Tiles::queries), 0,
+                                                     tile.q0 + row0 - (distances - 1) + Tiles::keys - 1))
+        tile = tiles.after(tile);
+    tile.parity = parity;
+    return tile;
+  };
+  auto tile = visible(tiles.first());
   if (tiles.contains(tile)) start_loading(tile);
 
   const float to_exp2 = scale * log2_e;
@@ -96,14 +106,14 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_dr_kernel(Atte
     }
     mma_ABt(s, warp_r, relative_q);
     __syncthreads();  // all warps have read k, v, q and dout
-    next = tiles.after(tile);
+    next = visible(tiles.after(tile));
     if (tiles.contains(next)) start_loading(next);
 
     const int first_distance = distances - 1 - warp_row, key = tile.q0 - first_distance;
     ::mask(s, [&](int row, int column) {
       return unsigned(first_distance - row) >= unsigned(mask.window) || key + row + column < 0;
     });
-    if (mask.num_clauses > 0)
+    if (Documents || mask.num_clauses > 0)
       hide_unseen(s, [&](int row, int column) { return mask.sees(tile.q0 + column, max(0, key + row + column)); });
     // Queries from T on have ds * q' = 0, as q' is.
     for (int n = 0; n < N; n++)

@@ -17,7 +17,7 @@ struct TopKTiles {
 // topk_score =, topk_last =. A block owns 64 queries of one head in one sequence and their histograms, a warp 16 of
 // them, a thread its elements of the warp's fragments. A pass is the forward kernel's loop over keys up to the scores,
 // whose bits are the same.
-template <int D>
+template <int D, bool Documents>
 __global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(AttentionArgs<bf16> a) {
   using Tiles = TopKTiles<D>;
   const int HS = int(a.HS), head = int(blockIdx.x);
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(At
   RadixSearch* searches = reinterpret_cast<RadixSearch*>(shared_memory + k_tiles.from_row(2 * Tiles::keys).offset);
   int* histograms = reinterpret_cast<int*>(searches + Tiles::queries);
 
-  const VisibleKeyTiles<Tiles::keys, bf16> tiles(a, head, first_key_row, positions, first_query + q0, end);
+  const VisibleKeyTiles<Tiles::keys, bf16, Documents> tiles(a, head, first_key_row, positions, first_query + q0, end);
   auto start_loading = [&](auto tile) {
     const KVRows<bf16> kv = tiles.rows(tile);
     load_tile_async<Tiles::keys, attention_threads>(k_tiles.from_row(tile.stage() * Tiles::keys), kv.k, kv.k_stride,

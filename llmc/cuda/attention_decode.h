@@ -33,11 +33,12 @@ __device__ inline float* partial_of(const AttentionArgs<Element>& a, int64_t b, 
   return a.partials + ((((b * a.NH + head) * queries + query) * a.kv_per_head + source) * tiles + tile) * (a.HS + 2);
 }
 
-// Whether a query head may see a key of the tile in a sequence of T positions, of which the last `queries` are queries.
-template <class Element>
-__device__ inline bool sees_tile(const AttentionArgs<Element>& a, int head, int T, int tile) {
-  const int first_query = T - int(a.queries());
-  return mask_of(a, head).sees_some(first_query, T, tile * decode_keys, (tile + 1) * decode_keys);
+// Whether a query head may see a key of the tile in sequence b of T positions, of which the last `queries` are queries.
+template <bool Documents, class Element>
+__device__ inline bool sees_tile(const AttentionArgs<Element>& a, int64_t b, int head, int T, int tile) {
+  const int first_query = T - int(a.queries()), end = (tile + 1) * decode_keys;
+  if (Documents && a.first_keys[b * a.queries()] >= end) return false;
+  return mask_of(a, head).sees_some(first_query, T, tile * decode_keys, end);
 }
 
 // Shared memory: the tile's k and v with 16 bytes after each row, so that neighbouring rows begin on other banks; q and
@@ -70,23 +71,24 @@ __device__ inline DecodeRow decode_row(const AttentionArgs<Element>& a, const KV
   const int queries = int(a.queries());
   return {a.query_heads[kv.first_query_head + row / queries], row % queries};
 }
-// Whether it sees a key, in a sequence of T positions.
-template <class Element>
-__device__ inline bool row_sees(const AttentionArgs<Element>& a, int T, const DecodeRow& row, int key) {
+// Whether it sees a key, in sequence b of T positions.
+template <bool Documents, class Element>
+__device__ inline bool row_sees(const AttentionArgs<Element>& a, int64_t b, int T, const DecodeRow& row, int key) {
+  if (Documents && key < a.first_keys[b * a.queries() + row.query]) return false;
   return mask_of(a, row.head).sees(T - int(a.queries()) + row.query, key);
 }
 
 // The tile's rows of k, v or both that some row of the block sees, and zeros for the others, which are not read: by
 // asynchronous copies, so that many are on their way at a time. Neighbouring threads copy neighbouring 16 bytes. Its
 // barrier lets all threads read what lay there before.
-template <bool OfK, bool OfV, class Element, bool InTurn>
+template <bool OfK, bool OfV, bool Documents, class Element, bool InTurn>
 __device__ inline void load_decode_tile(const AttentionArgs<Element>& a, const KVHead<Element>& kv,
                                         const DecodeMemory<Element, InTurn>& memory, const KeyRows& keys, int k0) {
   const int HS = int(a.HS), rows = kv.num_query_heads * int(a.queries());
   if (int(threadIdx.x) < decode_keys) {
     bool seen = false;
     for (int row = 0; row < rows && !seen; row++)
-      seen = row_sees(a, keys.T, decode_row(a, kv, row), k0 + int(threadIdx.x));
+      seen = row_sees<Documents>(a, blockIdx.z, keys.T, decode_row(a, kv, row), k0 + int(threadIdx.x));
     memory.seen[threadIdx.x] = seen;
   }
   __syncthreads();
@@ -133,7 +135,7 @@ __device__ inline float decode_relative_score(const AttentionArgs<Element>& a, i
 // Writes partials. A block owns a tile of 64 keys of one K/V head in one sequence, and goes through its query heads'
 // rows eight at a time. Of the scores, a thread owns one key and every second row, of the softmax a warp whole rows,
 // and of the results a thread single channels.
-template <class Element, bool Relative, bool InTurn>
+template <class Element, bool Relative, bool Documents, bool InTurn>
 static __global__ void __launch_bounds__(decode_threads)
     attention_decode_kernel(AttentionArgs<Element> a, float to_exp2) {
   using Memory = DecodeMemory<Element, InTurn>;
@@ -142,17 +144,17 @@ static __global__ void __launch_bounds__(decode_threads)
   const KeyRows keys = key_rows_of(a, blockIdx.z);
   bool is_seen = false;
   for (int i = 0; i < kv.num_query_heads; i++)
-    is_seen |= sees_tile(a, a.query_heads[kv.first_query_head + i], keys.T, tile);
+    is_seen |= sees_tile<Documents>(a, blockIdx.z, a.query_heads[kv.first_query_head + i], keys.T, tile);
   if (!is_seen) return;
   const Memory memory(HS);
-  if constexpr (!InTurn) load_decode_tile<true, true>(a, kv, memory, keys, k0);
+  if constexpr (!InTurn) load_decode_tile<true, true, Documents>(a, kv, memory, keys, k0);
 
   const int64_t queries = a.queries();
   const int all_rows = kv.num_query_heads * int(queries), warp = int(threadIdx.x) / warp_size,
             lane = int(threadIdx.x) % warp_size;
   for (int first = 0; first < all_rows; first += decode_rows) {
     const int rows = min(decode_rows, all_rows - first);
-    if constexpr (InTurn) load_decode_tile<true, false>(a, kv, memory, keys, k0);
+    if constexpr (InTurn) load_decode_tile<true, false, Documents>(a, kv, memory, keys, k0);
     for (int i = int(threadIdx.x); i < rows * HS; i += decode_threads) {
       const DecodeRow row = decode_row(a, kv, first + i / HS);
       memory.q[i] = to_float(a.q[(blockIdx.z * queries + row.query) * a.q_stride + row.head * HS + i % HS]);
@@ -162,14 +164,14 @@ static __global__ void __launch_bounds__(decode_threads)
     for (int r = int(threadIdx.x) / decode_keys; r < rows; r += decode_threads / decode_keys) {
       const DecodeRow row = decode_row(a, kv, first + r);
       float s = -INFINITY;
-      if (row_sees(a, keys.T, row, k0 + key)) {
+      if (row_sees<Documents>(a, blockIdx.z, keys.T, row, k0 + key)) {
         s = decode_score(memory.q + r * HS, memory.k + key * stride, HS);
         if constexpr (Relative) s += decode_relative_score(a, blockIdx.z, keys.T, row, k0 + key);
       }
       memory.p[r * decode_keys + key] = s;
     }
     __syncthreads();
-    if constexpr (InTurn) load_decode_tile<false, true>(a, kv, memory, keys, k0);
+    if constexpr (InTurn) load_decode_tile<false, true, Documents>(a, kv, memory, keys, k0);
     auto partial = [&](int r) {
       const DecodeRow row = decode_row(a, kv, first + r);
       int source = 0;  // which of the query head's K/V heads this one is
@@ -204,7 +206,7 @@ static __global__ void __launch_bounds__(decode_threads)
 // the order of the sums.
 constexpr int merge_groups = 8;
 
-template <class Element>
+template <class Element, bool Documents>
 static __global__ void __launch_bounds__(merge_groups* largest_head_size)
     attention_merge_kernel(AttentionArgs<Element> a, float scale, float to_exp2) {
   const int query = int(blockIdx.x), head = int(blockIdx.y), HS = int(a.HS);
@@ -217,7 +219,7 @@ static __global__ void __launch_bounds__(merge_groups* largest_head_size)
   auto partial = [&](int i) { return partial_of(a, blockIdx.z, head, query, i / tiles, i % tiles); };
   auto for_each_tile = [&](auto visit) {
     for (int i = int(threadIdx.x); i < sources * tiles; i += int(blockDim.x))
-      if (sees_tile(a, head, T, i % tiles)) visit(partial(i));
+      if (sees_tile<Documents>(a, blockIdx.z, head, T, i % tiles)) visit(partial(i));
   };
   float max = -INFINITY, sum = 0;
   for_each_tile([&](const float* of_tile) { max = fmaxf(max, of_tile[HS]); });
@@ -234,7 +236,7 @@ static __global__ void __launch_bounds__(merge_groups* largest_head_size)
     float out = 0;
 #pragma unroll 4
     for (int i = group; i < sources * tiles; i += merge_groups)
-      if (sees_tile(a, head, T, i % tiles)) out += partial(i)[HS] * partial(i)[c];
+      if (sees_tile<Documents>(a, blockIdx.z, head, T, i % tiles)) out += partial(i)[HS] * partial(i)[c];
     out_of_group[group * HS + c] = out;
   }
   __syncthreads();
@@ -258,17 +260,17 @@ bool has_few_queries(const AttentionArgs<Element>& a) {
   return a.partials != nullptr && takes_sequences(a.queries(), a.topk) && a.exact_out == nullptr;
 }
 
-template <class Element>
+template <class Element, bool Documents>
 void launch_attention_decode(const AttentionArgs<Element>& a) {
   const float scale = float(1 / std::sqrt(double(a.HS))), to_exp2 = scale * 1.44269504f;  // exp(x) = exp2(x * log2(e))
   const dim3 tiles(unsigned(ceil_div(a.T, decode_keys)), unsigned(a.num_kv_heads), unsigned(a.B));
   for_tiles_that_fit(DecodeMemory<Element, false>::bytes(int(a.HS)), [&](auto in_turn) {
-    const auto kernel = a.relative.q != nullptr ? attention_decode_kernel<Element, true, in_turn>
-                                                : attention_decode_kernel<Element, false, in_turn>;
+    const auto kernel = a.relative.q != nullptr ? attention_decode_kernel<Element, true, Documents, in_turn>
+                                                : attention_decode_kernel<Element, false, Documents, in_turn>;
     launch(kernel, tiles, decode_threads, DecodeMemory<Element, in_turn>::bytes(int(a.HS)), gpu().stream, a, to_exp2);
   });
   const dim3 results(unsigned(a.queries()), unsigned(a.NH), unsigned(a.B));
   const unsigned threads = unsigned(ceil_div(merge_groups * a.HS, warp_size) * warp_size);
-  launch(attention_merge_kernel<Element>, results, threads, (32 + merge_groups * size_t(a.HS)) * sizeof(float),
-         gpu().stream, a, scale, to_exp2);
+  launch(attention_merge_kernel<Element, Documents>, results, threads,
+         (32 + merge_groups * size_t(a.HS)) * sizeof(float), gpu().stream, a, scale, to_exp2);
 }

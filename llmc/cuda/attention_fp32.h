@@ -178,6 +178,17 @@ __device__ inline void mask_scores(float (&s)[rows_per_thread][N], const Mask& m
   }
 }
 
+// With documents scores of keys of others become -inf, too. The bound of each row, a query or a key, is loaded once.
+template <bool transposed, int N>
+__device__ inline void mask_scores(float (&s)[rows_per_thread][N], const DocumentMask& mask, int t, int j) {
+  mask_scores<transposed>(s, static_cast<const MaskView&>(mask), t, j);
+  for (int r = 0; r < rows_per_thread; r++) {
+    const int bound = transposed ? mask.last_query(j + r) - t : mask.first_key(t + r) - j;
+    for (int n = 0; n < N; n++)
+      if (transposed ? n * half_warp > bound : n * half_warp < bound) s[r][n] = -INFINITY;
+  }
+}
+
 // Scores of keys that are not among the topk of their query become -inf. `chosen` begins at the thread's first query,
 // of whose tile `queries` are left from there on; `j` is the index of the thread's first key. Queries and keys are
 // `stride` apart.
@@ -251,7 +262,7 @@ __device__ inline void store_rows(float* dst, int64_t stride, int first, int end
 // With relative positions they are smaller, because q' and r must fit, too.
 template <int G, int Kind, bool Small>
 struct ForwardTiles {
-  static constexpr bool relative = Kind == relative_attention;
+  static constexpr bool relative = is_relative(Kind);
   static constexpr int queries = relative ? (Small ? 32 : 64) / G : 64, keys = (relative || Small ? 32 : 64) / G,
                        threads = queries / rows_per_thread * half_warp;
   static constexpr int blocks_per_sm = Small ? 1 : G == 1 && !relative ? 3 : 2;
@@ -303,7 +314,7 @@ template <int G, int Kind, bool Small>
 __global__ void __launch_bounds__(ForwardTiles<G, Kind, Small>::threads, ForwardTiles<G, Kind, Small>::blocks_per_sm)
     attention_forward_kernel(AttentionArgs<float> a, float scale) {
   using Tiles = ForwardTiles<G, Kind, Small>;
-  constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
+  constexpr bool General = Kind != plain_attention, Relative = is_relative(Kind);
   const int HS = int(a.HS), head = int(blockIdx.y);
   const OwnTile own = own_tile(General ? stride_of(a, head) : 1, int(gridDim.x - 1 - blockIdx.x));
   const Positions positions = own.positions;  // everything below is in terms of these
@@ -337,7 +348,7 @@ __global__ void __launch_bounds__(ForwardTiles<G, Kind, Small>::threads, Forward
   const float to_exp2 = scale * log2_e;
   float row_max[rows_per_thread], row_sum[rows_per_thread], acc[rows_per_thread][G][4] = {};
   for (int i = 0; i < rows_per_thread; i++) row_max[i] = -INFINITY, row_sum[i] = 0;
-  const KeyTiles<Tiles::keys, float, General> tiles(a, head, first_key_row, positions, q0, end);
+  const KeyTiles<Tiles::keys, float, Kind> tiles(a, head, first_key_row, positions, q0, end);
   for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
     const int k0 = tile.k0;
     const KVRows<float> kv = tiles.rows(tile);
@@ -397,7 +408,7 @@ struct TopKTiles {
 // topk_score =, topk_last =. A block owns a tile of queries of one head in one sequence and their histograms, a warp
 // eight of them, a thread its elements of the scores' layout. A pass is the forward kernel's loop over keys up to the
 // scores, whose bits are the same.
-template <int G, bool Small>
+template <int G, bool Documents, bool Small>
 __global__ void __launch_bounds__(TopKTiles<G, Small>::threads, TopKTiles<G, Small>::blocks_per_sm)
     attention_topk_kernel(AttentionArgs<float> a) {
   using Tiles = TopKTiles<G, Small>;
@@ -424,7 +435,7 @@ __global__ void __launch_bounds__(TopKTiles<G, Small>::threads, TopKTiles<G, Sma
                                                first, queries, HS);
   if (row < Tiles::queries) searches[row] = {0, owns_query ? a.topk : 0};
 
-  const VisibleKeyTiles<Tiles::keys, float> tiles(a, head, first_key_row, positions, q0, end);
+  const VisibleKeyTiles<Tiles::keys, float, Documents> tiles(a, head, first_key_row, positions, q0, end);
   bool unfinished = true;
   for (int pass = 0; unfinished; pass = next_pass(pass, a.kv_per_head * int(a.T))) {
     for (int i = row; i < Tiles::queries * histogram_stride; i += Tiles::threads) histograms[i] = 0;
@@ -464,7 +475,7 @@ __global__ void __launch_bounds__(TopKTiles<G, Small>::threads, TopKTiles<G, Sma
 // columns, and `least` ones, which still have sixteen, a single warp's rows.
 template <int G, int Kind, bool Small>
 struct BackwardTiles {
-  static constexpr bool relative = Kind == relative_attention, least = relative && Small && G == 2;
+  static constexpr bool relative = is_relative(Kind), least = relative && Small && G == 2;
   static constexpr int rows = (relative ? 32 : 64) / G / (least ? 2 : 1),
                        columns = least ? half_warp : rows / (Small ? 2 : 1),
                        threads = rows / rows_per_thread * half_warp;
@@ -486,7 +497,7 @@ template <int G, int Kind, bool Small>
 __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, BackwardTiles<G, Kind, Small>::blocks_per_sm)
     attention_dq_kernel(AttentionArgs<float> a, float scale) {
   using Tiles = BackwardTiles<G, Kind, Small>;
-  constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
+  constexpr bool General = Kind != plain_attention, Relative = is_relative(Kind);
   const int HS = int(a.HS), head = int(blockIdx.y);
   const OwnTile own = own_tile(General ? stride_of(a, head) : 1, int(gridDim.x - 1 - blockIdx.x));
   const Positions positions = own.positions;  // everything below is in terms of these
@@ -537,7 +548,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, Backwa
     if (thread.lane == 0 && exists) delta[(query + i) * stride] = row_delta[i];
   }
 
-  const KeyTiles<Tiles::columns, float, General> tiles(a, head, first_key_row, positions, q0, end);
+  const KeyTiles<Tiles::columns, float, Kind> tiles(a, head, first_key_row, positions, q0, end);
   for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
     const int k0 = tile.k0;
     const KVRows<float> kv = tiles.rows(tile);
@@ -596,7 +607,7 @@ template <int G, int Kind, bool Small>
 __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, BackwardTiles<G, Kind, Small>::blocks_per_sm)
     attention_dkdv_kernel(AttentionArgs<float> a, float scale) {
   using Tiles = BackwardTiles<G, Kind, Small>;
-  constexpr bool General = Kind != plain_attention, Relative = Kind == relative_attention;
+  constexpr bool General = Kind != plain_attention, Relative = is_relative(Kind);
   const int HS = int(a.HS);
   const KVHead<float>& kv = a.kv_heads[blockIdx.y];
   const OwnTile own = own_tile(General ? stride_of(a, kv) : 1, int(blockIdx.x));
@@ -628,7 +639,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, Backwa
     const float* head_q = a.q + first_query_row * a.q_stride + head * a.HS;
     const float* head_dout = a.dout + (first_query_row * a.NH + head) * a.HS;
     const int64_t first_lse = (blockIdx.z * a.NH + head) * num_queries<General>(a) + query_row_0<General>(a, positions);
-    const AttentionMask& mask = mask_of(a, head, stride);
+    const auto& mask = mask_of_block<has_documents(Kind)>(a, blockIdx.z, head, positions);
     const int q_first = General ? first_query_of_keys(a, positions, k0) : k0;
     auto visible_tile = [&](int q0) {
       return General ? visible_query_tile<Tiles::columns>(mask, k0, end, q_first, q0, T) : q0;
@@ -688,7 +699,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, Backwa
 // a thread the elements of the layouts above, where the rows of the scores are distances and the columns are queries,
 // so that row + column says which key; the gradient stays in registers and is written once. Keys before position 0 do
 // not exist and are hidden.
-template <int G, bool Small>
+template <int G, bool Documents, bool Small>
 __global__ void __launch_bounds__(BackwardTiles<G, relative_attention, Small>::threads,
                                   BackwardTiles<G, relative_attention, Small>::blocks_per_sm)
     attention_dr_kernel(AttentionArgs<float> a, float scale) {
@@ -710,7 +721,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, relative_attention, Small>::t
   const int channels = thread.channels(HS, r0, end);
   load_tile<G, Tiles::rows, Tiles::threads>(r_tile, a.relative.r + head * HS, C, r0, end, HS);
 
-  const AttentionMask& mask = mask_of(a, head);
+  const auto& mask = mask_of_block<Documents>(a, blockIdx.z, head, {});
   const DistanceTiles<Tiles::columns, float> tiles(a, head, mask, distances - end);
   float acc[rows_per_thread][G][4] = {};
   for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
@@ -768,8 +779,8 @@ void launch_forward(const AttentionArgs<float>& a) {
   if (a.topk > 0)
     for_tiles_that_fit(TopKTiles<G, false>::bytes, [&](auto small) {
       using Tiles = TopKTiles<G, small>;
-      launch(attention_topk_kernel<G, small>, attention_grid(a, a.queries(), Tiles::queries, a.NH), Tiles::threads,
-             Tiles::bytes, gpu().stream, a);
+      launch(attention_topk_kernel<G, has_documents(Kind), small>, attention_grid(a, a.queries(), Tiles::queries, a.NH),
+             Tiles::threads, Tiles::bytes, gpu().stream, a);
     });
   for_tiles_that_fit(ForwardTiles<G, Kind, false>::bytes, [&](auto small) {
     using Tiles = ForwardTiles<G, Kind, small>;
@@ -787,9 +798,10 @@ void launch_backward(const AttentionArgs<float>& a) {
            Tiles::bytes, gpu().stream, a, scale);
     launch(attention_dkdv_kernel<G, Kind, small>, attention_grid(a, a.T, Tiles::rows, a.num_kv_heads), Tiles::threads,
            Tiles::bytes, gpu().stream, a, scale);
-    if constexpr (Kind == relative_attention) {
+    if constexpr (is_relative(Kind)) {
       const dim3 grid(unsigned(ceil_div(a.relative.distances, Tiles::rows)), unsigned(a.NH), unsigned(a.B));
-      launch(attention_dr_kernel<G, small>, grid, Tiles::threads, Tiles::bytes, gpu().stream, a, scale);
+      launch(attention_dr_kernel<G, has_documents(Kind), small>, grid, Tiles::threads, Tiles::bytes, gpu().stream, a,
+             scale);
       launch_sum_of_sequences(a);
     }
   });
@@ -797,15 +809,13 @@ void launch_backward(const AttentionArgs<float>& a) {
 
 template <int G>
 void launch_forward(const AttentionArgs<float>& a) {
-  if (a.relative.q != nullptr) launch_forward<G, relative_attention>(a);
-  else if (is_general(a)) launch_forward<G, general_attention>(a);
+  if (a.relative.q != nullptr || is_general(a)) for_kind(a, [&](auto Kind) { launch_forward<G, Kind>(a); });
   else launch_forward<G, plain_attention>(a);
 }
 
 template <int G>
 void launch_backward(const AttentionArgs<float>& a) {
-  if (a.relative.q != nullptr) launch_backward<G, relative_attention>(a);
-  else if (is_general_backward(a)) launch_backward<G, general_attention>(a);
+  if (a.relative.q != nullptr || is_general_backward(a)) for_kind(a, [&](auto Kind) { launch_backward<G, Kind>(a); });
   else launch_backward<G, plain_attention>(a);
 }
 

@@ -26,7 +26,7 @@ void launch_backward_kernels(const AttentionArgs<bf16>& a, float scale) {
   using Dkdv = DkdvTilesOf<D, Kind, Large>;
   static_assert(Dq::bytes <= Gpu::large_shared_bytes && Dkdv::bytes <= Gpu::large_shared_bytes);
   // Each block takes 1 KB more than it asks for.
-  static_assert(D != 64 || Large || Kind == relative_attention ||
+  static_assert(D != 64 || Large || is_relative(Kind) ||
                     (2 * (Dq::bytes + 1024) <= 100 << 10 && 2 * (Dkdv::bytes + 1024) <= 100 << 10),
                 "an SM of compute capability 8.6, 8.9 or 12.0 has room for two blocks");
   launch(attention_dq_kernel<D, Kind, Large>, attention_grid(a, a.NH, a.queries(), Dq::queries), Dq::threads, Dq::bytes,
@@ -36,11 +36,11 @@ void launch_backward_kernels(const AttentionArgs<bf16>& a, float scale) {
 }
 
 // dr =, from the delta of the kernels before.
-template <int D>
+template <int D, bool Documents>
 void launch_dr_kernels(const AttentionArgs<bf16>& a, float scale) {
   using Tiles = DrTiles<D>;
   const dim3 grid(unsigned(a.NH), unsigned(a.B), unsigned(ceil_div(a.relative.distances, Tiles::distances)));
-  launch(attention_dr_kernel<D>, grid, attention_threads, Tiles::bytes, gpu().stream, a, scale);
+  launch(attention_dr_kernel<D, Documents>, grid, attention_threads, Tiles::bytes, gpu().stream, a, scale);
   launch_sum_of_sequences(a);
 }
 
@@ -52,12 +52,15 @@ inline void launch_attention_forward(const AttentionArgs<bf16>& a) {
   if (launch_wgmma_forward(a)) return;
   const float scale = score_scale(a);
   for_head_size(a.HS, [&](auto D) {
-    if (a.topk > 0)
-      launch(attention_topk_kernel<D>, attention_grid(a, a.NH, a.T - a.first_query, TopKTiles<D>::queries),
-             attention_threads, TopKTiles<D>::bytes, gpu().stream, a);
-    if (a.relative.q != nullptr) launch_forward_kernel<D, relative_attention, false>(a, scale);
-    else if (is_general(a)) launch_forward_kernel<D, general_attention, false>(a, scale);
-    else if (gpu().has_large_shared_memory)
+    if (a.relative.q != nullptr || is_general(a)) {
+      for_kind(a, [&](auto Kind) {
+        if (a.topk > 0)
+          launch(attention_topk_kernel<D, has_documents(Kind)>,
+                 attention_grid(a, a.NH, a.T - a.first_query, TopKTiles<D>::queries), attention_threads,
+                 TopKTiles<D>::bytes, gpu().stream, a);
+        launch_forward_kernel<D, Kind, false>(a, scale);
+      });
+    } else if (gpu().has_large_shared_memory)
       launch_forward_kernel<D, plain_attention, D <= 64>(a, scale);  // of more channels there is one shape
     else launch_forward_kernel<D, plain_attention, false>(a, scale);
   });
@@ -67,13 +70,13 @@ inline void launch_attention_backward(const AttentionArgs<bf16>& a) {
   if (launch_wgmma_backward(a)) return;
   const float scale = score_scale(a);
   for_head_size(a.HS, [&](auto D) {
-    if (a.relative.q != nullptr) {
-      launch_backward_kernels<D, relative_attention, false>(a, scale);
-      launch_dr_kernels<D>(a, scale);
-    } else if (is_general_backward(a)) {
-      if (gpu().has_large_shared_memory)
-        launch_backward_kernels<D, general_attention, D == 64>(a, scale);  // of other channels there is one shape
-      else launch_backward_kernels<D, general_attention, false>(a, scale);
+    if (a.relative.q != nullptr || is_general_backward(a)) {
+      for_kind(a, [&](auto Kind) {
+        constexpr bool has_two_shapes = D == 64 && !is_relative(Kind);
+        if (gpu().has_large_shared_memory) launch_backward_kernels<D, Kind, has_two_shapes>(a, scale);
+        else launch_backward_kernels<D, Kind, false>(a, scale);
+        if constexpr (is_relative(Kind)) launch_dr_kernels<D, has_documents(Kind)>(a, scale);
+      });
     } else if (gpu().has_large_shared_memory)
       launch_backward_kernels<D, plain_attention, (D >= 64)>(a, scale);  // of fewer channels there is one shape
     else launch_backward_kernels<D, plain_attention, false>(a, scale);

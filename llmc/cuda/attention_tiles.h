@@ -1,6 +1,6 @@
 // Which tiles of keys, or of queries, the loops of attention's kernels go through. Plain attention has one K/V head for
 // a query head, of which each query sees all keys up to its own. General attention has several, and masks; tiles that a
-// mask hides are neither loaded nor multiplied.
+// mask hides are neither loaded nor multiplied, nor those of other documents.
 #pragma once
 #include <algorithm>
 #include <type_traits>
@@ -9,8 +9,23 @@
 
 // What a kernel is compiled for, as a parameter of its template: the attention of GPT-2 and of skip-layer attention;
 // what has masks, several K/V heads for a query head, topk, or in the backward pass keys before the first query; and
-// that with relative positions.
-constexpr int plain_attention = 0, general_attention = 1, relative_attention = 2;
+// that with relative positions; and the last two within documents.
+constexpr int plain_attention = 0, general_attention = 1, relative_attention = 2, document_attention = 3,
+              relative_document_attention = 4;
+SLA_HOST_DEVICE constexpr bool is_relative(int kind) {
+  return kind == relative_attention || kind == relative_document_attention;
+}
+SLA_HOST_DEVICE constexpr bool has_documents(int kind) { return kind >= document_attention; }
+
+// Runs f(Kind), a constant, of attention that is not plain.
+template <class Element, class F>
+void for_kind(const AttentionArgs<Element>& a, F f) {
+  const bool relative = a.relative.q != nullptr;
+  if (a.first_keys == nullptr && relative) f(std::integral_constant<int, relative_attention>());
+  else if (a.first_keys == nullptr) f(std::integral_constant<int, general_attention>());
+  else if (relative) f(std::integral_constant<int, relative_document_attention>());
+  else f(std::integral_constant<int, document_attention>());
+}
 
 // With relative positions: the row of r of a query and a key, which are positions of a sequence. It is negative, or
 // `distances` or more, where no row is theirs: a mask hides the key.
@@ -72,16 +87,55 @@ struct OwnTile {
 };
 __device__ inline OwnTile own_tile(int stride, int block) { return {{block % stride, stride}, block / stride}; }
 
+// ----------------------------------------------------------------------------
+// Masks
+
+// A mask within documents, of which a query sees only keys of its own. Positions are a block's. As the bounds do not
+// fall from a position to the next, that of the first query, or of the last key, is a tile's. Positions after the
+// sequence's last one have its bounds.
+struct DocumentMask : MaskView {
+  Positions positions;
+  const int *first_keys, *last_queries;  // of the sequence's position 0
+  int last;                              // the sequence's last position
+
+  __device__ int first_key(int t) const { return positions.count(first_keys[min(positions.at(t), last)]); }
+  __device__ int last_query(int j) const { return positions.count(last_queries[min(positions.at(j), last)] + 1) - 1; }
+  __device__ bool sees(int t, int j) const { return MaskView::sees(t, j) && j >= first_key(t); }
+  __device__ int next_key(int q0, int q1, int from) const {
+    const int first = first_key(q0);
+    return MaskView::next_key(q0, q1, from < first ? first : from);
+  }
+  __device__ int next_query(int k0, int k1, int from, int T) const {
+    const int query = MaskView::next_query(k0, k1, from, T);
+    return query <= last_query(k1 - 1) ? query : INT_MAX;
+  }
+  __device__ bool sees_some(int q0, int q1, int k0, int k1) const { return next_key(q0, q1, k0) < (k1 < q1 ? k1 : q1); }
+  __device__ bool sees_all(int q0, int q1, int k0, int k1) const {
+    return MaskView::sees_all(q0, q1, k0, k1) && first_key(q1 - 1) <= k0;
+  }
+};
+
+// The mask of a query head in sequence b.
+template <bool Documents, class Element>
+__device__ inline decltype(auto) mask_of_block(const AttentionArgs<Element>& a, int64_t b, int head,
+                                               Positions positions) {
+  const AttentionMask& mask = mask_of(a, head, positions.stride);
+  if constexpr (Documents)
+    return DocumentMask{view_of(mask), positions, a.first_keys + b * a.queries() - a.first_query,
+                        a.last_queries + b * a.T, int(a.T) - 1};
+  else return mask;
+}
+
 // The first tile of Size keys, from the one at k0 on, that a query of [q0, q1) sees; q1 or more if there is none.
-template <int Size>
-__device__ inline int visible_key_tile(const MaskView& mask, int q0, int q1, int k0) {
+template <int Size, class Mask>
+__device__ inline int visible_key_tile(const Mask& mask, int q0, int q1, int k0) {
   return mask.next_key(q0, q1, k0) / Size * Size;
 }
 
 // The first of the tiles of Size queries at `first`, first + Size, ..., from the one at q0 on, that sees a key of
 // [k0, k1), where first >= k0; T or more if there is none.
-template <int Size>
-__device__ inline int visible_query_tile(const AttentionMask& mask, int k0, int k1, int first, int q0, int T) {
+template <int Size, class Mask>
+__device__ inline int visible_query_tile(const Mask& mask, int k0, int k1, int first, int q0, int T) {
   return first + (mask.next_query(k0, k1, q0, T) - first) / Size * Size;
 }
 
@@ -125,7 +179,7 @@ struct CausalKeyTiles {
 
 // The tiles of keys of general attention: those that one of the queries [q0, q1) sees, of the head's first K/V head,
 // then of its next.
-template <int Size, class Element>
+template <int Size, class Element, bool Documents>
 struct VisibleKeyTiles {
   struct Tile {
     int k0;
@@ -140,13 +194,13 @@ struct VisibleKeyTiles {
   int num_sources;
   int first_row;  // the row of the first position in k and v
   int stride, q0, q1;
-  MaskView mask;
+  std::conditional_t<Documents, DocumentMask, MaskView> mask;
 
   __device__ VisibleKeyTiles(const AttentionArgs<Element>& a, int head, int first_row, Positions positions, int q0,
                              int q1)
       : kv_heads(a.kv_heads), sources(a.kv_of_head + head * a.kv_per_head), num_sources(a.kv_per_head),
         first_row(first_row + positions.first), stride(positions.stride), q0(q0), q1(q1),
-        mask(view_of(mask_of(a, head, stride))) {}
+        mask(mask_in_registers(a, head, first_row, positions)) {}
   __device__ Tile first() const { return {visible_key_tile<Size>(mask, q0, q1, 0), 0, 0, true}; }
   __device__ Tile after(Tile tile) const {
     int k0 = tile.k0 + Size, source = tile.source;
@@ -167,10 +221,19 @@ struct VisibleKeyTiles {
   __device__ bool hides_some(int query, int queries, int k0, int k1) const {
     return !mask.sees_all(query, query + queries, k0, k1);
   }
+
+ private:
+  // first_row: that of the sequence.
+  __device__ static auto mask_in_registers(const AttentionArgs<Element>& a, int head, int first_row,
+                                           Positions positions) {
+    if constexpr (Documents) return mask_of_block<true>(a, first_row / int(a.T), head, positions);
+    else return view_of(mask_of(a, head, positions.stride));
+  }
 };
 
-template <int Size, class Element, bool General>
-using KeyTiles = std::conditional_t<General, VisibleKeyTiles<Size, Element>, CausalKeyTiles<Size, Element>>;
+template <int Size, class Element, int Kind>
+using KeyTiles = std::conditional_t<Kind == plain_attention, CausalKeyTiles<Size, Element>,
+                                    VisibleKeyTiles<Size, Element, has_documents(Kind)>>;
 
 // ----------------------------------------------------------------------------
 // Queries
@@ -215,7 +278,7 @@ struct CausalQueryTiles {
   const KVHead<Element>& kv;
   int k0;
 
-  __device__ CausalQueryTiles(const AttentionArgs<Element>& a, const KVHead<Element>& kv, Positions, int k0, int)
+  __device__ CausalQueryTiles(const AttentionArgs<Element>& a, const KVHead<Element>& kv, Positions, int k0, int, int)
       : a(a), kv(kv), k0(k0) {}
   __device__ Tile first() const {
     return {k0, kv.first_query_head, unsigned((int(a.T) - k0 + Size - 1) / Size * kv.num_query_heads)};
@@ -231,7 +294,7 @@ struct CausalQueryTiles {
 
 // The tiles of queries of general attention: for each query head of a K/V head, those that see a key of [k0, k1). They
 // begin at multiples of Size after k0, or after the first query if that comes later.
-template <int Size, class Element>
+template <int Size, class Element, bool Documents>
 struct VisibleQueryTiles {
   struct Tile {
     int start;       // its first query
@@ -242,12 +305,12 @@ struct VisibleQueryTiles {
   const AttentionArgs<Element>& a;
   int first_query_head, num_query_heads;
   Positions positions;
-  int k0, k1;
+  int k0, k1, b;  // b: the sequence
 
   __device__ VisibleQueryTiles(const AttentionArgs<Element>& a, const KVHead<Element>& kv, Positions positions, int k0,
-                               int k1)
+                               int k1, int b)
       : a(a), first_query_head(kv.first_query_head), num_query_heads(kv.num_query_heads), positions(positions), k0(k0),
-        k1(k1) {}
+        k1(k1), b(b) {}
   __device__ Tile first() const { return from({first_query_of_keys(a, positions, k0), 0, 0}); }
   __device__ Tile after(Tile tile) const { return from({tile.start + Size, tile.head_of_kv, tile.index + 1}); }
   __device__ bool contains(Tile tile) const { return tile.head_of_kv < num_query_heads; }
@@ -259,15 +322,17 @@ struct VisibleQueryTiles {
     const int T = positions.count(int(a.T));
     const int q_first = first_query_of_keys(a, positions, k0);
     for (; contains(tile); tile.head_of_kv++, tile.start = q_first) {
-      tile.start = visible_query_tile<Size>(mask_of(a, head(tile), positions.stride), k0, k1, q_first, tile.start, T);
+      tile.start = visible_query_tile<Size>(mask_of_block<Documents>(a, b, head(tile), positions), k0, k1, q_first,
+                                            tile.start, T);
       if (tile.start < T) break;
     }
     return tile;
   }
 };
 
-template <int Size, class Element, bool General>
-using QueryTiles = std::conditional_t<General, VisibleQueryTiles<Size, Element>, CausalQueryTiles<Size, Element>>;
+template <int Size, class Element, int Kind>
+using QueryTiles = std::conditional_t<Kind == plain_attention, CausalQueryTiles<Size, Element>,
+                                      VisibleQueryTiles<Size, Element, has_documents(Kind)>>;
 
 // ----------------------------------------------------------------------------
 // Distances
@@ -287,7 +352,8 @@ struct DistanceTiles {
   int num_sources;
   int first_query, T;
 
-  __device__ DistanceTiles(const AttentionArgs<Element>& a, int head, const AttentionMask& mask, int nearest)
+  template <class Mask>
+  __device__ DistanceTiles(const AttentionArgs<Element>& a, int head, const Mask& mask, int nearest)
       : kv_heads(a.kv_heads), sources(a.kv_of_head + head * a.kv_per_head), num_sources(a.kv_per_head),
         first_query(max(int(a.first_query), nearest)), T(nearest < mask.window ? int(a.T) : 0) {}
   __device__ Tile first() const { return {first_query, 0, 0}; }

@@ -15,7 +15,7 @@
 // Whether attention needs the general kernels.
 template <class Element>
 bool is_general(const AttentionArgs<Element>& a) {
-  return a.is_general || a.topk > 0 || a.exact_out != nullptr;
+  return a.is_general || a.topk > 0 || a.exact_out != nullptr || a.first_keys != nullptr;
 }
 
 // Whether its backward pass needs them.

@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_forward_wgmma_kern
 
   const typename Tiles::Q q_tile = {0}, warp_q = q_tile.from_row(warp_index() * 16);
   const typename Tiles::KV k_tiles = {q_tile.bytes}, v_tiles = k_tiles.next(Tiles::buffers);
-  const KeyTiles<Tiles::keys, bf16, false> tiles(a, head, first_key_row, {}, first_query + q0, end);
+  const KeyTiles<Tiles::keys, bf16, plain_attention> tiles(a, head, first_key_row, {}, first_query + q0, end);
   using KeyTile = decltype(tiles.first());
   auto buffer = [](KeyTile tile) { return tile.k0 / Tiles::keys % Tiles::buffers; };
   auto start_loading = [&](KeyTile tile) {
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(At
 
   const typename Tiles::Q q_tile = {0}, dout_tile = q_tile.next(1);
   const typename Tiles::KV k_tiles = {2 * q_tile.bytes}, v_tiles = k_tiles.next(Tiles::buffers);
-  const KeyTiles<Tiles::keys, bf16, false> tiles(a, head, first_row, {}, q0, end);
+  const KeyTiles<Tiles::keys, bf16, plain_attention> tiles(a, head, first_row, {}, q0, end);
   using KeyTile = decltype(tiles.first());
   auto buffer = [](KeyTile tile) { return tile.k0 / Tiles::keys % Tiles::buffers; };
   auto start_loading = [&](KeyTile tile) {
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
   const typename Tiles::Q q_tiles = {2 * k_tile.bytes}, dout_tiles = q_tiles.next(Tiles::buffers);
   const int lse_tiles = dout_tiles.next(Tiles::buffers).offset,
             delta_tiles = lse_tiles + Tiles::buffers * Tiles::vector_bytes;
-  const QueryTiles<Tiles::queries, bf16, false> tiles(a, kv, {}, k0, end);
+  const QueryTiles<Tiles::queries, bf16, plain_attention> tiles(a, kv, {}, k0, end, int(blockIdx.y));
   using QueryTile = decltype(tiles.first());
   auto buffer = [](QueryTile tile) { return int(tile.left % Tiles::buffers); };
   auto start_loading = [&](QueryTile tile) {

@@ -156,6 +156,7 @@ void for_tiles_that_fit(size_t bytes, F f) {
 }
 
 inline const char* device_name() { return gpu().name.c_str(); }
+inline bool attention_uses_wgmma() { return gpu().attention_uses_wgmma; }
 
 inline void configure_threads(char**, const char* = nullptr) {}  // the host's threads have little to do
 

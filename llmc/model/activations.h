@@ -19,6 +19,9 @@ struct Activations {
   int *tokens, *targets;  // (N)
   // Each (N): uploaded while others are computed on.
   std::array<int*, num_staging_buffers> staged_tokens, staged_targets;
+  // With `documents`: (N), of each query the first key, of each key the last query of its document (attention_args.h);
+  // in generation (groups of layers, N), in numbers of the keys that the cache has, and null.
+  int *first_keys = nullptr, *last_queries = nullptr;
   floatX* embedded;               // (N, C)
   float* losses;                  // (N)
   uint8_t* correct;               // (N): the target's logit is the first of the largest; not written in training steps
@@ -212,6 +215,9 @@ inline void declare(Activations& acts, ActivationList& list) {
   list.add(activations, "targets", acts.targets, {N});
   for (int*& buffer : acts.staged_tokens) list.add(activations, "staged_tokens", buffer, {N});
   for (int*& buffer : acts.staged_targets) list.add(activations, "staged_targets", buffer, {N});
+  const int64_t groups = list.shape.generation ? int64_t(list.shape.generation->groups.size()) : 1;
+  if (plan.table.documents) list.add(activations, "first_keys", acts.first_keys, {groups, N});
+  if (plan.table.documents && list.shape.training) list.add(activations, "last_queries", acts.last_queries, {N});
   list.add(activations, "embedded", acts.embedded, {N, C});
   list.add(activations, "losses", acts.losses, {N});
   list.add(activations, "correct", acts.correct, {N});
@@ -239,7 +245,6 @@ inline void declare(Activations& acts, ActivationList& list) {
   list.add(MemoryGroup::logits, "logits", acts.logits, {list.shape.logit_rows, list.shape.logit_stride});
   if (list.shape.training) return declare_backward_activations(acts, list);
   const KVCachePlan& cache = *list.shape.generation;
-  const int64_t groups = int64_t(cache.groups.size());
   list.add(activations, "positions", acts.positions, {N});
   list.add(activations, "cache_rows", acts.cache_rows, {N, groups});
   list.add(activations, "sequences", acts.sequences, {groups, cache.slots});

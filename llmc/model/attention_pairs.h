@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 #include "attention_plan.h"
 
 // With `memory` sequences are segments of a stream, whose memory of m positions is empty at the first one and grows: to
@@ -11,6 +12,9 @@
 // full.
 struct Segments {
   int64_t first = INT64_MAX - 1, end = INT64_MAX;
+  // With `documents` the share of the data's tokens that are at each place of their document, or of its part in their
+  // sequence. Null: all of a sequence is one.
+  const std::vector<double>* places = nullptr;
 
   // The segments of them that find the memory growing are first ... growing_end(m, T) - 1.
   int64_t growing_end(int64_t m, int64_t T) const { return std::max(first, std::min(end, m / T + 1)); }
@@ -34,6 +38,16 @@ struct AttentionPairs {
 // keys of positions before it. topk, if not 0, is the largest number of keys that a query chooses among all of them.
 inline AttentionPairs pairs_of_head(const AttentionMask& mask, int64_t kv_heads, int64_t topk, int64_t T,
                                     int64_t memory, const Segments& segments) {
+  if (segments.places != nullptr) {
+    AttentionPairs pairs;
+    for (size_t place = 0; place < segments.places->size(); place++) {
+      const int64_t keys = kv_heads * mask.visible_keys(int(place));
+      const double tokens = double(T) * (*segments.places)[place];
+      pairs.scored += tokens * double(keys);
+      pairs.multiplied += tokens * double(topk > 0 ? std::min(topk, keys) : keys);
+    }
+    return pairs;
+  }
   auto pairs_from = [&](int64_t begin, int64_t end) {
     return double(mask.visible_pairs(end) - mask.visible_pairs(begin));
   };

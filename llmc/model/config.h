@@ -17,6 +17,7 @@ struct ModelConfig {
   int max_seq_len = 1024;  // the context length: rows of wpe; T may be shorter
   bool bias = true;        // biases in the linear and LayerNorm layers, as nanoGPT's switch
   double layer_norm_eps = 1e-5;
+  int end_of_text = -1;  // the token that begins each document (eos_token_id); -1: it is not known
   Wiring wiring;
 
   int head_size() const { return channels / num_heads; }

@@ -103,9 +103,14 @@ ModelConfig read_config_json(const std::string& folder) {
     value = config_value(config, path, field.json, field.required ? nullptr : &fallback);
   });
   check_known_function(config, path, c);
+  if (const auto end = config.find("eos_token_id"); end != config.end() && end->is_number_integer())
+    c.end_of_text = config_value<int>(config, path, "eos_token_id", nullptr);
   try {
     c.wiring = config_wiring(config, path);
     validate(c);
+    if (c.wiring_table().documents && (c.end_of_text < 0 || c.end_of_text >= c.vocab_size))
+      user_error("wiring \"%s\": documents begin at the token \"eos_token_id\", which must be one of the vocabulary's",
+                 c.wiring.text.c_str());
   } catch (const UserError& e) { user_error("%s: %s", path.c_str(), e.what()); }
   check_size_of_weights(folder, path, c);
   return c;
@@ -123,6 +128,7 @@ std::string config_json(const ModelConfig& c, std::optional<int> end_of_text) {
   visit_fields(c, [&](const ConfigField& field, const auto& value) { config[field.json] = value; });
   config["wiring"] = c.wiring.text;
   const int of_gpt2 = 50256;  // what transformers takes for the end of text where a config of the type "gpt2" has none
+  if (c.wiring_table().documents) end_of_text = c.end_of_text;
   for (const char* key : {"bos_token_id", "eos_token_id"}) {
     if (end_of_text) config[key] = *end_of_text;
     else if (c.vocab_size <= of_gpt2) config[key] = nullptr;

@@ -51,16 +51,17 @@ struct KVCache {
   KVCachePlan plan;
   std::vector<int64_t> lengths;             // (slots): positions whose K/V has been computed
   std::vector<std::vector<int64_t>> first;  // (slots, groups): the position in the first row
+  std::vector<int64_t> documents;           // (slots): with `documents`, where the last one begins
 
   KVCache() = default;
   explicit KVCache(KVCachePlan the_plan)
       : plan(std::move(the_plan)), lengths(size_t(plan.slots)),
-        first(size_t(plan.slots), std::vector<int64_t>(plan.groups.size(), 0)) {}
+        first(size_t(plan.slots), std::vector<int64_t>(plan.groups.size(), 0)), documents(size_t(plan.slots)) {}
 
   int64_t first_position(int slot, int layer) const { return first[slot][plan.group_of_layer[layer]]; }
 
   void clear(int slot) {
-    lengths[slot] = 0;
+    lengths[slot] = documents[slot] = 0;
     std::fill(first[slot].begin(), first[slot].end(), 0);
   }
 
@@ -81,6 +82,21 @@ struct KVCache {
     }
     lengths[slot] = length + count;
     return {slot, length, count};
+  }
+
+  // (groups, `rows`): the first key of each token's document, as a row of its sequence in the cache. `tokens`: of the
+  // parts, which have been appended; a document begins at each that is `end_of_text`.
+  std::vector<int> first_keys(const std::vector<SequencePart>& parts, const int* tokens, int end_of_text,
+                              int64_t rows) {
+    std::vector<int> keys(plan.groups.size() * size_t(rows));
+    int64_t row = 0;
+    for (const SequencePart& part : parts)
+      for (int64_t position = part.first; position < part.first + part.count; position++, row++) {
+        if (tokens[row] == end_of_text) documents[part.slot] = position;
+        for (size_t g = 0; g < plan.groups.size(); g++)
+          keys[g * rows + row] = int(std::max<int64_t>(0, documents[part.slot] - first[part.slot][g]));
+      }
+    return keys;
   }
 };
 

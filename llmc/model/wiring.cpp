@@ -145,7 +145,8 @@ std::string wiring_help() {
     const char* name;
     unsigned features;
   } groups[] = {{"whose K/V", Feature::sources | Feature::kv_heads},
-                {"which keys", Feature::windows | Feature::patterns | Feature::top_keys | Feature::hashing},
+                {"which keys",
+                 Feature::windows | Feature::patterns | Feature::top_keys | Feature::documents | Feature::hashing},
                 {"whose attention map", Feature::maps},
                 {"positions", Feature::positions | Feature::segments},
                 {"layers", Feature::cycles | Feature::halting},

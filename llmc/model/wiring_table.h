@@ -17,6 +17,7 @@ struct WiringTable {
   std::vector<std::vector<int>> source_layers;  // (L, h): the layers whose K/V the head attends to, ascending
   std::vector<AttentionMask> masks;             // (L, h)
   int topk = 0;                                 // 0: all keys
+  bool documents = false;                       // queries see only keys of their own document
   std::vector<int> map_layer;                   // (L): whose q, k and mask the layer uses; its own, but for `reuse`
   Mix mix = Mix::none;
   double blend = 0;         // a

@@ -68,8 +68,12 @@ struct AttentionArgs {
   int kv_per_head = 1;               // the largest number of K/V heads of a query head
   // (2, NH): the mask of each query head, then that of each of the sequences that its stride() makes (mask_of).
   const AttentionMask* masks = nullptr;
-  bool is_general = false;  // more than one K/V head a query head, a mask, or another stride for v than for k
-  int largest_stride = 1;   // the largest stride() of the masks
+  // Of each query the first key of its document, and of each key the last query of its document. Neither falls from one
+  // to the next. Null: all of a sequence is one document.
+  const int* first_keys = nullptr;    // (B, Q), on the device
+  const int* last_queries = nullptr;  // (B, T), used by the backward pass alone
+  bool is_general = false;            // more than one K/V head a query head, a mask, or another stride for v than for k
+  int largest_stride = 1;             // the largest stride() of the masks
 
   // With topk > 0, a query attends only to the `topk` visible keys with the highest scores; among equal scores those
   // come first whose K/V head, and then whose position, is lower. With topk = 0 it attends to all visible keys. The

@@ -74,6 +74,8 @@ struct Case {
   bool whole_numbers = false;  // q and k are, so that scores are exact, and many of them equal
   int64_t first_query = 0;     // the positions [first_query, T) are queries, and [0, T) are keys
   int64_t distances = 0;       // rows of r, of relative positions; 0: there are none
+  // Where documents begin, in sequence b 3 b positions later; none: all of a sequence is one.
+  std::vector<int64_t> documents = {};
 
   int64_t NH() const { return int64_t(kv_of_head.size()); }
   int num_kv_heads() const {
@@ -83,6 +85,13 @@ struct Case {
   }
   MaskCase mask(int64_t head) const { return masks.empty() ? MaskCase() : masks[head]; }
   int64_t queries() const { return T - first_query; }
+  // Of position t in sequence b: where its document begins.
+  int64_t document(int64_t b, int64_t t) const {
+    int64_t begin = 0;
+    for (int64_t first : documents)
+      if (first + 3 * b <= t) begin = std::max(begin, first + 3 * b);
+    return begin;
+  }
   int64_t rows() const { return B * T; }
   int64_t query_rows() const { return B * queries(); }
 };
@@ -97,7 +106,8 @@ inline std::ostream& operator<<(std::ostream& out, const Case& c) {
   out << "B = " << c.B << ", T = " << c.T << ", HS = " << c.HS << ", K/V heads " << testing::PrintToString(c.kv_of_head)
       << ", " << c.own_kv_heads << " own, dq " << (c.dq_accumulate ? "+=" : "=") << (c.v_apart ? ", v apart" : "");
   for (const MaskCase& m : c.masks) out << ", mask (" << m << ")";
-  return out << ", topk " << c.topk << ", first query " << c.first_query << ", distances " << c.distances;
+  return out << ", topk " << c.topk << ", first query " << c.first_query << ", distances " << c.distances
+             << ", documents at " << testing::PrintToString(c.documents);
 }
 
 // qkv (B*T, q | k of own K/V heads | v of own K/V heads | 8 unused columns), and source_kv, the same without q, for
@@ -113,7 +123,7 @@ struct Layer {
   DeviceArray<floatX> d_qkv, d_source_kv, d_dqkv, d_shared_dkv, d_apart_v, d_apart_dv, d_dout, d_out;
   DeviceArray<floatX> d_relative_q, d_relative_r, d_relative_dq, d_relative_dr;
   DeviceArray<float> d_lse, d_delta, d_topk_score, d_scratch, d_dr_of_sequences;
-  DeviceArray<int> d_topk_last;
+  DeviceArray<int> d_topk_last, d_first_keys, d_last_queries;
   KVHeads<floatX> kv_heads;
   AttentionArgs<floatX> args;
 
@@ -209,6 +219,7 @@ struct Layer {
     args.topk = c.topk, args.topk_score = d_topk_score.data, args.topk_last = d_topk_last.data,
     args.scratch = d_scratch.data;
     if (c.distances > 0) upload_relative();
+    if (!c.documents.empty()) upload_documents();
   }
 
   void forward() { attention_forward(args); }
@@ -228,7 +239,27 @@ struct Layer {
             d_apart_dv.to_host(), d_relative_dq.to_host(), d_relative_dr.to_host()};
   }
 
+  // Of each sequence's queries from this position on.
+  std::vector<int> first_keys_from(int64_t first_query, int64_t T) const {
+    std::vector<int> keys;
+    for (int64_t b = 0; b < c.B; b++)
+      for (int64_t t = first_query; t < T; t++) keys.push_back(int(c.document(b, t)));
+    return keys;
+  }
+
  private:
+  void upload_documents() {
+    std::vector<int> last_queries;
+    for (int64_t b = 0; b < c.B; b++)
+      for (int64_t j = 0; j < c.T; j++) {
+        int64_t last = j;
+        while (last + 1 < c.T && c.document(b, last + 1) == c.document(b, j)) last++;
+        last_queries.push_back(int(last));
+      }
+    d_first_keys = DeviceArray<int>(first_keys_from(c.first_query, c.T));
+    d_last_queries = DeviceArray<int>(last_queries);
+    args.first_keys = d_first_keys.data, args.last_queries = d_last_queries.data;
+  }
   void upload_relative() {
     d_relative_q = DeviceArray<floatX>(relative_q), d_relative_r = DeviceArray<floatX>(relative_r);
     d_relative_dq = DeviceArray<floatX>(nans<floatX>(c.query_rows() * C()));
@@ -296,7 +327,7 @@ struct Expected {
           for (int n : c.kv_of_head[head])
             for (int64_t j = 0; j <= t; j++) {
               const int64_t key = first_key + j * HS;
-              if (!sees(c.mask(head), t, j)) continue;
+              if (!sees(c.mask(head), t, j) || j < c.document(b, t)) continue;
               keys.push_back({&k[n][key], &v[n][key], &dk[n][key], &dv[n][key], nullptr, nullptr, 0, 0});
               if (c.distances == 0) continue;
               CHECK(t - j < c.distances);
@@ -457,6 +488,8 @@ struct PartialForward {
         nans<float>(attention_partials(layer.c.B, NH, layer.c.HS, T, layer.args.kv_per_head)));
     AttentionArgs<floatX> args = layer.args;
     args.partials = d_partials.data;
+    const DeviceArray<int> d_first_keys(layer.first_keys_from(first_query, T));
+    if (args.first_keys != nullptr) args.first_keys = d_first_keys.data;
     args.T = T, args.first_query = first_query;
     args.q = d_q.data + gap, args.q_stride = q_stride, args.out = d_out.data, args.lse = d_lse.data;
     if (layer.c.distances > 0) args.relative.q = d_relative_q.data;

@@ -47,6 +47,7 @@ class Wiring:
         self.masks = [[[] for _ in range(h)] for _ in range(L)]     # [l][i]: f(t, j), all true where t may see j <= t
         self.kv_heads = h                                           # of each layer
         self.top = None                                             # keys that each query keeps
+        self.documents = False                                      # whether queries see only their own document
         self.map_layer = list(range(L))                             # [l]: the layer whose attention map layer l uses
         self.mix = None                                             # share of the map below: a number, or "gate"
         self.learned = True                                         # positions; with rope and relative there is no wpe
@@ -138,6 +139,10 @@ class Wiring:
     def term_topk(self, k):
         """Of the keys that a query may see, the k with the highest scores."""
         self.top = int(k)
+
+    def term_documents(self):
+        """Keys of the query's own document, which the last `eos_token_id` up to the query begins."""
+        self.documents = True
 
     def term_lsh(self, b, r):
         """k_j = q_j / |q_j|. A query sees earlier positions that are in its bucket, of b, in any of r rounds; itself if
@@ -259,6 +264,11 @@ ALL = {  # name: (wiring, options)
     "reversible_sparse": ("reversible strided(5,union) fixed(7,3,layers)", {"accumulate": 2}),
     "reversible_lsh": ("reversible lsh(8,2)", {}),
     "gated_masked_maps": ("gqa(2) gate strided(5,union)", {}),
+    "documents": ("documents", {}),
+    "documents_of_sources": ("also(1,2) documents sla(2,1) gqa(2) window(9,SL) rope", {"accumulate": 2}),
+    "documents_sparse": ("documents strided(5,union) fixed(7,3,layers) topk(4)", {}),
+    "documents_relative": ("relative documents also(1,1) gru", {"bias": False}),
+    "documents_maps": ("gate documents fixed(8,2)", {}),
     "rmsnorm": ("rmsnorm", {}),
     "rmsnorm_of_memory": ("rmsnorm memory(20) rope sla(1,2) gru", {"bias": False, "accumulate": 2}),
 }
@@ -344,6 +354,7 @@ class Model:
         """(B, T) whole numbers, twice -> (B, T): the cross-entropy of each token. With memory the rows are the next
         segments of their streams."""
         T = tokens.shape[1]
+        self.document = (tokens == self.config.get("eos_token_id", -1)).cumsum(1)  # (B, T): which
         x1 = x2 = self.w["wte.weight"][tokens]  # the residual stream, or the two of reversible
         self.k, self.v, self.maps = [], [], []  # of the layers so far
         states = []                             # (B, T, C) after each cycle
@@ -457,6 +468,8 @@ class Model:
         visible = j <= t
         for mask in self.wiring.masks[l][i]:
             visible = visible & mask(t, j)
+        if self.wiring.documents:
+            visible = visible & (self.document[:, :, None] == self.document[:, None, :])
         if self.wiring.hashes:
             visible = self.meets(l, i)
         k, sources = self.concatenate(self.k, l, i).transpose(1, 2), len(self.wiring.sources[l][i])
@@ -629,6 +642,8 @@ def make_case(folder, o):
     config = {"model_type": "gpt2", "n_layer": o.layers, "n_head": o.heads, "n_embd": o.channels,
               "n_positions": o.positions, "vocab_size": o.vocab, "layer_norm_epsilon": 1e-5,
               "activation_function": "gelu_new", "bias": o.bias, "wiring": o.wiring}
+    if wiring.documents:
+        config["eos_token_id"] = o.vocab - 1
     run = {"batch_size": o.batch, "seq_len": o.length, "grad_accum_steps": o.accumulate, "steps": o.steps, **SETTINGS}
     seed, gap = o.seed - 1, 0
     while gap < 1:
@@ -636,6 +651,8 @@ def make_case(folder, o):
         generator = np.random.default_rng(seed)
         weights = random_weights(config, wiring, generator)
         tokens = generator.integers(o.vocab, size=o.steps * o.accumulate * o.batch * o.length + 1)
+        if wiring.documents:
+            tokens[generator.random(len(tokens)) < 0.1] = config["eos_token_id"]
         expected, grads, token_losses, gap = compute(config, weights, torch.tensor(tokens), run)
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -86,6 +86,7 @@ struct RandomCase {
     else if (may_be_reversible && others.one_in(3) && none_begins_with(terms, {"relative", "universal", "act", "topk"}))
       add("reversible");
     if (!is_bf16 && Draw{seed + 2000}.one_in(4)) terms.push_back("rmsnorm");
+    if (!has_memory && none_begins_with(terms, {"lsh"}) && Draw{seed + 3000}.one_in(4)) terms.push_back("documents");
     for (const std::string& term : terms) wiring += (wiring.empty() ? "" : " ") + term;
     if (terms.empty()) wiring = "plain";
     const WiringTable table = wiring_table(parse_wiring(wiring), L, h);
@@ -154,6 +155,12 @@ const char* const every_term[] = {"plain",
                                   "relative sla(2,3) gqa(2) window(9,SL)",
                                   "universal(2) sla(3,2)",
                                   "rope universal(1) gqa(2) window(9,SL)",
+                                  "documents sla(3,2)",
+                                  "documents strided(8) also(1,2)",
+                                  "relative documents window(9,SL) gqa(2)",
+                                  "gate documents fixed(7,2,union)",
+                                  "documents also(2,4) topk(4)",
+                                  "documents universal(2) rope",
                                   "rmsnorm",
                                   "rmsnorm reversible sla(1,2) rope",
                                   "gru",
@@ -183,7 +190,7 @@ TEST(LONG_ON_EMU(EveryWiring), IsCausal) {
     SCOPED_TRACE(wiring);
     auto model = make_model(four_layers(wiring), 1, 33);
     set_weights(*model, random_parameters(model->config, 9));
-    const auto tokens = random_tokens(33, 61, 3);
+    const auto tokens = random_tokens(33, model->config, 3);
     const size_t C = 32;
     for (int t : {7, 32}) {
       gpt2_zero_grad(*model);
@@ -250,7 +257,7 @@ TEST(LONG_ON_EMU(EveryWiring), GeneratesWithItsCacheWhatTrainingComputes) {
         pieces[slot].insert(pieces[slot].end(), row, row + count * 32), row += count * 32;
     };
     for (int slot = 0; slot < 3; slot++) {
-      tokens.push_back(random_tokens(40, 61, 77 + slot));
+      tokens.push_back(random_tokens(40, model->config, 77 + slot));
       for (int first = 0; first < prompts[slot]; first += 6) extend({{slot, std::min(6, prompts[slot] - first)}});
     }
     for (bool more = true; more;) {

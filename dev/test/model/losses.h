@@ -27,7 +27,7 @@ class GraphVariants : public testing::TestWithParam<GraphCase> {};
 inline ModelConfig config_of(const GraphCase& c) {
   ModelConfig config;
   config.num_layers = c.L, config.num_heads = c.h, config.channels = c.C, config.vocab_size = c.V;
-  config.max_seq_len = c.positions, config.bias = c.bias;
+  config.max_seq_len = c.positions, config.bias = c.bias, config.end_of_text = 1;
   config.wiring = parse_wiring(c.wiring);
   return config;
 }
@@ -66,7 +66,7 @@ inline const Expected& expected_of(const GraphCase& c, GPT2& model) {
   e.grads = reference::make_parameters<double>(model.config);
   reference::Memory<double> memory;
   for (int s = 0; s < c.accumulation; s++) {
-    e.inputs.push_back(random_tokens(int64_t(c.B) * c.T, c.V, uint32_t(2 * s)));
+    e.inputs.push_back(random_tokens(int64_t(c.B) * c.T, model.config, uint32_t(2 * s)));
     e.targets.push_back(random_tokens(int64_t(c.B) * c.T, c.V, uint32_t(2 * s + 1)));
     const auto buckets = buckets_of_pass(model, e.inputs.back(), c.B, c.T);
     reference::Cache<double> cache;

@@ -137,9 +137,19 @@ inline std::vector<int> random_tokens(int64_t n, int vocab_size, uint32_t tag) {
   return tokens;
 }
 
+// With `documents` about one token in ten begins one.
+inline std::vector<int> random_tokens(int64_t n, const ModelConfig& config, uint32_t tag) {
+  std::vector<int> tokens = random_tokens(n, config.vocab_size, tag);
+  if (config.wiring_table().documents)
+    for (size_t i = 0; i < tokens.size(); i++)
+      if (random_words(8, RandomStream::test, 1000 + tag, i).word[0] % 10 == 0) tokens[i] = config.end_of_text;
+  return tokens;
+}
+
 inline ModelConfig four_layers(const std::string& wiring) {
   ModelConfig config;
   config.num_layers = 4, config.num_heads = 4, config.channels = 32, config.vocab_size = 61, config.max_seq_len = 40;
+  config.end_of_text = 1;
   config.wiring = parse_wiring(wiring);
   return config;
 }

@@ -5,6 +5,35 @@
 #include "dev/test/operations/operation.h"
 
 // ----------------------------------------------------------------------------
+// Documents
+
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/documents.h: `last = t - 1;` -> `last = t;`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/documents.h: `last_queries[t] = after - 1;` -> `last_queries[t] = after;`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/documents.h: `i > thread; i--) after` -> `i >= thread; i--) after`
+TEST(DocumentBounds, BeginAtEachEndOfText) {
+  for (int64_t T : {1, 2, 255, 257, 1000})
+    for (int one_in : {1, 3, 100, 5000}) {
+      const int64_t B = 3;
+      const int end_of_text = 7;
+      std::vector<int> tokens, first_keys, last_queries;
+      for (int64_t i = 0; i < B * T; i++)
+        tokens.push_back(random_words(1, RandomStream::test, 9, uint64_t(i)).word[0] % one_in == 0 ? end_of_text : 8);
+      for (int64_t b = 0; b < B; b++)
+        for (int64_t t = 0; t < T; t++) {
+          int64_t first = t, last = t;
+          while (first > 0 && tokens[b * T + first] != end_of_text) first--;
+          while (last + 1 < T && tokens[b * T + last + 1] != end_of_text) last++;
+          first_keys.push_back(int(first)), last_queries.push_back(int(last));
+        }
+      const DeviceArray<int> d_tokens(tokens), d_first(std::vector<int>(tokens.size(), -1)),
+          d_last(std::vector<int>(tokens.size(), -1));
+      document_bounds(d_first.data, d_last.data, d_tokens.data, end_of_text, B, T);
+      EXPECT_EQ(d_first.to_host(), first_keys) << T << ", one in " << one_in;
+      EXPECT_EQ(d_last.to_host(), last_queries) << T << ", one in " << one_in;
+    }
+}
+
+// ----------------------------------------------------------------------------
 // Classifier
 
 inline std::vector<double> doubles_of(const DeviceArray<StepStats>& stats) {

@@ -87,13 +87,25 @@ inline bool is_visible(const ModelConfig& config, int l, int head, int t, int j)
   return true;
 }
 
-// is_visible of all t and j, counted from the memory's first position, in each of B sequences: (B, T, K).
-inline std::vector<bool> visibility(const ModelConfig& config, int l, int head, int64_t B, int64_t m, int64_t T) {
+// Whether the token at j, of a sequence of tokens, is of the document of the one at t >= j. Without `documents` all are
+// of one.
+inline bool is_same_document(const ModelConfig& config, const int* tokens, int64_t t, int64_t j) {
+  if (!find_term<DocumentsTerm>(config)) return true;
+  for (int64_t i = j + 1; i <= t; i++)
+    if (tokens[i] == config.end_of_text) return false;
+  return true;
+}
+
+// is_visible of all t and j, counted from the memory's first position, in each of B sequences of tokens: (B, T, K).
+inline std::vector<bool> visibility(const ModelConfig& config, int l, int head, const std::vector<int>& tokens,
+                                    int64_t B, int64_t m, int64_t T) {
   const int64_t K = m + T;
   std::vector<bool> visible(B * T * K);
   for (int64_t b = 0; b < B; b++)
     for (int64_t t = 0; t < T; t++)
-      for (int64_t j = 0; j < K; j++) visible[(b * T + t) * K + j] = is_visible(config, l, head, int(m + t), int(j));
+      for (int64_t j = 0; j < K; j++)
+        visible[(b * T + t) * K + j] =
+            is_visible(config, l, head, int(m + t), int(j)) && is_same_document(config, &tokens[b * T], t, j - m);
   return visible;
 }
 

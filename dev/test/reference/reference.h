@@ -129,10 +129,10 @@ inline HeadColumns head_columns(const ModelConfig& config, int head) {
 }
 
 // Fills layer l's `heads` and `heads_out`, and `buckets` unless they are there; its `qkv`, `mix`, `distances` and
-// `rotations`, and the layers below, are given.
+// `rotations`, the layers below, and the tokens (B, T), are given.
 template <class Real>
-void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers, int l, int64_t B, int64_t m,
-               int64_t T) {
+void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers, int l, const std::vector<int>& tokens,
+               int64_t B, int64_t m, int64_t T) {
   const int64_t C = config.channels, hs = config.head_size(), K = m + T;
   const TopkTerm* topk = find_term<TopkTerm>(config);
   const RopeTerm* rope = find_term<RopeTerm>(config);
@@ -161,7 +161,7 @@ void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers,
         layer.buckets.push_back(
             buckets_of(head.k, &layer.rotations[i * layer.rotations.size() / config.num_heads], *lsh, hs));
       const std::vector<bool> visible =
-          lsh ? shared_buckets(layer.buckets[i], B, T) : visibility(config, l, i, B, m, T);
+          lsh ? shared_buckets(layer.buckets[i], B, T) : visibility(config, l, i, tokens, B, m, T);
       head.own_map = attention_map(head.q, head.k, of_distances, visible, topk ? topk->n : 0, B, T, hs);
       head.map = layer.mix.empty() ? head.own_map : mix_maps(layer.mix, layers[l - 1].heads[i].map, head.own_map);
     }
@@ -227,7 +227,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
                          params.at(h + ".attn.relative.u").data, params.at(h + ".attn.relative.v").data};
     if (find_term<LshTerm>(config)) layer.rotations = params.at(h + ".attn.rotations").data;
     if (buckets) layer.buckets = (*buckets)[l];
-    attention(config, acts.layers, l, B, m, T);
+    attention(config, acts.layers, l, inputs, B, m, T);
     join(params, h + ".gru_1", linear(params, h + ".attn.c_proj", layer.heads_out), x1, layer.gru_1);
     // x2 += c_proj(gelu(c_fc(ln_2(x1))))
     layer.ln_2 = norm_of(config, params, h + ".ln_2", x1);

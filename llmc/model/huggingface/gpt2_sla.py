@@ -20,8 +20,8 @@ from torch import nn
 
 # The number of arguments of each term, at least and at most.
 TERMS = {"plain": (0, 0), "sla": (2, 2), "also": (2, 2), "share": (1, 1), "layers": (1, 1), "gqa": (1, 1),
-         "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "reuse": (1, 1),
-         "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1),
+         "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "documents": (0, 0),
+         "reuse": (1, 1), "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1),
          "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
 
 
@@ -44,6 +44,7 @@ class Wiring:
         self.sources = [[{l} for _ in range(h)] for l in range(L)]  # of each layer and head
         self.masks = []                                             # f(layer, whether a head of the first half, t, j)
         self.topk, self.blend, self.gate, self.maps_in_group = None, None, False, 1
+        self.documents = False
         self.learned, self.rope, self.relative = True, None, False  # positions: wpe; else the base of rope, or relative
         self.memory = None
         self.cycle = None  # of universal: the layers that are stored, which repeat until L layers have run
@@ -85,6 +86,8 @@ class Wiring:
             self.add_sparse(arguments[2:], lambda t, j: t // n == j // n, lambda t, j: j % n >= n - c)
         elif name == "topk":
             self.topk = n
+        elif name == "documents":
+            self.documents = True
         elif name == "reuse":
             self.maps_in_group = n
         elif name == "blend":
@@ -164,16 +167,18 @@ class Wiring:
 
 class Positions:
     """Of the T new tokens and of all S keys, cached ones first. `attention_mask` (B, S), as transformers has it: 0
-    where a key is padding, which no query sees and which takes no position; None: there is none."""
+    where a key is padding, which no query sees and which takes no position; None: there is none. `documents` (B, S):
+    which one each key is of; None: all are of one."""
 
-    def __init__(self, past, T, attention_mask, device):
+    def __init__(self, past, T, attention_mask, documents, device):
         S = past + T
         self.keys, self.valid = torch.arange(S, device=device)[None], None          # (1 or B, S)
         if attention_mask is not None and not bool(attention_mask.all()):
             self.valid = attention_mask.bool()
             self.keys = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
         self.queries = self.keys[:, past:]                                          # (1 or B, T)
-        self.is_causal = past == 0 and self.valid is None
+        self.documents = documents
+        self.is_causal = past == 0 and self.valid is None and documents is None
 
     def distances(self):
         """(1 or B, T, S): of each query to each key; 0 to a later one, which it does not see."""
@@ -187,6 +192,9 @@ class Positions:
     def visible(self, wiring, l, head):
         """(1 or B, T, S)"""
         visible = wiring.visible(l, head, self.queries[:, :, None], self.keys[:, None, :])
+        if self.documents is not None:
+            of_queries = self.documents[:, -self.queries.shape[1]:]
+            visible = visible & (of_queries[:, :, None] == self.documents[:, None, :])
         if self.valid is None:
             return visible
         # A row of padding would see nothing; its own key keeps it finite, and nobody reads it.
@@ -428,13 +436,15 @@ def halting_weights(p, eps):
 
 
 class GPT2(nn.Module):
-    """num_embeddings: rows of wte, at least the vocabulary's."""
+    """num_embeddings: rows of wte, at least the vocabulary's. end_of_text: the token that begins a document."""
 
-    def __init__(self, wiring, channels, num_embeddings, max_seq_len, bias=True, layer_norm_eps=1e-5):
+    def __init__(self, wiring, channels, num_embeddings, max_seq_len, bias=True, layer_norm_eps=1e-5, end_of_text=None):
         super().__init__()
         if channels % wiring.num_heads != 0:
             raise ValueError(f"{wiring.num_heads} heads do not divide {channels} channels")
-        self.wiring, self.max_seq_len = wiring, max_seq_len
+        if wiring.documents and end_of_text is None:
+            raise ValueError(f"wiring {wiring.text!r}: documents begin at eos_token_id, which is not given")
+        self.wiring, self.max_seq_len, self.end_of_text = wiring, max_seq_len, end_of_text
         self.wte = nn.Embedding(num_embeddings, channels)
         self.wpe = nn.Embedding(max_seq_len, channels) if wiring.learned else None
         self.wse = nn.Embedding(wiring.num_layers // wiring.cycle, channels) if wiring.cycle else None
@@ -465,6 +475,20 @@ class GPT2(nn.Module):
         w, n = halting_weights(torch.sigmoid(self.halt(states)), self.wiring.halting)
         return (w * states).sum(0), n.mean()
 
+    def documents(self, tokens, past, cache):
+        """(B, S): which document each token is of, counted from a row's first; None without `documents`. The cache
+        keeps that of its tokens."""
+        if not self.wiring.documents:
+            return None
+        documents, before = (tokens == self.end_of_text).cumsum(1), getattr(cache, "documents", None)
+        if past > 0:
+            if before is None or before.shape != (tokens.shape[0], past):
+                raise ValueError("documents of the cache's tokens are not known; take a cache that this model filled")
+            documents = torch.cat((before, before[:, -1:] + documents), dim=1)
+        if cache is not None:
+            cache.documents = documents
+        return documents
+
     def forward(self, tokens, attention_mask=None, cache=None):
         """tokens (B, T), new ones -> final hidden states (B, T, C), and with `act` the mean of N + R, else 0.
         attention_mask: (B, S), of the cached ones too."""
@@ -474,7 +498,7 @@ class GPT2(nn.Module):
         if attention_mask is not None and attention_mask.shape != (tokens.shape[0], past + T):
             raise ValueError(f"attention_mask is {tuple(attention_mask.shape)}, but cached and new tokens are "
                              f"{(tokens.shape[0], past + T)}")
-        positions = Positions(past, T, attention_mask, tokens.device)
+        positions = Positions(past, T, attention_mask, self.documents(tokens, past, cache), tokens.device)
         x, projected, maps, states, ponder = self.wte(tokens), [], [], [], 0
         for layer in range(self.wiring.num_layers):
             cycle, stored_layer = divmod(layer, len(self.h))

@@ -26,7 +26,7 @@ class GPT2SLAForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         wiring = Wiring(config.wiring, config.n_layer, config.n_head, config.n_positions)
         self.transformer = GPT2(wiring, config.n_embd, config.vocab_size, config.n_positions, config.bias,
-                                config.layer_norm_epsilon)
+                                config.layer_norm_epsilon, config.eos_token_id)
         self.post_init()
 
     def _init_weights(self, module):

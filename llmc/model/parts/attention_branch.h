@@ -203,6 +203,9 @@ inline LayerAttention bind_attention_args(const Binding& binding, int l, const P
   args.out = out, args.lse = acts.lse;
   args.dout = dout, args.delta = binding.acts.delta, args.scratch = binding.acts.attention_scratch;
   args.dq = dq.x, args.dq_stride = dq.stride, args.dq_accumulate = planned.dq_accumulate;
+  const int group = binding.shape.generation ? binding.shape.generation->group_of_layer[l] : 0;
+  if (binding.plan().table.documents) args.first_keys = binding.acts.first_keys + group * binding.shape.rows;
+  args.last_queries = binding.acts.last_queries;
   return attention;
 }
 
@@ -324,6 +327,7 @@ inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, 
   AttentionArgs<floatX> args = b.attentions_of_slot[part.slot][i].args;
   args.B = B, args.first_query = part.first - first_key(b, part), args.T = args.first_query + part.count;
   args.q += row * args.q_stride, args.out += row * args.NH * args.HS, args.lse += row * args.NH;
+  if (args.first_keys != nullptr) args.first_keys += row;
   if (args.topk > 0) args.topk_score += row * args.NH, args.topk_last += row * args.NH;
   if (args.relative.q != nullptr) args.relative.q += row * args.NH * args.HS;
   return args;

@@ -5,6 +5,7 @@
 #include "act.h"
 #include "also.h"
 #include "blend.h"
+#include "documents.h"
 #include "fixed.h"
 #include "gate.h"
 #include "gqa.h"
@@ -25,6 +26,7 @@
 #include "universal.h"
 #include "window.h"
 
-using WiringTerm = std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, WindowTerm, StridedTerm,
-                                FixedTerm, TopkTerm, ReuseTerm, BlendTerm, GateTerm, RopeTerm, RelativeTerm, MemoryTerm,
-                                UniversalTerm, ActTerm, RmsnormTerm, GruTerm, LshTerm, ReversibleTerm>;
+using WiringTerm =
+    std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, WindowTerm, StridedTerm, FixedTerm,
+                 TopkTerm, DocumentsTerm, ReuseTerm, BlendTerm, GateTerm, RopeTerm, RelativeTerm, MemoryTerm,
+                 UniversalTerm, ActTerm, RmsnormTerm, GruTerm, LshTerm, ReversibleTerm>;

@@ -32,7 +32,8 @@ struct Feature {
     halting = 1 << 10,   // after which cycle a token stops
     joins = 1 << 11,     // how branches join the residual stream
     hashing = 1 << 12,   // masks that follow from queries
-    norms = 1 << 13      // what is computed before each branch and before the head
+    norms = 1 << 13,     // what is computed before each branch and before the head
+    documents = 1 << 14  // masks that follow from tokens
   };
 };
 
