@@ -3,12 +3,12 @@
 // llmc/cpu. They know neither files nor sockets, nor the model.
 #pragma once
 #ifdef SLA_CPU
+#include "llmc/cpu/activation.h"
 #include "llmc/cpu/attention.h"
 #include "llmc/cpu/attention_maps.h"
 #include "llmc/cpu/classifier.h"
 #include "llmc/cpu/device.h"
 #include "llmc/cpu/embedding.h"
-#include "llmc/cpu/gelu.h"
 #include "llmc/cpu/gru.h"
 #include "llmc/cpu/halting.h"
 #include "llmc/cpu/layernorm.h"
@@ -21,12 +21,12 @@
 #include "llmc/cpu/optimizer.h"
 #include "llmc/cpu/token_gate.h"
 #else
+#include "llmc/cuda/activation.h"
 #include "llmc/cuda/attention.h"
 #include "llmc/cuda/attention_maps.h"
 #include "llmc/cuda/classifier.h"
 #include "llmc/cuda/device.h"
 #include "llmc/cuda/embedding.h"
-#include "llmc/cuda/gelu.h"
 #include "llmc/cuda/gru.h"
 #include "llmc/cuda/halting.h"
 #include "llmc/cuda/layernorm.h"

@@ -257,7 +257,7 @@ struct ModelledOperation {
 struct InstructionCounts {
   static constexpr double gelu_forward = 130, gelu_backward = 229, classifier = 255, layernorm_forward = 90,
                           layernorm_backward = 270, bias_backward = 21, adamw = 230, sum_of_squares = 44,
-                          embedding = 52, comparison = 20, copy = 20, rotary = 60;
+                          embedding = 52, comparison = 20, copy = 20, relu2 = 40, rotary = 60;
 };
 
 // The operations of a training step of one micro-batch, in their order: what gpt2_forward_backward and gpt2_update
@@ -304,8 +304,9 @@ class StepModel {
     if (model.config.bias) parts.push_back(elementwise("dbias", double(N), double(out), x, Counts::bias_backward, 2));
     return parts;
   }
-  ModelledPart gelu_part() const {
-    return elementwise("gelu_forward", double(N), double(H), 2 * x, Counts::gelu_forward);
+  ModelledPart activation_part() const {
+    return elementwise("activation_forward", double(N), double(H), 2 * x,
+                       plan.table.activation == Activation::gelu ? Counts::gelu_forward : Counts::relu2);
   }
 
   void layernorm_forward(const char* name, int l, double tensors) {
@@ -409,7 +410,7 @@ class StepModel {
   bool has_chunks() const { return model.hidden_rows() < N; }
   void branch_forward(const MlpBranch&, int l, bool again) {
     if (again && has_chunks()) return;  // that is part of the backward pass
-    add("matmul_gelu_forward, fc", l, {matmul_of("matmul", N, H, C), gelu_part()});
+    add("matmul_activation_forward, fc", l, {matmul_of("matmul", N, H, C), activation_part()});
     if (!again) linear_forward("matmul_forward, fcproj", l, H, C);
   }
   void attend(const AttentionBranch&, int l, Pass pass) {
@@ -471,7 +472,7 @@ class StepModel {
                    sublayer.branch);
         break;
       case What::residual: residual_forward(sublayer); break;
-      case What::activation: add("gelu_forward", sublayer.layer, {gelu_part()}); break;
+      case What::activation: add("activation_forward", sublayer.layer, {activation_part()}); break;
       case What::output:
         linear_forward("matmul_forward, output", sublayer.layer,
                        std::holds_alternative<MlpBranch>(sublayer.branch) ? H : C, C);
@@ -522,10 +523,11 @@ class StepModel {
     add("matmul_backward, qv", l, linear_backward(C, 2 * C));
   }
   void branch_backward(const MlpBranch&, int l) {
-    if (has_chunks()) add("matmul_gelu_forward, fc", l, {matmul_of("matmul", N, H, C), gelu_part()});
+    if (has_chunks()) add("matmul_activation_forward, fc", l, {matmul_of("matmul", N, H, C), activation_part()});
     std::vector<ModelledPart> fcproj = linear_backward(H, C);
-    fcproj.push_back(elementwise("gelu_backward", double(N), double(H), 3 * x, Counts::gelu_backward));
-    add("matmul_gelu_backward, fcproj", l, std::move(fcproj));
+    fcproj.push_back(elementwise("activation_backward", double(N), double(H), 3 * x,
+                                 plan.table.activation == Activation::gelu ? Counts::gelu_backward : Counts::relu2));
+    add("matmul_activation_backward, fcproj", l, std::move(fcproj));
     add("matmul_backward, fc", l, linear_backward(C, H));
   }
 

@@ -64,6 +64,7 @@ TEST(Flops, OfAttentionAreThoseOfEachPair) {
                              "relative",
                              "relative window(6)",
                              "rmsnorm",
+                             "relu2",
                              "gru",
                              "universal(2)",
                              "universal(2) act(0.1)",
@@ -147,6 +148,8 @@ static const char* const all_terms[] = {"plain",
                                         "universal(4)",
                                         "universal(1) act(0.1)",
                                         "rmsnorm",
+                                        "relu2",
+                                        "relu2",
                                         "gru",
                                         "universal(1) gru",
                                         "lsh(4,2)",
@@ -285,7 +288,7 @@ TEST(WiringChange, IsSaidOfEveryNumberOfEveryTerm) {
        {"rope", "memory(8) rope", "memory(9) rope"},
        {"plain", "universal(1)", "universal(2)", "universal(4)"},
        {"universal(1)", "universal(1) act(0.1)", "universal(1) act(0.2)", "universal(1) act(0.1,0.5)"},
-       {"plain", "gru", "reversible"},
+       {"plain", "gru", "reversible", "rmsnorm", "relu2"},
        {"plain", "lsh(4,2)", "lsh(8,2)", "lsh(4,1)"}};
   for (const std::vector<const char*>& wirings : same_terms)
     for (const char* before : wirings)

@@ -5,6 +5,7 @@
 // Each section is a file of dev/test/operations. They are compiled together, because each would compile all operations
 // again.
 #include "dev/test/operations/device.h"
+#include "dev/test/operations/activation.h"
 #include "dev/test/operations/matmul.h"
 #include "dev/test/operations/layernorm.h"
 #include "dev/test/operations/tokens.h"

@@ -251,6 +251,7 @@ TEST(WiringChange, IsSaidByLayers) {
   EXPECT_EQ(text("plain", "rmsnorm"), "  from now on: norms: RMSNorm, without mean and bias\n"
                                       "  dropped: h.*.ln_1.bias (32)\n  dropped: h.*.ln_2.bias (32)\n"
                                       "  dropped: ln_f.bias (32)\n");
+  EXPECT_EQ(text("plain", "relu2"), "  from now on: MLPs: ReLU squared in place of GELU\n");
   EXPECT_EQ(text("lsh(4,2)", "plain"), "  no longer: keys are queries: a query sees those of its hash bucket (4 "
                                        "buckets, 2 rounds)\n"
                                        "  dropped: h.*.attn.rotations (4, 2, 8, 2)\n"
@@ -323,11 +324,11 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"lsh(4)", "lsh(4), at character 1", "lsh(buckets, rounds), such as lsh(32, 2)"},
                {"lsh(4,0)", "lsh(4,0)", "at least 1"},
                {"lsh(16386,1)", "lsh(16386,1), at character 1", "at most 16384"},
-               {"lsh(4,2) sla(3,3)", "sla(3,3), at character 10", "lsh does with rmsnorm, gru and reversible"},
+               {"lsh(4,2) sla(3,3)", "sla(3,3), at character 10", "lsh does with rmsnorm, relu2, gru and reversible"},
                {"window(8) lsh(4,2)", "lsh(4,2), at character 11", "does not combine with window(8)"},
                {"reversible gru", "gru, at character 12",
                 "reversible does with sla, also, share, layers, gqa, window, "
-                "strided, fixed, rope, rmsnorm and lsh"},
+                "strided, fixed, rope, rmsnorm, relu2 and lsh"},
                {"topk(4) reversible", "reversible, at character 9", "topk(4), at character 1"},
                {"reversible(2)", "reversible(2), at character 1", "it is reversible"},
                {"plain gqa(4)", "plain, at character 1", "leave it out"},
@@ -364,6 +365,7 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
                            "relative window(7) memory(8)",
                            "universal(2) relative",
                            "rmsnorm",
+                           "relu2",
                            "gru",
                            "universal(1) act(0.1)",
                            "universal(2) act(0.01,0.5) gru",

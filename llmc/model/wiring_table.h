@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <vector>
+#include "llmc/ops/activation.h"
 #include "llmc/ops/attention_mask.h"
 
 struct WiringTable {
@@ -27,7 +28,8 @@ struct WiringTable {
   bool has_cycles = false;  // of so many layers, and something is added before each: `universal`
   double halting = 0;       // the eps of `act`; 0: tokens do not halt
   double ponder_cost = 0;
-  bool rmsnorm = false;                 // norms take no mean and have no bias
+  bool rmsnorm = false;  // norms take no mean and have no bias
+  Activation activation = Activation::gelu;
   bool gru = false;                     // branches join the residual stream in gates
   bool reversible = false;              // two residual streams, which the backward pass recovers
   int lsh_buckets = 0, lsh_rounds = 0;  // 0: attention does not hash

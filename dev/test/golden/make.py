@@ -58,6 +58,7 @@ class Wiring:
         self.halting = None                                         # the eps of act
         self.ponder_cost = 0                                        # what minimised has of the mean of N + R
         self.rmsnorm = False                                        # whether norms take no mean and have no bias
+        self.activation = lambda x: F.gelu(x, approximate="tanh")   # of MLPs
         self.gru = False                                            # whether sublayers join the stream in gates
         self.reversible = False                                     # whether there are two residual streams
         self.hashes = None                                          # the (buckets, rounds) of lsh
@@ -193,6 +194,12 @@ class Wiring:
         """x / sqrt(mean(x^2) + eps) * weight."""
         self.rmsnorm = True
 
+    # ---- MLPs and the output head ------------------------------------------------------------------------------------
+
+    def term_relu2(self):
+        """relu(x)^2 in place of GELU."""
+        self.activation = lambda x: x.relu() ** 2
+
     # ---- how a sublayer joins the residual stream --------------------------------------------------------------------
 
     def term_gru(self):
@@ -260,6 +267,7 @@ ALL = {  # name: (wiring, options)
     "reversible_lsh": ("reversible lsh(8,2)", {}),
     "gated_masked_maps": ("gqa(2) gate strided(5,union)", {}),
     "rmsnorm": ("rmsnorm", {}),
+    "relu2": ("relu2", {}),
     "rmsnorm_of_memory": ("rmsnorm memory(20) rope sla(1,2) gru", {"bias": False, "accumulate": 2}),
 }
 
@@ -416,7 +424,7 @@ class Model:
         return x @ self.w[name + ".weight"] + self.w[name + ".bias"]
 
     def mlp(self, l, x):
-        hidden = F.gelu(self.linear(self.of_layer(l, "mlp.c_fc"), x), approximate="tanh")
+        hidden = self.wiring.activation(self.linear(self.of_layer(l, "mlp.c_fc"), x))
         return self.linear(self.of_layer(l, "mlp.c_proj"), hidden)
 
     def attention(self, l, x, queries):

@@ -85,7 +85,9 @@ struct RandomCase {
     if (others.one_in(6)) terms = hashing_terms(others, T);
     else if (may_be_reversible && others.one_in(3) && none_begins_with(terms, {"relative", "universal", "act", "topk"}))
       add("reversible");
-    if (!is_bf16 && Draw{seed + 2000}.one_in(4)) terms.push_back("rmsnorm");
+    Draw parts = {seed + 2000};
+    if (!is_bf16 && parts.one_in(4)) terms.push_back("rmsnorm");
+    if (parts.one_in(4)) terms.push_back("relu2");
     for (const std::string& term : terms) wiring += (wiring.empty() ? "" : " ") + term;
     if (terms.empty()) wiring = "plain";
     const WiringTable table = wiring_table(parse_wiring(wiring), L, h);
@@ -156,6 +158,7 @@ const char* const every_term[] = {"plain",
                                   "rope universal(1) gqa(2) window(9,SL)",
                                   "rmsnorm",
                                   "rmsnorm reversible sla(1,2) rope",
+                                  "relu2 gqa(2)",
                                   "gru",
                                   "universal(2) gru relative also(1,2)",
                                   "universal(1) act(0.3)",

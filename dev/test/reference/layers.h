@@ -322,6 +322,23 @@ Array<Real> gelu_backward(const Array<Real>& in, const Array<Real>& d_out) {
   return d_in;
 }
 
+// The activation of MLPs: gelu, or with `relu2` relu(x)^2.
+template <class Real>
+Array<Real> activation(const ModelConfig& config, const Array<Real>& in) {
+  if (!find_term<Relu2Term>(config)) return gelu(in);
+  Array<Real> out(in.size());
+  for (size_t i = 0; i < in.size(); i++) out[i] = in[i] > 0 ? in[i] * in[i] : 0;
+  return out;
+}
+
+template <class Real>
+Array<Real> activation_backward(const ModelConfig& config, const Array<Real>& in, const Array<Real>& d_out) {
+  if (!find_term<Relu2Term>(config)) return gelu_backward(in, d_out);
+  Array<Real> d_in(in.size());
+  for (size_t i = 0; i < in.size(); i++) d_in[i] = in[i] > 0 ? 2 * in[i] * d_out[i] : 0;
+  return d_in;
+}
+
 template <class Real>
 Real sigmoid_of(Real x) {
   return 1 / (1 + std::exp(-x));

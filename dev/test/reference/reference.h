@@ -89,8 +89,8 @@ struct LayerCache {
   std::vector<HeadCache<Real>> heads;  // (h)
   Array<Real> heads_out;               // (B, T, C)     attention's output before its projection
   Norm<Real> ln_2;
-  Array<Real> fc;           // (B, T, 4C)    before GELU
-  Array<Real> fc_gelu;      // (B, T, 4C)
+  Array<Real> fc;           // (B, T, 4C)    before the activation
+  Array<Real> fc_act;       // (B, T, 4C)
   Gate<Real> gru_1, gru_2;  // after attention and after the MLP; empty without `gru`
 };
 
@@ -229,11 +229,11 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
     if (buckets) layer.buckets = (*buckets)[l];
     attention(config, acts.layers, l, B, m, T);
     join(params, h + ".gru_1", linear(params, h + ".attn.c_proj", layer.heads_out), x1, layer.gru_1);
-    // x2 += c_proj(gelu(c_fc(ln_2(x1))))
+    // x2 += c_proj(activation(c_fc(ln_2(x1))))
     layer.ln_2 = norm_of(config, params, h + ".ln_2", x1);
     layer.fc = linear(params, h + ".mlp.c_fc", layer.ln_2.out);
-    layer.fc_gelu = gelu(layer.fc);
-    join(params, h + ".gru_2", linear(params, h + ".mlp.c_proj", layer.fc_gelu), x2, layer.gru_2);
+    layer.fc_act = activation(config, layer.fc);
+    join(params, h + ".gru_2", linear(params, h + ".mlp.c_proj", layer.fc_act), x2, layer.gru_2);
     if (act && (l + 1) % k == 0) acts.halting.states.push_back(x2);
   }
 
@@ -379,8 +379,8 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
     const LayerCache<Real>& layer = cache.layers[l];
     if (act && (l + 1) % k == 0) add_into(d_x2, d_states[l / k]);
     const Array<Real> d_mlp = join_backward(params, h + ".gru_2", layer.gru_2, d_x2, grads);
-    const Array<Real> d_gelu = linear_backward(params, h + ".mlp.c_proj", layer.fc_gelu, d_mlp, grads);
-    const Array<Real> d_fc = gelu_backward(layer.fc, d_gelu);
+    const Array<Real> d_act = linear_backward(params, h + ".mlp.c_proj", layer.fc_act, d_mlp, grads);
+    const Array<Real> d_fc = activation_backward(config, layer.fc, d_act);
     const Array<Real> d_ln_2 = linear_backward(params, h + ".mlp.c_fc", layer.ln_2.out, d_fc, grads);
     add_into(d_x1, norm_backward(config, params, h + ".ln_2", layer.ln_2, d_ln_2, grads));
 

@@ -22,7 +22,7 @@ from torch import nn
 TERMS = {"plain": (0, 0), "sla": (2, 2), "also": (2, 2), "share": (1, 1), "layers": (1, 1), "gqa": (1, 1),
          "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "reuse": (1, 1),
          "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1),
-         "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
+         "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "relu2": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
 
 
 def term_of(text, term):
@@ -48,7 +48,7 @@ class Wiring:
         self.memory = None
         self.cycle = None  # of universal: the layers that are stored, which repeat until L layers have run
         self.halting, self.ponder_cost = None, 0.0  # of act: eps, and what the mean of N + R costs beside the loss
-        self.rmsnorm = False
+        self.rmsnorm, self.activation = False, "gelu"
         self.gru = False
         self.hashes = None  # of lsh: (buckets, rounds)
         self.reversible = False
@@ -108,6 +108,8 @@ class Wiring:
             self.halting, self.ponder_cost = float(arguments[0]), float(arguments[1]) if len(arguments) > 1 else 0.01
         elif name == "rmsnorm":
             self.rmsnorm = True
+        elif name == "relu2":
+            self.activation = "relu2"
         elif name == "gru":
             self.gru = True
         elif name == "lsh":
@@ -373,13 +375,15 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, channels, bias):
+    def __init__(self, wiring, channels, bias):
         super().__init__()
+        self.activation = wiring.activation
         self.c_fc = Conv1D(channels, 4 * channels, bias)
         self.c_proj = Conv1D(4 * channels, channels, bias)
 
     def forward(self, x):
-        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+        x = self.c_fc(x)
+        return self.c_proj(F.relu(x).square() if self.activation == "relu2" else F.gelu(x, approximate="tanh"))
 
 
 class Gate(nn.Module):
@@ -404,7 +408,7 @@ class Block(nn.Module):
         self.reversible = wiring.reversible
         self.ln_1, self.attn = norm_of(wiring, channels, bias, eps), Attention(wiring, stored_layer, channels, bias)
         self.gru_1 = Gate(channels) if wiring.gru else torch.add
-        self.ln_2, self.mlp = norm_of(wiring, channels, bias, eps), MLP(channels, bias)
+        self.ln_2, self.mlp = norm_of(wiring, channels, bias, eps), MLP(wiring, channels, bias)
         self.gru_2 = Gate(channels) if wiring.gru else torch.add
 
     def forward(self, layer, streams, projected, maps, positions, cache):

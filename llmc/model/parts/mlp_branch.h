@@ -1,9 +1,10 @@
-// The MLP: a linear layer to H hidden units (ModelConfig::hidden_size), GELU, a linear layer back.
+// The MLP: a linear layer to H hidden units (ModelConfig::hidden_size), an activation, a linear layer back.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 #include "llmc/model/activation_list.h"
 #include "llmc/operations.h"
+#include "llmc/ops/activation.h"
 #include "llmc/ops/precision.h"
 #include "llmc/model/batch.h"
 #include "norm.h"
@@ -11,19 +12,21 @@
 #include "llmc/model/binding.h"
 
 struct MlpBranch {
+  Activation activation = Activation::gelu;  // f
   MlpParams<floatX> w;
   MlpParams<float> g;
   int64_t C = 0, H = 0;
   int64_t chunk_rows = 0;                     // the rows of which there are hidden units at a time
   bool in_chunks = false;                     // less than all: the backward pass computes them again, chunk by chunk
   const floatX* in = nullptr;                 // (N, C)
-  floatX *fch = nullptr, *fch_act = nullptr;  // (chunk_rows, H): before and after GELU
+  floatX *fch = nullptr, *fch_act = nullptr;  // (chunk_rows, H): before and after f
   floatX* out = nullptr;                      // (N, C)
   floatX *din = nullptr, *dfch = nullptr;     // (N, C), (chunk_rows, H)
 };
 
-inline MlpBranch make_mlp(const ModelConfig& c) {
+inline MlpBranch make_mlp(const ModelConfig& c, const WiringTable& table) {
   MlpBranch b;
+  b.activation = table.activation;
   b.C = c.channels, b.H = c.hidden_size();
   return b;
 }
@@ -53,9 +56,10 @@ void for_each_chunk(const MlpBranch& b, int64_t N, Operation operation) {
     operation(RowRange{first, std::min(b.chunk_rows, N - first)});
 }
 
-// fch (rows, H) = in (rows, C) fcw^T + fcb; fch_act (rows, H) = gelu(fch).
+// fch (rows, H) = in (rows, C) fcw^T + fcb; fch_act (rows, H) = f(fch).
 inline void hidden_forward(const MlpBranch& b, const RowRange& rows) {
-  matmul_gelu_forward(b.fch_act, b.fch, b.in + rows.first * b.C, b.w.fcw, b.w.fcb, rows.count, b.C, b.H);
+  matmul_activation_forward(b.activation, b.fch_act, b.fch, b.in + rows.first * b.C, b.w.fcw, b.w.fcb, rows.count, b.C,
+                            b.H);
 }
 
 // out (rows, C) = fch_act (rows, H) projw^T + projb.
@@ -68,12 +72,12 @@ inline void branch_again(const MlpBranch& b, const Batch& batch) {
   if (!b.in_chunks) hidden_forward(b, {0, batch.rows()});
 }
 
-// fch_act (N, H) = gelu(fch), again in the backward pass.
+// fch_act (N, H) = f(fch), again in the backward pass.
 inline void activation_again(const MlpBranch& b, const Batch& batch) {
-  gelu_forward(b.fch_act, b.fch, batch.rows() * b.H);
+  activation_forward(b.activation, b.fch_act, b.fch, batch.rows() * b.H);
 }
 
-// out (N, C) = gelu(in (N, C) fcw^T + fcb) projw^T + projb; also fch, fch_act (N, H) =, or those of the last chunk.
+// out (N, C) = f(in (N, C) fcw^T + fcb) projw^T + projb; also fch, fch_act (N, H) =, or those of the last chunk.
 inline void branch_forward(const MlpBranch& b, const Batch& batch) {
   for_each_chunk(b, batch.rows(), [&](const RowRange& rows) {
     hidden_forward(b, rows);
@@ -93,7 +97,8 @@ inline void branch_backward(const MlpBranch& b, const floatX* dout, const Batch&
   for_each_chunk(b, batch.rows(), [&](const RowRange& rows) {
     const int64_t first = rows.first * C;
     if (b.in_chunks) hidden_forward(b, rows);
-    matmul_gelu_backward(b.dfch, b.g.projw, b.g.projb, dout + first, b.fch_act, b.fch, b.w.projw, rows.count, H, C);
+    matmul_activation_backward(b.activation, b.dfch, b.g.projw, b.g.projb, dout + first, b.fch_act, b.fch, b.w.projw,
+                               rows.count, H, C);
     matmul_backward(b.din + first, b.g.fcw, b.g.fcb, b.dfch, b.in + first, b.w.fcw, rows.count, C, H);
   });
 }

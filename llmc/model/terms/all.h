@@ -14,6 +14,7 @@
 #include "memory.h"
 #include "plain.h"
 #include "relative.h"
+#include "relu2.h"
 #include "reuse.h"
 #include "reversible.h"
 #include "rmsnorm.h"
@@ -27,4 +28,4 @@
 
 using WiringTerm = std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, WindowTerm, StridedTerm,
                                 FixedTerm, TopkTerm, ReuseTerm, BlendTerm, GateTerm, RopeTerm, RelativeTerm, MemoryTerm,
-                                UniversalTerm, ActTerm, RmsnormTerm, GruTerm, LshTerm, ReversibleTerm>;
+                                UniversalTerm, ActTerm, RmsnormTerm, Relu2Term, GruTerm, LshTerm, ReversibleTerm>;
