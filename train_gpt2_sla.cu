@@ -185,7 +185,7 @@ void gpt2_loss(GPT2& model, const Batch& batch, double divisor, bool backward) {
     const int64_t count = std::min(model.logit_rows, N - row);
     head_forward(model.head(), row, count);
     classifier({acts.losses + row, acts.logits, acts.targets + row, count, V, model.logit_stride, batch.dloss, backward,
-                backward ? nullptr : correct + row});
+                backward ? nullptr : correct + row, model.head().cap});
     if (backward) head_backward(model.head(), row, count);
   }
   add_losses(acts.stats, {acts.losses, acts.ponder, correct, acts.targets, N, divisor});
@@ -402,7 +402,7 @@ void gpt2_extend(GPT2& model, const std::vector<int>& tokens, const std::vector<
 
 // The logits of `count` rows of the hidden states, (count, V), on the host.
 std::vector<float> gpt2_fetch_logits(GPT2& model, int64_t first_row, int64_t count) {
-  head_forward(model.head(), first_row, count);
+  head_forward_capped(model.head(), first_row, count);
   const int64_t V = model.config.vocab_size, Vp = model.logit_stride;
   std::vector<floatX> padded(size_t(count * Vp));
   copy_to_host(padded.data(), model.acts.logits, padded.size() * sizeof(floatX));

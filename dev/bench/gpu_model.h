@@ -255,7 +255,7 @@ struct ModelledOperation {
 // Instructions that a thread issues for eight elements, without those of a loop over the rest of a tensor: counted in
 // the machine code for sm_90, from which sm_80's differs by less than a twentieth.
 struct InstructionCounts {
-  static constexpr double gelu_forward = 130, gelu_backward = 229, classifier = 255, layernorm_forward = 90,
+  static constexpr double gelu_forward = 130, gelu_backward = 229, classifier = 255, caps = 330, layernorm_forward = 90,
                           layernorm_backward = 270, bias_backward = 21, adamw = 230, sum_of_squares = 44,
                           embedding = 52, comparison = 20, copy = 20, relu2 = 40, rotary = 60;
 };
@@ -456,7 +456,9 @@ class StepModel {
     for (int64_t row = 0, chunk = 0; row < N; row += model.logit_rows, chunk++) {
       const int64_t rows = std::min(model.logit_rows, N - row);
       add("head logits", int(chunk), {matmul_of("matmul", rows, Vp, C)});
-      add("classifier", int(chunk), {elementwise("classifier", double(rows), double(Vp), 2 * x, Counts::classifier)});
+      add("classifier", int(chunk),
+          {elementwise("classifier", double(rows), double(Vp), 2 * x,
+                       Counts::classifier + (plan.table.softcap > 0 ? Counts::caps : 0))});
       add("head gradients", int(chunk), {matmul_of("dlnf", rows, C, Vp), matmul_of("dwte", Vp, C, rows, true)});
     }
     add("add_losses", 0, {streamed(gpu, "add_losses", double(N) * 4, 0, 0)});

@@ -60,6 +60,7 @@ inline Profile profile;
 #define stream_add(...) PROFILED(stream_add, __VA_ARGS__)
 #define copy_rows(...) PROFILED(copy_rows, __VA_ARGS__)
 #define classifier(...) PROFILED(classifier, __VA_ARGS__)
+#define cap_logits(...) PROFILED(cap_logits, __VA_ARGS__)
 #define gemm(...) PROFILED(gemm, __VA_ARGS__)
 #define matmul_backward(...) PROFILED(matmul_backward, __VA_ARGS__)
 #define matmul_activation_backward(...) PROFILED(matmul_activation_backward, __VA_ARGS__)

@@ -65,6 +65,7 @@ TEST(Flops, OfAttentionAreThoseOfEachPair) {
                              "relative window(6)",
                              "rmsnorm",
                              "relu2",
+                             "softcap(15)",
                              "gru",
                              "universal(2)",
                              "universal(2) act(0.1)",
@@ -149,7 +150,9 @@ static const char* const all_terms[] = {"plain",
                                         "universal(1) act(0.1)",
                                         "rmsnorm",
                                         "relu2",
+                                        "softcap(15)",
                                         "relu2",
+                                        "softcap(15)",
                                         "gru",
                                         "universal(1) gru",
                                         "lsh(4,2)",
@@ -288,7 +291,7 @@ TEST(WiringChange, IsSaidOfEveryNumberOfEveryTerm) {
        {"rope", "memory(8) rope", "memory(9) rope"},
        {"plain", "universal(1)", "universal(2)", "universal(4)"},
        {"universal(1)", "universal(1) act(0.1)", "universal(1) act(0.2)", "universal(1) act(0.1,0.5)"},
-       {"plain", "gru", "reversible", "rmsnorm", "relu2"},
+       {"plain", "gru", "reversible", "rmsnorm", "relu2", "softcap(15)", "softcap(16)"},
        {"plain", "lsh(4,2)", "lsh(8,2)", "lsh(4,1)"}};
   for (const std::vector<const char*>& wirings : same_terms)
     for (const char* before : wirings)

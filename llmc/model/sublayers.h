@@ -127,7 +127,7 @@ inline Sublayers make_sublayers(const ModelConfig& c, const AttentionPlan& plan,
   for (Sublayer& s : sublayers.list)
     if (auto* r = std::get_if<ReversibleResidual>(&s.residual))
       r->adds_to_first = !is_mlp(s), r->is_last = &s == &sublayers.list.back();
-  sublayers.last_norm.name = "lnf";
+  sublayers.last_norm.name = "lnf", sublayers.head.cap = float(plan.table.softcap);
   for (int i = 0; i <= size; i++) {
     Norm& norm = sublayers.norm(i);
     norm.C = c.channels, norm.eps = float(c.layer_norm_eps), norm.centers = !plan.table.rmsnorm;

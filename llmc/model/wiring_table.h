@@ -30,6 +30,7 @@ struct WiringTable {
   double ponder_cost = 0;
   bool rmsnorm = false;  // norms take no mean and have no bias
   Activation activation = Activation::gelu;
+  double softcap = 0;                   // logits lie between -softcap and softcap; 0: anywhere
   bool gru = false;                     // branches join the residual stream in gates
   bool reversible = false;              // two residual streams, which the backward pass recovers
   int lsh_buckets = 0, lsh_rounds = 0;  // 0: attention does not hash

@@ -59,6 +59,7 @@ class Wiring:
         self.ponder_cost = 0                                        # what minimised has of the mean of N + R
         self.rmsnorm = False                                        # whether norms take no mean and have no bias
         self.activation = lambda x: F.gelu(x, approximate="tanh")   # of MLPs
+        self.cap = lambda logits: logits
         self.gru = False                                            # whether sublayers join the stream in gates
         self.reversible = False                                     # whether there are two residual streams
         self.hashes = None                                          # the (buckets, rounds) of lsh
@@ -200,6 +201,11 @@ class Wiring:
         """relu(x)^2 in place of GELU."""
         self.activation = lambda x: x.relu() ** 2
 
+    def term_softcap(self, c):
+        """c tanh(logits / c)."""
+        c = float(c)
+        self.cap = lambda logits: c * torch.tanh(logits / c)
+
     # ---- how a sublayer joins the residual stream --------------------------------------------------------------------
 
     def term_gru(self):
@@ -268,6 +274,7 @@ ALL = {  # name: (wiring, options)
     "gated_masked_maps": ("gqa(2) gate strided(5,union)", {}),
     "rmsnorm": ("rmsnorm", {}),
     "relu2": ("relu2", {}),
+    "softcap": ("softcap(0.5)", {}),
     "rmsnorm_of_memory": ("rmsnorm memory(20) rope sla(1,2) gru", {"bias": False, "accumulate": 2}),
 }
 
@@ -374,7 +381,7 @@ class Model:
             x = self.halted(torch.stack(states))
         if self.wiring.memory == 0:
             self.remembered = None
-        logits = self.norm("ln_f", x) @ self.w["wte.weight"].T
+        logits = self.wiring.cap(self.norm("ln_f", x) @ self.w["wte.weight"].T)
         return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
 
     def coordinates(self, cycle, T):

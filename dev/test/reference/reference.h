@@ -101,7 +101,7 @@ struct Cache {
   std::vector<LayerCache<Real>> layers;  // (L)
   Halting<Real> halting;                 // empty without `act`
   Norm<Real> ln_f;                       // ln_f.out: the last hidden state
-  Array<Real> logits;                    // (B, T, V)
+  Array<Real> logits;                    // (B, T, V)  with `softcap` capped
   Array<Real> probs;                     // (B, T, V)  softmax of the logits
 };
 
@@ -241,13 +241,14 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
   const Array<Real> in_mean = weights_in_mean<Real>(targets);
   x = act ? halt(params, act->eps, in_mean, acts.halting, result.ponder) : mean_of(streams);
   acts.ln_f = norm_of(config, params, "ln_f", x);
+  const SoftcapTerm* softcap = find_term<SoftcapTerm>(config);
   for (int64_t n = 0; n < N; n++) {
     Real* logits = &acts.logits[n * V];
     Real* probs = &acts.probs[n * V];
     for (int64_t token = 0; token < V; token++) {  // the tied head: logits = ln_f(x) wte^T
       Real sum = 0;
       for (int64_t c = 0; c < C; c++) sum += acts.ln_f.out[n * C + c] * wte.data[token * C + c];
-      logits[token] = sum;
+      logits[token] = softcap ? Real(softcap->cap) * std::tanh(sum / Real(softcap->cap)) : sum;
     }
     Real largest = logits[0], sum = 0;
     for (int64_t token = 0; token < V; token++) largest = std::max(largest, logits[token]);
@@ -346,10 +347,13 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
   Tensor<Real>& d_wte = grads.at("wte.weight");
 
   const Array<Real> in_mean = weights_in_mean<Real>(cache.targets);
+  const SoftcapTerm* softcap = find_term<SoftcapTerm>(config);
   Array<Real> d_hidden(N * C);  // of ln_f's output
   for (int64_t n = 0; n < N; n++) {
     for (int64_t token = 0; token < V; token++) {
-      const Real d_logit = (cache.probs[n * V + token] - (token == cache.targets[n])) * Real(scale) * in_mean[n];
+      Real d_logit = (cache.probs[n * V + token] - (token == cache.targets[n])) * Real(scale) * in_mean[n];
+      const Real tanh = softcap ? cache.logits[n * V + token] / Real(softcap->cap) : 0;
+      d_logit *= 1 - tanh * tanh;
       for (int64_t c = 0; c < C; c++) {
         d_hidden[n * C + c] += d_logit * wte.data[token * C + c];
         d_wte.data[token * C + c] += d_logit * cache.ln_f.out[n * C + c];

@@ -22,7 +22,7 @@ from torch import nn
 TERMS = {"plain": (0, 0), "sla": (2, 2), "also": (2, 2), "share": (1, 1), "layers": (1, 1), "gqa": (1, 1),
          "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "reuse": (1, 1),
          "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1),
-         "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "relu2": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
+         "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "relu2": (0, 0), "softcap": (1, 1), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
 
 
 def term_of(text, term):
@@ -48,7 +48,7 @@ class Wiring:
         self.memory = None
         self.cycle = None  # of universal: the layers that are stored, which repeat until L layers have run
         self.halting, self.ponder_cost = None, 0.0  # of act: eps, and what the mean of N + R costs beside the loss
-        self.rmsnorm, self.activation = False, "gelu"
+        self.rmsnorm, self.activation, self.softcap = False, "gelu", None
         self.gru = False
         self.hashes = None  # of lsh: (buckets, rounds)
         self.reversible = False
@@ -61,7 +61,7 @@ class Wiring:
 
     def apply(self, name, arguments):
         L, h = self.num_layers, self.num_heads
-        n = int(arguments[0]) if arguments and name not in ("layers", "blend", "rope", "act") else None
+        n = int(arguments[0]) if arguments and name not in ("layers", "blend", "rope", "act", "softcap") else None
         if name in ("sla", "also"):
             first, end = map(int, arguments[1].split(":")) if ":" in arguments[1] else (h - int(arguments[1]), h)
             for l in range(n, L):
@@ -110,6 +110,8 @@ class Wiring:
             self.rmsnorm = True
         elif name == "relu2":
             self.activation = "relu2"
+        elif name == "softcap":
+            self.softcap = float(arguments[0])
         elif name == "gru":
             self.gru = True
         elif name == "lsh":
@@ -468,6 +470,11 @@ class GPT2(nn.Module):
         states = torch.stack(states)
         w, n = halting_weights(torch.sigmoid(self.halt(states)), self.wiring.halting)
         return (w * states).sum(0), n.mean()
+
+    def logits(self, x):
+        """Final hidden states (..., C) -> logits (..., V)."""
+        logits, cap = F.linear(x, self.wte.weight), self.wiring.softcap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def forward(self, tokens, attention_mask=None, cache=None):
         """tokens (B, T), new ones -> final hidden states (B, T, C), and with `act` the mean of N + R, else 0.

@@ -21,11 +21,13 @@
 #include "rope.h"
 #include "share.h"
 #include "sla.h"
+#include "softcap.h"
 #include "strided.h"
 #include "topk.h"
 #include "universal.h"
 #include "window.h"
 
-using WiringTerm = std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, WindowTerm, StridedTerm,
-                                FixedTerm, TopkTerm, ReuseTerm, BlendTerm, GateTerm, RopeTerm, RelativeTerm, MemoryTerm,
-                                UniversalTerm, ActTerm, RmsnormTerm, Relu2Term, GruTerm, LshTerm, ReversibleTerm>;
+using WiringTerm =
+    std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, WindowTerm, StridedTerm, FixedTerm,
+                 TopkTerm, ReuseTerm, BlendTerm, GateTerm, RopeTerm, RelativeTerm, MemoryTerm, UniversalTerm, ActTerm,
+                 RmsnormTerm, Relu2Term, SoftcapTerm, GruTerm, LshTerm, ReversibleTerm>;
