@@ -176,7 +176,7 @@ void gpt2_forward_segments(GPT2& model, const int* tokens, int64_t B, int64_t T)
 
 // acts.losses (B, T) = cross-entropy of acts.targets, in nats, and 0 of those that are not_scored; acts.stats->loss +=
 // their sum / divisor. With `backward` also the head's gradients of batch.dloss * sum(losses): acts.dnorm = that of the
-// hidden states, grads.wte +=. Without it acts.correct (B, T) =, and is counted.
+// hidden states, that of its weight +=. Without it acts.correct (B, T) =, and is counted.
 void gpt2_loss(GPT2& model, const Batch& batch, double divisor, bool backward) {
   const int64_t N = batch.rows(), V = model.config.vocab_size;
   const Activations& acts = model.acts;

@@ -254,6 +254,10 @@ TEST(WiringChange, IsSaidByLayers) {
   EXPECT_EQ(text("plain", "relu2"), "  from now on: MLPs: ReLU squared in place of GELU\n");
   EXPECT_EQ(text("softcap(30)", "softcap(15)"), "  no longer: logits: capped at 30\n"
                                                 "  from now on: logits: capped at 15\n");
+  EXPECT_EQ(text("plain", "untied"), "  from now on: output head: a weight of its own\n"
+                                     "  as wte.weight: lm_head.weight (50257, 32)\n");
+  EXPECT_EQ(text("untied", "plain"), "  no longer: output head: a weight of its own\n"
+                                     "  dropped: lm_head.weight (50257, 32)\n");
   EXPECT_EQ(text("lsh(4,2)", "plain"), "  no longer: keys are queries: a query sees those of its hash bucket (4 "
                                        "buckets, 2 rounds)\n"
                                        "  dropped: h.*.attn.rotations (4, 2, 8, 2)\n"
@@ -330,11 +334,11 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"lsh(4,0)", "lsh(4,0)", "at least 1"},
                {"lsh(16386,1)", "lsh(16386,1), at character 1", "at most 16384"},
                {"lsh(4,2) sla(3,3)", "sla(3,3), at character 10",
-                "lsh does with rmsnorm, relu2, softcap, gru and reversible"},
+                "lsh does with rmsnorm, relu2, untied, softcap, gru and reversible"},
                {"window(8) lsh(4,2)", "lsh(4,2), at character 11", "does not combine with window(8)"},
                {"reversible gru", "gru, at character 12",
                 "reversible does with sla, also, share, layers, gqa, window, "
-                "strided, fixed, rope, rmsnorm, relu2, softcap and lsh"},
+                "strided, fixed, rope, rmsnorm, relu2, untied, softcap and lsh"},
                {"topk(4) reversible", "reversible, at character 9", "topk(4), at character 1"},
                {"reversible(2)", "reversible(2), at character 1", "it is reversible"},
                {"plain gqa(4)", "plain, at character 1", "leave it out"},
@@ -372,7 +376,7 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
                            "universal(2) relative",
                            "rmsnorm",
                            "relu2",
-                           "softcap(0.5)",
+                           "untied softcap(0.5)",
                            "gru",
                            "universal(1) act(0.1)",
                            "universal(2) act(0.01,0.5) gru",

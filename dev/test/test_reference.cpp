@@ -88,6 +88,7 @@ const WiringCase wirings[] = {
     {"rmsnorm_without_biases", 2, 4, "rmsnorm gru", "", "", false},
     {"relu2", 3, 4, "relu2"},
     {"softcap", 3, 4, "softcap(1.5)"},
+    {"untied", 2, 4, "untied"},
     {"gru", 3, 4, "gru"},
     {"gru_without_biases", 2, 4, "gru", "", "", false},
     {"gru_universal_sla", 4, 4, "gru universal(2) sla(2,2)"},

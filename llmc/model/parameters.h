@@ -51,18 +51,19 @@ struct LayerParams {
 
 template <class T>
 struct Params {
-  T* wte = nullptr;                      // (V, C), also the output head
+  T* wte = nullptr;                      // (V, C), also the output head without `untied`
   T* wpe = nullptr;                      // (max_seq_len, C); null with rotary and with relative positions
   T* wse = nullptr;                      // (cycles, C): what cycles of layers begin with; null without `universal`
   T *haltw = nullptr, *haltb = nullptr;  // (C), (1): of `act`; else null
   int embedding_bucket = 0;
   std::vector<LayerParams<T>> layers;  // (L), or as many as a cycle has
   NormParams<T> lnf;
-  int lnf_bucket = 0;
+  T* lm_head = nullptr;  // (V, C): of `untied`; else null
+  int lnf_bucket = 0;    // of these two
 };
 
-// The vocabulary in whole tiles of a matmul. wte has zeros in the rows beyond V, and so have its gradient and the
-// logits'.
+// The vocabulary in whole tiles of a matmul. wte and lm_head have zeros in the rows beyond V, and so have their
+// gradients and the logits'.
 inline int64_t padded_vocab_size(const ModelConfig& c) { return (c.vocab_size + 63) / 64 * 64; }
 
 // QKV of a layer: the rows of its c_attn.
@@ -77,7 +78,7 @@ inline double least_parameters(const ModelConfig& c,
   const double C = c.channels;
   const WiringTable table = c.whole_model();
   const double positions = table.learns_positions() ? c.max_seq_len : 0;
-  return (double(c.vocab_size) + positions) * C +
+  return ((table.untied ? 2.0 : 1.0) * c.vocab_size + positions) * C +
          (table.has_cycles ? table.stored_layers : c.num_layers) * std::max(9 * C * C, least);
 }
 
@@ -225,7 +226,8 @@ void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const Atte
   const double weight_std = 0.02, residual_std = 0.02 / std::sqrt(2.0 * c.num_layers);
 
   p.embedding_bucket = b.begin_bucket("embeddings");
-  b.embedding(p.wte, "wte.weight", c.vocab_size, C, padded_vocab_size(c) - c.vocab_size, weight_std);
+  const int64_t padding = padded_vocab_size(c) - c.vocab_size;
+  b.embedding(p.wte, "wte.weight", c.vocab_size, C, padding, weight_std);
   if (plan.table.learns_positions()) b.embedding(p.wpe, "wpe.weight", c.max_seq_len, C, 0, weight_std);
   const int layers = plan.table.stored_layers;
   if (plan.table.has_cycles) b.embedding(p.wse, "wse.weight", c.num_layers / layers, C, 0, weight_std);
@@ -266,6 +268,7 @@ void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const Atte
   }
   p.lnf_bucket = b.begin_bucket("final layernorm");
   b.norm(p.lnf, "ln_f", C, plan.table.rmsnorm);
+  if (plan.table.untied) b.embedding(p.lm_head, "lm_head.weight", c.vocab_size, C, padding, weight_std);
   b.end_bucket();
   cut_into_parts(b.table);
 }

@@ -150,7 +150,7 @@ std::string wiring_help() {
                 {"positions", Feature::positions | Feature::segments},
                 {"layers", Feature::cycles | Feature::halting},
                 {"norms and the residual stream", Feature::norms | Feature::joins},
-                {"MLPs and the output head", Feature::activations | Feature::caps}};
+                {"MLPs and the output head", Feature::activations | Feature::heads | Feature::caps}};
   std::string text = "A wiring is a text of terms, applied from left to right to plain GPT-2.\n";
   auto add = [&](const TermInfo& info) {
     const std::string needs = info.needs != 0 ? "; needs " + terms_that_set(info.needs) : "";

@@ -30,6 +30,7 @@ struct WiringTable {
   double ponder_cost = 0;
   bool rmsnorm = false;  // norms take no mean and have no bias
   Activation activation = Activation::gelu;
+  bool untied = false;                  // the output head has a weight of its own
   double softcap = 0;                   // logits lie between -softcap and softcap; 0: anywhere
   bool gru = false;                     // branches join the residual stream in gates
   bool reversible = false;              // two residual streams, which the backward pass recovers

@@ -59,6 +59,7 @@ class Wiring:
         self.ponder_cost = 0                                        # what minimised has of the mean of N + R
         self.rmsnorm = False                                        # whether norms take no mean and have no bias
         self.activation = lambda x: F.gelu(x, approximate="tanh")   # of MLPs
+        self.head = "wte.weight"
         self.cap = lambda logits: logits
         self.gru = False                                            # whether sublayers join the stream in gates
         self.reversible = False                                     # whether there are two residual streams
@@ -201,6 +202,10 @@ class Wiring:
         """relu(x)^2 in place of GELU."""
         self.activation = lambda x: x.relu() ** 2
 
+    def term_untied(self):
+        """The output head has a weight of its own."""
+        self.head = "lm_head.weight"
+
     def term_softcap(self, c):
         """c tanh(logits / c)."""
         c = float(c)
@@ -275,6 +280,7 @@ ALL = {  # name: (wiring, options)
     "rmsnorm": ("rmsnorm", {}),
     "relu2": ("relu2", {}),
     "softcap": ("softcap(0.5)", {}),
+    "untied": ("untied", {}),
     "rmsnorm_of_memory": ("rmsnorm memory(20) rope sla(1,2) gru", {"bias": False, "accumulate": 2}),
 }
 
@@ -333,6 +339,8 @@ def tensors_of(config, wiring):
         linear(f"h.{l}.mlp.c_proj", 4 * C, C, 0.08)
         gate(f"h.{l}.gru_2")
     norm("ln_f")
+    if wiring.head not in dict(t[:2] for t in tensors):
+        tensors.append((wiring.head, (V, C), 0, 0.08))
     return tensors
 
 
@@ -381,7 +389,7 @@ class Model:
             x = self.halted(torch.stack(states))
         if self.wiring.memory == 0:
             self.remembered = None
-        logits = self.wiring.cap(self.norm("ln_f", x) @ self.w["wte.weight"].T)
+        logits = self.wiring.cap(self.norm("ln_f", x) @ self.w[self.wiring.head].T)
         return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
 
     def coordinates(self, cycle, T):

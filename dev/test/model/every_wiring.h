@@ -88,6 +88,7 @@ struct RandomCase {
     Draw parts = {seed + 2000};
     if (!is_bf16 && parts.one_in(4)) terms.push_back("rmsnorm");
     if (parts.one_in(4)) terms.push_back("relu2");
+    if (parts.one_in(4)) terms.push_back("untied");
     if (parts.one_in(4)) terms.push_back(format("softcap(0.%d)", parts(1, 9)));
     for (const std::string& term : terms) wiring += (wiring.empty() ? "" : " ") + term;
     if (terms.empty()) wiring = "plain";
@@ -161,6 +162,7 @@ const char* const every_term[] = {"plain",
                                   "rmsnorm reversible sla(1,2) rope",
                                   "relu2 gqa(2)",
                                   "softcap(0.5)",
+                                  "untied universal(2)",
                                   "gru",
                                   "universal(2) gru relative also(1,2)",
                                   "universal(1) act(0.3)",

@@ -37,7 +37,7 @@ TEST(Generation, ContinuesFromCachedKvAsIfFromTheStart) {
 
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/head.h: `if (head.cap > 0) cap_logits(` -> `if (false) cap_logits(`
 TEST(Generation, DrawsByTheReferencesLogits) {
-  for (const char* wiring : {"plain", "softcap(0.3)"}) {
+  for (const char* wiring : {"plain", "softcap(0.3)", "untied"}) {
     auto model = make_model(four_layers(wiring), 1, 20);
     const DoubleTensors params = random_parameters(model->config, 9);
     set_weights(*model, params);

@@ -240,6 +240,7 @@ const std::vector<GraphCase> graph_cases =
      {"reversible_hashes", 3, 4, 32, 61, 40, "lsh(2,2) reversible", true, 2, 33, 1},
      {"squared_relu", 3, 4, 32, 61, 40, "relu2", true, 2, 33, 3},
      {"capped_logits", 3, 4, 32, 61, 40, "softcap(0.3)", true, 2, 33, 3},
+     {"head_of_its_own", 3, 4, 32, 61, 40, "softcap(0.3) untied", false, 2, 33, 3},
      {"memory_of_several_sources", 4, 4, 32, 61, 40, "rope also(1,2) share(2) memory(7)", true, 1, 40, 3},
 #ifndef PRECISION_BF16  // rounding changes the choice, or weighs too much in gradients that come through two gates
      {"gates_relative_memory", 3, 4, 32, 61, 40, "gru memory(20) relative", true, 1, 33, 2},

@@ -155,7 +155,8 @@ Tensors<Real> make_parameters(const ModelConfig& config) {
   const int64_t C = config.channels, g = num_kv_heads(config), hs = config.head_size();
   const bool relative = find_term<RelativeTerm>(config);
   const LshTerm* lsh = find_term<LshTerm>(config);
-  add("wte.weight", {config.vocab_size, C});  // token embedding, and the output head: tied
+  add("wte.weight", {config.vocab_size, C});  // token embedding, and without `untied` the output head
+  if (find_term<UntiedTerm>(config)) add("lm_head.weight", {config.vocab_size, C});
   if (!relative && !find_term<RopeTerm>(config)) add("wpe.weight", {config.max_seq_len, C});  // position embedding
   const int k = layers_in_cycle(config);
   if (find_term<UniversalTerm>(config)) add("wse.weight", {config.num_layers / k, C});  // embedding of the cycle
@@ -191,6 +192,10 @@ template <class Real>
 Tensor<Real>* find(Tensors<Real>& tensors, const std::string& name) {
   auto it = tensors.find(name);
   return it == tensors.end() ? nullptr : &it->second;
+}
+
+inline const char* name_of_head(const ModelConfig& config) {
+  return find_term<UntiedTerm>(config) ? "lm_head.weight" : "wte.weight";
 }
 
 // ----------------------------------------------------------------------------

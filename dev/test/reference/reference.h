@@ -197,7 +197,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
   const int m = int(remembered[0].size() / (B * C));
   acts = {B, T, m, inputs, targets, std::vector<LayerCache<Real>>(L), {}, {}, Array<Real>(N * V), Array<Real>(N * V)};
 
-  const Tensor<Real>& wte = params.at("wte.weight");
+  const Tensor<Real>&wte = params.at("wte.weight"), &head = params.at(name_of_head(config));
   Array<Real> x(N * C);  // (B, T, C)
   for (int64_t n = 0; n < N; n++) {
     CHECK(inputs[n] >= 0 && inputs[n] < V && targets[n] >= -1 && targets[n] < V);
@@ -245,9 +245,9 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
   for (int64_t n = 0; n < N; n++) {
     Real* logits = &acts.logits[n * V];
     Real* probs = &acts.probs[n * V];
-    for (int64_t token = 0; token < V; token++) {  // the tied head: logits = ln_f(x) wte^T
+    for (int64_t token = 0; token < V; token++) {  // logits = ln_f(x) head^T
       Real sum = 0;
-      for (int64_t c = 0; c < C; c++) sum += acts.ln_f.out[n * C + c] * wte.data[token * C + c];
+      for (int64_t c = 0; c < C; c++) sum += acts.ln_f.out[n * C + c] * head.data[token * C + c];
       logits[token] = softcap ? Real(softcap->cap) * std::tanh(sum / Real(softcap->cap)) : sum;
     }
     Real largest = logits[0], sum = 0;
@@ -343,8 +343,8 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
               double scale = 1) {
   const int B = cache.B, T = cache.T, L = config.num_layers;
   const int64_t C = config.channels, V = config.vocab_size, N = int64_t(B) * T;
-  const Tensor<Real>& wte = params.at("wte.weight");
-  Tensor<Real>& d_wte = grads.at("wte.weight");
+  const Tensor<Real>& head = params.at(name_of_head(config));
+  Tensor<Real>&d_head = grads.at(name_of_head(config)), &d_wte = grads.at("wte.weight");
 
   const Array<Real> in_mean = weights_in_mean<Real>(cache.targets);
   const SoftcapTerm* softcap = find_term<SoftcapTerm>(config);
@@ -355,8 +355,8 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
       const Real tanh = softcap ? cache.logits[n * V + token] / Real(softcap->cap) : 0;
       d_logit *= 1 - tanh * tanh;
       for (int64_t c = 0; c < C; c++) {
-        d_hidden[n * C + c] += d_logit * wte.data[token * C + c];
-        d_wte.data[token * C + c] += d_logit * cache.ln_f.out[n * C + c];
+        d_hidden[n * C + c] += d_logit * head.data[token * C + c];
+        d_head.data[token * C + c] += d_logit * cache.ln_f.out[n * C + c];
       }
     }
   }

@@ -22,7 +22,7 @@ from torch import nn
 TERMS = {"plain": (0, 0), "sla": (2, 2), "also": (2, 2), "share": (1, 1), "layers": (1, 1), "gqa": (1, 1),
          "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "reuse": (1, 1),
          "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1),
-         "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "relu2": (0, 0), "softcap": (1, 1), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
+         "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "relu2": (0, 0), "softcap": (1, 1), "untied": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
 
 
 def term_of(text, term):
@@ -48,7 +48,7 @@ class Wiring:
         self.memory = None
         self.cycle = None  # of universal: the layers that are stored, which repeat until L layers have run
         self.halting, self.ponder_cost = None, 0.0  # of act: eps, and what the mean of N + R costs beside the loss
-        self.rmsnorm, self.activation, self.softcap = False, "gelu", None
+        self.rmsnorm, self.activation, self.softcap, self.untied = False, "gelu", None, False
         self.gru = False
         self.hashes = None  # of lsh: (buckets, rounds)
         self.reversible = False
@@ -112,6 +112,8 @@ class Wiring:
             self.activation = "relu2"
         elif name == "softcap":
             self.softcap = float(arguments[0])
+        elif name == "untied":
+            self.untied = True
         elif name == "gru":
             self.gru = True
         elif name == "lsh":
@@ -450,6 +452,7 @@ class GPT2(nn.Module):
         self.h = nn.ModuleList(Block(wiring, layer, channels, bias, layer_norm_eps)
                                for layer in range(wiring.stored_layers()))
         self.ln_f = norm_of(wiring, channels, bias, layer_norm_eps)
+        self.lm_head = nn.Linear(channels, num_embeddings, bias=False) if wiring.untied else None
 
     def initialise(self):
         """GPT-2's: normal(0, 0.02), the projections into the residual stream scaled by 1 / sqrt(2 L)."""
@@ -473,7 +476,8 @@ class GPT2(nn.Module):
 
     def logits(self, x):
         """Final hidden states (..., C) -> logits (..., V)."""
-        logits, cap = F.linear(x, self.wte.weight), self.wiring.softcap
+        head, cap = self.lm_head if self.wiring.untied else self.wte, self.wiring.softcap
+        logits = F.linear(x, head.weight)
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def forward(self, tokens, attention_mask=None, cache=None):

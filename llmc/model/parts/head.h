@@ -1,4 +1,5 @@
-// The output head: logits of the hidden states, by wte, the embeddings of tokens (tied weights).
+// The output head: logits of the hidden states, by wte, the embeddings of tokens (tied weights), or with `untied` by
+// lm_head.
 #pragma once
 #include <cstdint>
 #include "llmc/model/activations.h"
@@ -20,7 +21,9 @@ struct Head {
 // Sets the pointers. `in`: the final hidden states. In generation `grads` has null pointers.
 inline void bind_head(Head& head, const floatX* in, int64_t C, int64_t Vp, const Params<floatX>& params,
                       const Params<float>& grads, const Activations& acts) {
-  head.bucket = params.embedding_bucket, head.C = C, head.Vp = Vp, head.w = params.wte, head.g = grads.wte;
+  const bool untied = params.lm_head != nullptr;
+  head.bucket = untied ? params.lnf_bucket : params.embedding_bucket, head.C = C, head.Vp = Vp;
+  head.w = untied ? params.lm_head : params.wte, head.g = untied ? grads.lm_head : grads.wte;
   head.in = in, head.din = acts.dnorm, head.logits = acts.logits;
 }
 

@@ -25,9 +25,10 @@
 #include "strided.h"
 #include "topk.h"
 #include "universal.h"
+#include "untied.h"
 #include "window.h"
 
 using WiringTerm =
     std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, WindowTerm, StridedTerm, FixedTerm,
                  TopkTerm, ReuseTerm, BlendTerm, GateTerm, RopeTerm, RelativeTerm, MemoryTerm, UniversalTerm, ActTerm,
-                 RmsnormTerm, Relu2Term, SoftcapTerm, GruTerm, LshTerm, ReversibleTerm>;
+                 RmsnormTerm, Relu2Term, UntiedTerm, SoftcapTerm, GruTerm, LshTerm, ReversibleTerm>;
