@@ -30,6 +30,9 @@ void declare_model(GPT2& model, const ModelConfig& config, bool keep_dead_kv, co
   if (config.head_size() % head_size_multiple != 0 || config.head_size() > largest_head_size)
     user_error("%d channels in %d heads: a head has %d, but must have a multiple of %d and at most %d here",
                config.channels, config.num_heads, config.head_size(), head_size_multiple, largest_head_size);
+  if (config.hidden_size() % head_size_multiple != 0)
+    user_error("wiring \"%s\": %lld hidden units in an MLP must be a multiple of %d here", config.wiring.text.c_str(),
+               (long long)config.hidden_size(), head_size_multiple);
   if (config.channels > largest_channels) user_error("%d channels: at most %d here", config.channels, largest_channels);
   model.config = config;
   model.attention_plan = make_attention_plan(config, keep_dead_kv);

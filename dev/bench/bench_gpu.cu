@@ -141,8 +141,7 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
     classifier({a.losses, a.logits, a.tokens, rows, config.vocab_size, Vp, 1e-6f, true});
   });
   bench("head gradients, one chunk", 0, 2 * head_flops, [&] { head_backward(model.head(), 0, rows); });
-  bench("activation_backward", N * H * 3 * x, 0,
-        [&] { activation_backward(mlp.activation, mlp.dfch, mlp.fch, N * H); });
+  bench("activation_backward", N * H * 3 * x, 0, [&] { activation_backward(mlp.activation, mlp.dfch, mlp.fch, N, H); });
   for (bool fused : gelu_ways)
     bench(fused ? "matmul_activation_backward, fcproj, fused" : "matmul_activation_backward, fcproj", 0,
           2 * matmul(H, C), [&] {

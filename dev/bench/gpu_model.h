@@ -257,7 +257,8 @@ struct ModelledOperation {
 struct InstructionCounts {
   static constexpr double gelu_forward = 130, gelu_backward = 229, classifier = 255, caps = 330, layernorm_forward = 90,
                           layernorm_backward = 270, bias_backward = 21, adamw = 230, sum_of_squares = 44,
-                          embedding = 52, comparison = 20, copy = 20, relu2 = 40, rotary = 60;
+                          embedding = 52, comparison = 20, copy = 20, relu2 = 40, swiglu_forward = 130,
+                          swiglu_backward = 220, rotary = 60;
 };
 
 // The operations of a training step of one micro-batch, in their order: what gpt2_forward_backward and gpt2_update
@@ -266,7 +267,8 @@ class StepModel {
  public:
   StepModel(const GpuSpec& gpu, const ModelShape& model, const Sublayers& sublayers, const ParameterTable& parameters)
       : gpu(gpu), model(model), plan(model.attention_plan), sublayers(sublayers), C(model.config.channels),
-        H(model.config.hidden_size()), N(model.rows), x(sizeof(floatX)) {
+        H(plan.table.hidden_size(model.config.channels)), F(plan.table.fc_size(model.config.channels)), N(model.rows),
+        x(sizeof(floatX)) {
     add("zero gradients", 0, {streamed(gpu, "zero gradients", double(parameters.layout.bytes), 0, 0)});
     forward();
     head();
@@ -280,7 +282,7 @@ class StepModel {
   const ModelShape& model;
   const AttentionPlan& plan;
   const Sublayers& sublayers;
-  const int64_t C, H, N;
+  const int64_t C, H, F, N;
   const double x;  // bytes of a weight or activation
   using Counts = InstructionCounts;
 
@@ -305,8 +307,16 @@ class StepModel {
     return parts;
   }
   ModelledPart activation_part() const {
-    return elementwise("activation_forward", double(N), double(H), 2 * x,
-                       plan.table.activation == Activation::gelu ? Counts::gelu_forward : Counts::relu2);
+    return streamed(gpu, "activation_forward", double(N) * double(F + H) * x, double(N) * double(H) / 8,
+                    plan.table.activation == Activation::gelu    ? Counts::gelu_forward
+                    : plan.table.activation == Activation::relu2 ? Counts::relu2
+                                                                 : Counts::swiglu_forward);
+  }
+  ModelledPart activation_backward_part() const {
+    return streamed(gpu, "activation_backward", double(N) * double(H + 2 * F) * x, double(N) * double(H) / 8,
+                    plan.table.activation == Activation::gelu    ? Counts::gelu_backward
+                    : plan.table.activation == Activation::relu2 ? Counts::relu2
+                                                                 : Counts::swiglu_backward);
   }
 
   void layernorm_forward(const char* name, int l, double tensors) {
@@ -410,7 +420,7 @@ class StepModel {
   bool has_chunks() const { return model.hidden_rows() < N; }
   void branch_forward(const MlpBranch&, int l, bool again) {
     if (again && has_chunks()) return;  // that is part of the backward pass
-    add("matmul_activation_forward, fc", l, {matmul_of("matmul", N, H, C), activation_part()});
+    add("matmul_activation_forward, fc", l, {matmul_of("matmul", N, F, C), activation_part()});
     if (!again) linear_forward("matmul_forward, fcproj", l, H, C);
   }
   void attend(const AttentionBranch&, int l, Pass pass) {
@@ -525,12 +535,11 @@ class StepModel {
     add("matmul_backward, qv", l, linear_backward(C, 2 * C));
   }
   void branch_backward(const MlpBranch&, int l) {
-    if (has_chunks()) add("matmul_activation_forward, fc", l, {matmul_of("matmul", N, H, C), activation_part()});
+    if (has_chunks()) add("matmul_activation_forward, fc", l, {matmul_of("matmul", N, F, C), activation_part()});
     std::vector<ModelledPart> fcproj = linear_backward(H, C);
-    fcproj.push_back(elementwise("activation_backward", double(N), double(H), 3 * x,
-                                 plan.table.activation == Activation::gelu ? Counts::gelu_backward : Counts::relu2));
+    fcproj.push_back(activation_backward_part());
     add("matmul_activation_backward, fcproj", l, std::move(fcproj));
-    add("matmul_backward, fc", l, linear_backward(C, H));
+    add("matmul_backward, fc", l, linear_backward(C, F));
   }
 
   void backward() {

@@ -254,6 +254,13 @@ TEST(WiringChange, IsSaidByLayers) {
   EXPECT_EQ(text("plain", "relu2"), "  from now on: MLPs: ReLU squared in place of GELU\n");
   EXPECT_EQ(text("softcap(30)", "softcap(15)"), "  no longer: logits: capped at 30\n"
                                                 "  from now on: logits: capped at 15\n");
+  EXPECT_EQ(text("plain", "swiglu(80)"), "  from now on: MLPs: SwiGLU of 80 hidden units\n"
+                                         "  dropped: h.*.mlp.c_fc.bias (128)\n"
+                                         "  dropped: h.*.mlp.c_fc.weight (32, 128)\n"
+                                         "  dropped: h.*.mlp.c_proj.weight (128, 32)\n"
+                                         "  as in a new model: h.*.mlp.c_fc.bias (160)\n"
+                                         "  as in a new model: h.*.mlp.c_fc.weight (32, 160)\n"
+                                         "  as in a new model: h.*.mlp.c_proj.weight (80, 32)\n");
   EXPECT_EQ(text("plain", "untied"), "  from now on: output head: a weight of its own\n"
                                      "  as wte.weight: lm_head.weight (50257, 32)\n");
   EXPECT_EQ(text("untied", "plain"), "  no longer: output head: a weight of its own\n"
@@ -326,6 +333,9 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"universal(1) act(0.1) act(0.2)", "act(0.2), at character 23", "act(0.1), at character 14"},
                {"topk(3) universal(1) act(0.1)", "topk(3)", "does not combine with"},
                {"universal(1) act(0.1) gate", "gate, at character 23", "does with sla, also, share"},
+               {"swiglu(0)", "swiglu(0), at character 1", "must be at least 1"},
+               {"swiglu(1,2)", "swiglu(1,2), at character 1", "it is swiglu or swiglu(hidden units)"},
+               {"swiglu relu2", "relu2, at character 8", "does not combine with swiglu, at character 1"},
                {"softcap", "softcap, at character 1", "it is softcap(c), such as softcap(15)"},
                {"softcap(0)", "softcap(0), at character 1", "must be at least 0.001"},
                {"softcap(-1)", "softcap(-1), at character 1", "must lie between 0 and"},
@@ -334,11 +344,11 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"lsh(4,0)", "lsh(4,0)", "at least 1"},
                {"lsh(16386,1)", "lsh(16386,1), at character 1", "at most 16384"},
                {"lsh(4,2) sla(3,3)", "sla(3,3), at character 10",
-                "lsh does with rmsnorm, relu2, untied, softcap, gru and reversible"},
+                "lsh does with rmsnorm, relu2, swiglu, untied, softcap, gru and reversible"},
                {"window(8) lsh(4,2)", "lsh(4,2), at character 11", "does not combine with window(8)"},
                {"reversible gru", "gru, at character 12",
                 "reversible does with sla, also, share, layers, gqa, window, "
-                "strided, fixed, rope, rmsnorm, relu2, untied, softcap and lsh"},
+                "strided, fixed, rope, rmsnorm, relu2, swiglu, untied, softcap and lsh"},
                {"topk(4) reversible", "reversible, at character 9", "topk(4), at character 1"},
                {"reversible(2)", "reversible(2), at character 1", "it is reversible"},
                {"plain gqa(4)", "plain, at character 1", "leave it out"},
@@ -376,6 +386,8 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
                            "universal(2) relative",
                            "rmsnorm",
                            "relu2",
+                           "swiglu",
+                           "swiglu(80) rmsnorm",
                            "untied softcap(0.5)",
                            "gru",
                            "universal(1) act(0.1)",

@@ -87,6 +87,8 @@ const WiringCase wirings[] = {
     {"rmsnorm", 3, 4, "rmsnorm"},
     {"rmsnorm_without_biases", 2, 4, "rmsnorm gru", "", "", false},
     {"relu2", 3, 4, "relu2"},
+    {"swiglu", 2, 4, "swiglu(7)"},
+    {"swiglu_without_biases", 2, 4, "swiglu", "", "", false},
     {"softcap", 3, 4, "softcap(1.5)"},
     {"untied", 2, 4, "untied"},
     {"gru", 3, 4, "gru"},

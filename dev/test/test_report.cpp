@@ -678,6 +678,7 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
                         {"rmsnorm", {"without mean and bias"}},
                         {"relu2", {"MLPs: ReLU squared"}},
                         {"softcap(15)", {"logits: capped at 15"}},
+                        {"swiglu(80)", {"MLPs: SwiGLU of 80 hidden units"}},
                         {"untied", {"output head: a weight of its own"}},
                         {"gru", {"branches join it in gates"}},
                         {"universal(1) act(0.1)", {"probabilities reach 1 - 0.1"}}}) {

@@ -50,7 +50,8 @@ TEST(WiringTerms, HaveExamplesThatAreRight) {
 TEST(WiringTerms, CombineWithTheseAlone) {
   // What the parts of a block do not go with; they go with everything else.
   const std::map<std::string, std::set<std::string>> parts = {{"rmsnorm", {}},
-                                                              {"relu2", {}},
+                                                              {"relu2", {"swiglu"}},
+                                                              {"swiglu", {"relu2"}},
                                                               {"untied", {}},
                                                               {"softcap", {}}};
   const std::map<std::string, std::string> combine = {{"sla", "also share layers gqa window strided fixed topk rope "

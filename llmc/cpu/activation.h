@@ -35,18 +35,52 @@ void with_activation(Activation f, Run run) {
   f == Activation::gelu ? run(Gelu()) : run(Relu2());
 }
 
-// out (n) = f(inp (n))
+// Both gradients of silu(x) y from d, that of it: x and y become them.
+inline void swiglu_backward(float d, float& x, float& y) {
+  const float s = vec_sigmoid(x), dx = d * y * s * (1.0f + x * (1.0f - s));
+  y = d * s * x, x = dx;
+}
+
+// out (N, H) = f(inp (N, F))
 template <class Element>
-void activation_forward(Activation f, Element* out, const Element* inp, int64_t n) {
+void activation_forward(Activation f, Element* out, const Element* inp, int64_t N, int64_t H) {
+  const int64_t n = N * H;
+  if (is_gated(f)) {
+#pragma omp parallel for schedule(static) if (is_worth_threads(3 * int64_t(sizeof(Element)) * n))
+    for (int64_t row = 0; row < N; row++) {
+      const Element *gates = inp + row * 2 * H, *ups = gates + H;
+#pragma omp simd
+      for (int64_t i = 0; i < H; i++) {
+        const float x = to_float(gates[i]);
+        from_float(out[row * H + i], x * vec_sigmoid(x) * to_float(ups[i]));
+      }
+    }
+    return;
+  }
   with_activation(f, [=](auto function) {
 #pragma omp parallel for simd schedule(static) if (parallel : is_worth_threads(2 * int64_t(sizeof(Element)) * n))
     for (int64_t i = 0; i < n; i++) from_float(out[i], function.value(to_float(inp[i])));
   });
 }
 
-// d (n) *= f'(inp (n)), in place.
+// d (N, F) = the gradient of inp, from that of f(inp), which is in the first H columns of d.
 template <class Element>
-void activation_backward(Activation f, Element* d, const Element* inp, int64_t n) {
+void activation_backward(Activation f, Element* d, const Element* inp, int64_t N, int64_t H) {
+  const int64_t n = N * H;
+  if (is_gated(f)) {
+#pragma omp parallel for schedule(static) if (is_worth_threads(5 * int64_t(sizeof(Element)) * n))
+    for (int64_t row = 0; row < N; row++) {
+      const Element* products = inp + row * 2 * H;
+      Element* to = d + row * 2 * H;
+#pragma omp simd
+      for (int64_t i = 0; i < H; i++) {
+        float x = to_float(products[i]), y = to_float(products[H + i]);
+        swiglu_backward(to_float(to[i]), x, y);
+        from_float(to[i], x), from_float(to[H + i], y);
+      }
+    }
+    return;
+  }
   with_activation(f, [=](auto function) {
 #pragma omp parallel for simd schedule(static) if (parallel : is_worth_threads(3 * int64_t(sizeof(Element)) * n))
     for (int64_t i = 0; i < n; i++) from_float(d[i], to_float(d[i]) * function.slope(to_float(inp[i])));

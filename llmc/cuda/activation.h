@@ -1,4 +1,4 @@
-// The activations of MLPs: the operations of llmc/cpu/activation.h. n is a multiple of 8, pointers are 16-byte aligned.
+// The activations of MLPs: the operations of llmc/cpu/activation.h. H is a multiple of 8, pointers are 16-byte aligned.
 #pragma once
 #include <cstdint>
 #include "llmc/ops/activation.h"
@@ -59,16 +59,61 @@ __global__ void __launch_bounds__(activation_threads)
   store8(d + i, g);
 }
 
-inline void activation_forward(Activation f, floatX* out, const floatX* inp, int64_t n) {
-  CHECK(n % 8 == 0);
-  const auto kernel = f == Activation::gelu ? activation_forward_kernel<Gelu> : activation_forward_kernel<Relu2>;
-  const dim3 grid(unsigned(ceil_div(n, 8 * activation_threads)));
-  launch(kernel, grid, dim3(activation_threads), 0, gpu().stream, out, inp, n);
+// The first of a thread's eight units among H, and of its row's 2 H products.
+struct GatedUnits {
+  int64_t row, unit;
+  __device__ GatedUnits(int64_t H) {
+    const int64_t i = (int64_t(blockIdx.x) * activation_threads + threadIdx.x) * 8;
+    row = i / H, unit = i % H;
+  }
+};
+
+// A thread owns eight units, and their 16 products.
+__global__ void __launch_bounds__(activation_threads)
+    swiglu_forward_kernel(floatX* out, const floatX* inp, int64_t N, int64_t H) {
+  const GatedUnits at(H);
+  if (at.row >= N) return;
+  const floatX* gates = inp + at.row * 2 * H + at.unit;
+  float x[8], y[8];
+  load8(x, gates);
+  load8(y, gates + H);
+  for (int j = 0; j < 8; j++) x[j] *= sigmoid(x[j]) * y[j];
+  store8(out + at.row * H + at.unit, x);
 }
 
-inline void activation_backward(Activation f, floatX* d, const floatX* inp, int64_t n) {
-  CHECK(n % 8 == 0);
+// With s = sigmoid(x): the gradient of y is d s x, that of x is d y s (1 + x (1 - s)).
+__global__ void __launch_bounds__(activation_threads)
+    swiglu_backward_kernel(floatX* d, const floatX* inp, int64_t N, int64_t H) {
+  const GatedUnits at(H);
+  if (at.row >= N) return;
+  const int64_t first = at.row * 2 * H + at.unit;
+  float x[8], y[8], g[8];
+  load8(x, inp + first);
+  load8(y, inp + first + H);
+  load8(g, d + first);
+  for (int j = 0; j < 8; j++) {
+    const float s = sigmoid(x[j]), dx = g[j] * y[j] * s * (1.0f + x[j] * (1.0f - s));
+    y[j] = g[j] * s * x[j], x[j] = dx;
+  }
+  store8(d + first, x);
+  store8(d + first + H, y);
+}
+
+inline dim3 activation_grid(int64_t N, int64_t H) {
+  CHECK(H % 8 == 0);
+  return dim3(unsigned(ceil_div(N * H, 8 * activation_threads)));
+}
+
+inline void activation_forward(Activation f, floatX* out, const floatX* inp, int64_t N, int64_t H) {
+  const dim3 grid = activation_grid(N, H), block(activation_threads);
+  if (is_gated(f)) return launch(swiglu_forward_kernel, grid, block, 0, gpu().stream, out, inp, N, H);
+  const auto kernel = f == Activation::gelu ? activation_forward_kernel<Gelu> : activation_forward_kernel<Relu2>;
+  launch(kernel, grid, block, 0, gpu().stream, out, inp, N * H);
+}
+
+inline void activation_backward(Activation f, floatX* d, const floatX* inp, int64_t N, int64_t H) {
+  const dim3 grid = activation_grid(N, H), block(activation_threads);
+  if (is_gated(f)) return launch(swiglu_backward_kernel, grid, block, 0, gpu().stream, d, inp, N, H);
   const auto kernel = f == Activation::gelu ? activation_backward_kernel<Gelu> : activation_backward_kernel<Relu2>;
-  const dim3 grid(unsigned(ceil_div(n, 8 * activation_threads)));
-  launch(kernel, grid, dim3(activation_threads), 0, gpu().stream, d, inp, n);
+  launch(kernel, grid, block, 0, gpu().stream, d, inp, N * H);
 }

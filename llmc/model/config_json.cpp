@@ -1,5 +1,7 @@
 #include "config_json.h"
+#include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -40,8 +42,9 @@ static void check_known_function(const json& config, const std::string& path, co
   const std::string act = optional("activation_function", std::string("gelu_new"));
   if (act != "gelu_new" && act != "gelu_pytorch_tanh")
     user_error("%s: activation_function is \"%s\"; only gelu_new is known", path.c_str(), act.c_str());
-  if (optional("n_inner", c.hidden_size()) != c.hidden_size())
-    user_error("%s: n_inner is not 4 * n_embd; only that is known", path.c_str());
+  const int hidden = int(std::min<int64_t>(c.hidden_size(), INT_MAX));
+  if (optional("n_inner", hidden) != hidden)
+    user_error("%s: n_inner is not %d, as the wiring %s has it", path.c_str(), hidden, c.wiring.text.c_str());
   if (!optional("scale_attn_weights", true))
     user_error("%s: scale_attn_weights is false; scores are scaled by 1/sqrt(head size) here", path.c_str());
   for (const char* key : {"scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"})

@@ -27,7 +27,7 @@ struct AttentionParams {
 
 template <class T>
 struct MlpParams {
-  T *fcw = nullptr, *fcb = nullptr;      // (H, C), (H)
+  T *fcw = nullptr, *fcb = nullptr;      // (F, C), (F)
   T *projw = nullptr, *projb = nullptr;  // (C, H), (C)
 };
 
@@ -78,8 +78,9 @@ inline double least_parameters(const ModelConfig& c,
   const double C = c.channels;
   const WiringTable table = c.whole_model();
   const double positions = table.learns_positions() ? c.max_seq_len : 0;
+  const double of_mlp = C * (double(table.hidden_size(c.channels)) + table.fc_size(c.channels));
   return ((table.untied ? 2.0 : 1.0) * c.vocab_size + positions) * C +
-         (table.has_cycles ? table.stored_layers : c.num_layers) * std::max(9 * C * C, least);
+         (table.has_cycles ? table.stored_layers : c.num_layers) * std::max(C * C + of_mlp, least);
 }
 
 // Throws UserError if the parameters alone, of so many bytes each, take more than what is `available` on a device (or
@@ -166,10 +167,12 @@ struct ParameterBuilder {
     add(p.weight, name + ".weight", {channels}, std::move(weight));
     if (!rmsnorm) bias(p.bias, name, channels, std::move(bias_spec));
   }
-  void linear(T*& weight, T*& bias_pointer, const std::string& name, int64_t in, int64_t out, double std) {
+  // `count`: as for matrix.
+  void linear(T*& weight, T*& bias_pointer, const std::string& name, int64_t in, int64_t out, double std,
+              int count = 1) {
     ParameterSpec bias_spec;
     bias_spec.file_shape = {out};
-    matrix(weight, name + ".weight", in, out, std);
+    matrix(weight, name + ".weight", in, out, std, count);
     bias(bias_pointer, name, out, std::move(bias_spec));
   }
   // A linear layer that has no bias; `count`: of as many matrices, one below the other.
@@ -221,7 +224,7 @@ struct ParameterBuilder {
 // after bucket is complete in the backward pass, from the last to the first.
 template <class T>
 void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const AttentionPlan& plan, Params<T>& p) {
-  const int64_t C = c.channels, H = c.hidden_size();
+  const int64_t C = c.channels, H = plan.table.hidden_size(c.channels), F = plan.table.fc_size(c.channels);
   // GPT-2's initialisation: normal(0, 0.02), the projections into the residual stream scaled by 1/sqrt(2L).
   const double weight_std = 0.02, residual_std = 0.02 / std::sqrt(2.0 * c.num_layers);
 
@@ -261,7 +264,7 @@ void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const Atte
     b.linear(attention.projw, attention.projb, h + "attn.c_proj", C, C, residual_std);
     if (plan.table.gru) b.gru(layer.gru1, h + "gru_1", C, weight_std);
     b.norm(layer.ln2, h + "ln_2", C, plan.table.rmsnorm);
-    b.linear(layer.mlp.fcw, layer.mlp.fcb, h + "mlp.c_fc", C, H, weight_std);
+    b.linear(layer.mlp.fcw, layer.mlp.fcb, h + "mlp.c_fc", C, F, weight_std, int(F / H));
     b.linear(layer.mlp.projw, layer.mlp.projb, h + "mlp.c_proj", H, C, residual_std);
     if (plan.table.gru) b.gru(layer.gru2, h + "gru_2", C, weight_std);
     b.end_bucket(), b.layer = -1;

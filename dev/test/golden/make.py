@@ -59,6 +59,7 @@ class Wiring:
         self.ponder_cost = 0                                        # what minimised has of the mean of N + R
         self.rmsnorm = False                                        # whether norms take no mean and have no bias
         self.activation = lambda x: F.gelu(x, approximate="tanh")   # of MLPs
+        self.gated, self.hidden = 1, lambda C: 4 * C                # of MLPs: products of each hidden unit; the units
         self.head = "wte.weight"
         self.cap = lambda logits: logits
         self.gru = False                                            # whether sublayers join the stream in gates
@@ -202,6 +203,11 @@ class Wiring:
         """relu(x)^2 in place of GELU."""
         self.activation = lambda x: x.relu() ** 2
 
+    def term_swiglu(self, units=None):
+        """silu(x W_g) * (x W_u), of 8/3 of the channels, up to a multiple of 64, hidden units by default."""
+        self.gated, self.hidden = 2, lambda C: int(units) if units else -(-8 * C // 192) * 64
+        self.activation = lambda x: F.silu(x.chunk(2, dim=2)[0]) * x.chunk(2, dim=2)[1]
+
     def term_untied(self):
         """The output head has a weight of its own."""
         self.head = "lm_head.weight"
@@ -279,6 +285,7 @@ ALL = {  # name: (wiring, options)
     "gated_masked_maps": ("gqa(2) gate strided(5,union)", {}),
     "rmsnorm": ("rmsnorm", {}),
     "relu2": ("relu2", {}),
+    "swiglu": ("swiglu", {}),
     "softcap": ("softcap(0.5)", {}),
     "untied": ("untied", {}),
     "rmsnorm_of_memory": ("rmsnorm memory(20) rope sla(1,2) gru", {"bias": False, "accumulate": 2}),
@@ -335,8 +342,8 @@ def tensors_of(config, wiring):
         linear(f"h.{l}.attn.c_proj", C, C, 0.08)
         gate(f"h.{l}.gru_1")
         norm(f"h.{l}.ln_2")
-        linear(f"h.{l}.mlp.c_fc", C, 4 * C, 0.08)
-        linear(f"h.{l}.mlp.c_proj", 4 * C, C, 0.08)
+        linear(f"h.{l}.mlp.c_fc", C, wiring.gated * wiring.hidden(C), 0.08)
+        linear(f"h.{l}.mlp.c_proj", wiring.hidden(C), C, 0.08)
         gate(f"h.{l}.gru_2")
     norm("ln_f")
     if wiring.head not in dict(t[:2] for t in tensors):

@@ -87,7 +87,7 @@ struct RandomCase {
       add("reversible");
     Draw parts = {seed + 2000};
     if (!is_bf16 && parts.one_in(4)) terms.push_back("rmsnorm");
-    if (parts.one_in(4)) terms.push_back("relu2");
+    if (parts.one_in(3)) terms.push_back(parts.of<std::string>({"relu2", "swiglu", "swiglu(56)"}));
     if (parts.one_in(4)) terms.push_back("untied");
     if (parts.one_in(4)) terms.push_back(format("softcap(0.%d)", parts(1, 9)));
     for (const std::string& term : terms) wiring += (wiring.empty() ? "" : " ") + term;
@@ -161,6 +161,7 @@ const char* const every_term[] = {"plain",
                                   "rmsnorm",
                                   "rmsnorm reversible sla(1,2) rope",
                                   "relu2 gqa(2)",
+                                  "swiglu gate",
                                   "softcap(0.5)",
                                   "untied universal(2)",
                                   "gru",

@@ -239,6 +239,8 @@ const std::vector<GraphCase> graph_cases =
      {"hashes_of_many_rounds", 3, 4, 32, 61, 70, "lsh(16,5) gru", true, 2, 66, 1},
      {"reversible_hashes", 3, 4, 32, 61, 40, "lsh(2,2) reversible", true, 2, 33, 1},
      {"squared_relu", 3, 4, 32, 61, 40, "relu2", true, 2, 33, 3},
+     {"gated_units", 3, 4, 32, 61, 40, "swiglu", true, 2, 33, 3},
+     {"gated_units_of_gated_maps", 3, 4, 32, 61, 40, "swiglu(24) gate", false, 2, 33, 1},
      {"capped_logits", 3, 4, 32, 61, 40, "softcap(0.3)", true, 2, 33, 3},
      {"head_of_its_own", 3, 4, 32, 61, 40, "softcap(0.3) untied", false, 2, 33, 3},
      {"memory_of_several_sources", 4, 4, 32, 61, 40, "rope also(1,2) share(2) memory(7)", true, 1, 40, 3},

@@ -83,7 +83,7 @@ TEST(Threads, AreStartedForLargeOperationsOnly) {
     EXPECT_EQ(num_threads_of_process(), before);
 
     std::vector<floatX> p(large, floatX(0.5f)), q(large), r(large);
-    activation_forward(Activation::gelu, q.data(), p.data(), large);
+    activation_forward(Activation::gelu, q.data(), p.data(), 1, large);
     EXPECT_EQ(num_threads_of_process(), before + 2);
     omp_set_num_threads(4);
     gemm('N', 'N', 1024, 1024, 1024, p.data(), 1024, q.data(), 1024, false, r.data(), 1024);

@@ -68,7 +68,7 @@ TEST(Matmul, ForwardIsInpTimesWeightTransposedPlusBias) {
 
 TEST(Matmul, WithAnActivationGivesItsInputToo) {
   const Linear l = {37, 24, 40};
-  for (Activation f : all_activations)
+  for (Activation f : activations_of_one)
     fused_and_not([&, f](auto... fused) {
       for (bool with_bias : {false, true}) {
         const auto [out, pre] = in_any_order([&] {
@@ -127,7 +127,7 @@ TEST(Matmul, BackwardThroughAnActivationMultipliesWithItsDerivative) {
   const Linear l = {37, 24, 40};
   const std::vector<floatX> pre = random_values<floatX>(l.N * l.C, 7);
   const DeviceArray<floatX> d_pre(pre);
-  for (Activation f : all_activations) {
+  for (Activation f : activations_of_one) {
     Linear::Gradients expected = l.gradients();
     for (size_t i = 0; i < pre.size(); i++) expected.dinp[i] *= slope_of(f, real(pre[i]));
     fused_and_not([&](auto... fused) {
@@ -142,6 +142,30 @@ TEST(Matmul, BackwardThroughAnActivationMultipliesWithItsDerivative) {
       EXPECT_LE(relative_error(dweight, expected.dweight), of_fp32);
     });
   }
+}
+
+// Of a gate and a product for each unit: the gradient of both, from that of the unit.
+TEST(Matmul, BackwardThroughAGateHasBothGradients) {
+  const Linear l = {37, 24, 40};
+  const std::vector<floatX> pre = random_values<floatX>(l.N * 2 * l.C, 7);
+  const DeviceArray<floatX> d_pre(pre);
+  std::vector<double> expected(pre.size());
+  const Linear::Gradients of_units = l.gradients();
+  for (int64_t i = 0; i < l.N * l.C; i++) {
+    const int64_t at = i / l.C * 2 * l.C + i % l.C;
+    const double x = real(pre[at]), s = 1 / (1 + std::exp(-x));
+    expected[at] = of_units.dinp[i] * real(pre[at + l.C]) * (s + x * s * (1 - s));
+    expected[at + l.C] = of_units.dinp[i] * x * s;
+  }
+  const auto [dpre, dweight] = in_any_order([&] {
+    DeviceArray<floatX> dpre(nans<floatX>(l.N * 2 * l.C));
+    DeviceArray<float> dweight(l.dweight);
+    matmul_activation_backward(Activation::swiglu, dpre.data, dweight.data, nullptr, l.d_dout.data, l.d_inp.data,
+                               d_pre.data, l.d_weight.data, l.N, l.C, l.OC);
+    return std::make_tuple(dpre.to_host(), dweight.to_host());
+  });
+  EXPECT_LE(relative_error(dpre, expected), two_roundings);
+  EXPECT_LE(relative_error(dweight, of_units.dweight), of_fp32);
 }
 
 // Rows beside and on the 8 warps and 64 rows of a block; columns beside and on a block's 256. Columns of a wider

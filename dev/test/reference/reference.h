@@ -89,8 +89,7 @@ struct LayerCache {
   std::vector<HeadCache<Real>> heads;  // (h)
   Array<Real> heads_out;               // (B, T, C)     attention's output before its projection
   Norm<Real> ln_2;
-  Array<Real> fc;           // (B, T, 4C)    before the activation
-  Array<Real> fc_act;       // (B, T, 4C)
+  Array<Real> fc, fc_act;   // (B, T, ...)   before and after the MLP's activation
   Gate<Real> gru_1, gru_2;  // after attention and after the MLP; empty without `gru`
 };
 

@@ -22,7 +22,7 @@ from torch import nn
 TERMS = {"plain": (0, 0), "sla": (2, 2), "also": (2, 2), "share": (1, 1), "layers": (1, 1), "gqa": (1, 1),
          "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "reuse": (1, 1),
          "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1),
-         "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "relu2": (0, 0), "softcap": (1, 1), "untied": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
+         "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "relu2": (0, 0), "swiglu": (0, 1), "softcap": (1, 1), "untied": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
 
 
 def term_of(text, term):
@@ -49,6 +49,7 @@ class Wiring:
         self.cycle = None  # of universal: the layers that are stored, which repeat until L layers have run
         self.halting, self.ponder_cost = None, 0.0  # of act: eps, and what the mean of N + R costs beside the loss
         self.rmsnorm, self.activation, self.softcap, self.untied = False, "gelu", None, False
+        self.hidden_units = None  # of swiglu
         self.gru = False
         self.hashes = None  # of lsh: (buckets, rounds)
         self.reversible = False
@@ -110,6 +111,8 @@ class Wiring:
             self.rmsnorm = True
         elif name == "relu2":
             self.activation = "relu2"
+        elif name == "swiglu":
+            self.activation, self.hidden_units = "swiglu", n
         elif name == "softcap":
             self.softcap = float(arguments[0])
         elif name == "untied":
@@ -382,11 +385,16 @@ class MLP(nn.Module):
     def __init__(self, wiring, channels, bias):
         super().__init__()
         self.activation = wiring.activation
-        self.c_fc = Conv1D(channels, 4 * channels, bias)
-        self.c_proj = Conv1D(4 * channels, channels, bias)
+        gated = self.activation == "swiglu"
+        hidden = wiring.hidden_units or (math.ceil(channels / 24) * 64 if gated else 4 * channels)
+        self.c_fc = Conv1D(channels, 2 * hidden if gated else hidden, bias)
+        self.c_proj = Conv1D(hidden, channels, bias)
 
     def forward(self, x):
         x = self.c_fc(x)
+        if self.activation == "swiglu":
+            gate, x = x.chunk(2, dim=-1)
+            return self.c_proj(F.silu(gate) * x)
         return self.c_proj(F.relu(x).square() if self.activation == "relu2" else F.gelu(x, approximate="tanh"))
 
 

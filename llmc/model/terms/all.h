@@ -23,6 +23,7 @@
 #include "sla.h"
 #include "softcap.h"
 #include "strided.h"
+#include "swiglu.h"
 #include "topk.h"
 #include "universal.h"
 #include "untied.h"
@@ -31,4 +32,4 @@
 using WiringTerm =
     std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, WindowTerm, StridedTerm, FixedTerm,
                  TopkTerm, ReuseTerm, BlendTerm, GateTerm, RopeTerm, RelativeTerm, MemoryTerm, UniversalTerm, ActTerm,
-                 RmsnormTerm, Relu2Term, UntiedTerm, SoftcapTerm, GruTerm, LshTerm, ReversibleTerm>;
+                 RmsnormTerm, Relu2Term, SwigluTerm, UntiedTerm, SoftcapTerm, GruTerm, LshTerm, ReversibleTerm>;
