@@ -257,8 +257,8 @@ struct ModelledOperation {
 struct InstructionCounts {
   static constexpr double gelu_forward = 130, gelu_backward = 229, classifier = 255, caps = 330, layernorm_forward = 90,
                           layernorm_backward = 270, bias_backward = 21, adamw = 230, sum_of_squares = 44,
-                          embedding = 52, comparison = 20, copy = 20, relu2 = 40, swiglu_forward = 130,
-                          swiglu_backward = 220, rotary = 60;
+                          embedding = 52, comparison = 20, copy = 20, relu2 = 40, norm_heads = 110,
+                          swiglu_forward = 130, swiglu_backward = 220, rotary = 60;
 };
 
 // The operations of a training step of one micro-batch, in their order: what gpt2_forward_backward and gpt2_update
@@ -385,7 +385,8 @@ class StepModel {
     const bool all = !again || !keeps_kv(plan, l), none = again && keeps_qkv(*model.training, plan, l);
     const int64_t rows = all ? qkv_rows(model.config, plan, l) : none ? 0 : q;
     if (rows > 0) linear_forward("matmul_forward, qkv", l, C, rows);
-    if (plan.table.rope > 0) rotate("rotate", l, all ? rotated_channels(l) : none ? 0 : q);
+    if (plan.table.qknorm) norm_heads(Pass::forward, l, all ? rotated_channels(l) : none ? 0 : q);
+    else if (plan.table.rope > 0) rotate("rotate", l, all ? rotated_channels(l) : none ? 0 : q);
     if (plan.table.relative)
       add("relative_forward", l, {matmul_of("distances", relative_distances(model), C, C), relative_queries()});
   }
@@ -511,8 +512,17 @@ class StepModel {
   void rotate(const char* name, int l, int64_t channels) {
     if (channels > 0) add(name, l, {elementwise(name, double(N), double(channels), 2 * x, Counts::rotary)});
   }
+  // The pass of `qknorm`, in which heads are rotated as well; the backward pass reads what it has made of them.
+  void norm_heads(Pass pass, int l, int64_t channels) {
+    const char* name = pass == Pass::forward ? "norm_heads" : "norm_heads_backward";
+    const double bytes = (pass == Pass::forward ? 2 : 3) * x;
+    const int kernels = keeps_qkv(*model.training, plan, l) ? 1 : 2;
+    if (channels > 0)
+      add(name, l, {elementwise(name, double(N), double(channels), bytes, Counts::norm_heads, kernels)});
+  }
   void project_qkv_backward(int l) {
-    if (plan.table.rope > 0) rotate("rotate_back", l, rotated_channels(l));
+    if (plan.table.qknorm) norm_heads(Pass::backward, l, rotated_channels(l));
+    else if (plan.table.rope > 0) rotate("rotate_back", l, rotated_channels(l));
     add("matmul_backward, qkv", l, linear_backward(C, qkv_rows(model.config, plan, l)));
   }
   void branch_backward(const AttentionBranch& b, int l) {

@@ -15,5 +15,6 @@
 #include "dev/test/operations/lsh.h"
 #include "dev/test/operations/relative.h"
 #include "dev/test/operations/rotary.h"
+#include "dev/test/operations/qknorm.h"
 #include "dev/test/operations/muon.h"
 #include "dev/test/operations/optimizer.h"

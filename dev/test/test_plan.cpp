@@ -251,6 +251,7 @@ TEST(WiringChange, IsSaidByLayers) {
   EXPECT_EQ(text("plain", "rmsnorm"), "  from now on: norms: RMSNorm, without mean and bias\n"
                                       "  dropped: h.*.ln_1.bias (32)\n  dropped: h.*.ln_2.bias (32)\n"
                                       "  dropped: ln_f.bias (32)\n");
+  EXPECT_EQ(text("plain", "qknorm"), "  from now on: q and k: divided by their root mean square, of each head\n");
   EXPECT_EQ(text("plain", "relu2"), "  from now on: MLPs: ReLU squared in place of GELU\n");
   EXPECT_EQ(text("softcap(30)", "softcap(15)"), "  no longer: logits: capped at 30\n"
                                                 "  from now on: logits: capped at 15\n");
@@ -333,6 +334,8 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"universal(1) act(0.1) act(0.2)", "act(0.2), at character 23", "act(0.1), at character 14"},
                {"topk(3) universal(1) act(0.1)", "topk(3)", "does not combine with"},
                {"universal(1) act(0.1) gate", "gate, at character 23", "does with sla, also, share"},
+               {"relative qknorm", "qknorm, at character 10", "does not combine with relative, at character 1"},
+               {"qknorm lsh(4,2)", "lsh(4,2), at character 8", "does not combine with qknorm, at character 1"},
                {"swiglu(0)", "swiglu(0), at character 1", "must be at least 1"},
                {"swiglu(1,2)", "swiglu(1,2), at character 1", "it is swiglu or swiglu(hidden units)"},
                {"swiglu relu2", "relu2, at character 8", "does not combine with swiglu, at character 1"},
@@ -348,7 +351,7 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"window(8) lsh(4,2)", "lsh(4,2), at character 11", "does not combine with window(8)"},
                {"reversible gru", "gru, at character 12",
                 "reversible does with sla, also, share, layers, gqa, window, "
-                "strided, fixed, rope, rmsnorm, relu2, swiglu, untied, softcap and lsh"},
+                "strided, fixed, rope, rmsnorm, qknorm, relu2, swiglu, untied, softcap and lsh"},
                {"topk(4) reversible", "reversible, at character 9", "topk(4), at character 1"},
                {"reversible(2)", "reversible(2), at character 1", "it is reversible"},
                {"plain gqa(4)", "plain, at character 1", "leave it out"},
@@ -385,6 +388,7 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
                            "relative window(7) memory(8)",
                            "universal(2) relative",
                            "rmsnorm",
+                           "qknorm",
                            "relu2",
                            "swiglu",
                            "swiglu(80) rmsnorm",

@@ -86,6 +86,8 @@ const WiringCase wirings[] = {
     {"universal_relative_also", 4, 4, "universal(2) relative also(1,2)"},
     {"rmsnorm", 3, 4, "rmsnorm"},
     {"rmsnorm_without_biases", 2, 4, "rmsnorm gru", "", "", false},
+    {"qknorm", 3, 4, "qknorm"},
+    {"qknorm_rope_memory_sla_gqa", 3, 4, "qknorm rope memory(5) sla(1,2) gqa(2)", ".. .. .x"},
     {"relu2", 3, 4, "relu2"},
     {"swiglu", 2, 4, "swiglu(7)"},
     {"swiglu_without_biases", 2, 4, "swiglu", "", "", false},

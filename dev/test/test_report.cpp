@@ -676,6 +676,7 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
                         {"relative", {"by the distance of query and key"}},
                         {"universal(1)", {"layer l has the parameters of layer l mod 1"}},
                         {"rmsnorm", {"without mean and bias"}},
+                        {"qknorm", {"divided by their root mean square"}},
                         {"relu2", {"MLPs: ReLU squared"}},
                         {"softcap(15)", {"logits: capped at 15"}},
                         {"swiglu(80)", {"MLPs: SwiGLU of 80 hidden units"}},

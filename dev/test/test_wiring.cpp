@@ -49,11 +49,9 @@ TEST(WiringTerms, HaveExamplesThatAreRight) {
 // BUG llmc/model/terms/relative.h: `positions | patterns | top_keys | maps` -> `positions | top_keys | maps`
 TEST(WiringTerms, CombineWithTheseAlone) {
   // What the parts of a block do not go with; they go with everything else.
-  const std::map<std::string, std::set<std::string>> parts = {{"rmsnorm", {}},
-                                                              {"relu2", {"swiglu"}},
-                                                              {"swiglu", {"relu2"}},
-                                                              {"untied", {}},
-                                                              {"softcap", {}}};
+  const std::map<std::string, std::set<std::string>> parts = {{"rmsnorm", {}},       {"qknorm", {"relative", "lsh"}},
+                                                              {"relu2", {"swiglu"}}, {"swiglu", {"relu2"}},
+                                                              {"untied", {}},        {"softcap", {}}};
   const std::map<std::string, std::string> combine = {{"sla", "also share layers gqa window strided fixed topk rope "
                                                               "relative memory universal act gru reversible"},
                                                       {"also", "sla share layers gqa window strided fixed topk rope "

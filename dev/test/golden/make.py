@@ -60,6 +60,7 @@ class Wiring:
         self.rmsnorm = False                                        # whether norms take no mean and have no bias
         self.activation = lambda x: F.gelu(x, approximate="tanh")   # of MLPs
         self.gated, self.hidden = 1, lambda C: 4 * C                # of MLPs: products of each hidden unit; the units
+        self.qknorm = False
         self.head = "wte.weight"
         self.cap = lambda logits: logits
         self.gru = False                                            # whether sublayers join the stream in gates
@@ -197,6 +198,10 @@ class Wiring:
         """x / sqrt(mean(x^2) + eps) * weight."""
         self.rmsnorm = True
 
+    def term_qknorm(self):
+        """q and k of each head are divided by sqrt(mean(x^2) + 1e-6)."""
+        self.qknorm = True
+
     # ---- MLPs and the output head ------------------------------------------------------------------------------------
 
     def term_relu2(self):
@@ -284,6 +289,8 @@ ALL = {  # name: (wiring, options)
     "reversible_lsh": ("reversible lsh(8,2)", {}),
     "gated_masked_maps": ("gqa(2) gate strided(5,union)", {}),
     "rmsnorm": ("rmsnorm", {}),
+    "qknorm": ("qknorm", {}),
+    "qknorm_of_memory": ("qknorm memory(20) rope sla(1,2) gqa(2)", {"accumulate": 2}),
     "relu2": ("relu2", {}),
     "swiglu": ("swiglu", {}),
     "softcap": ("softcap(0.5)", {}),
@@ -456,6 +463,8 @@ class Model:
         hs = C // h
         q, k, v = self.linear(self.of_layer(l, "attn.c_attn"), x).split(widths_of(self.config, wiring), dim=2)
         q, k, v = (y.view(B, T, -1, hs).transpose(1, 2) for y in (q, k, v))  # (B, heads, T, hs)
+        if wiring.qknorm:
+            q, k = (y / torch.sqrt((y**2).mean(-1, keepdim=True) + 1e-6) for y in (q, k))
         if wiring.rope_base is not None:
             q, k = self.rotate(q), self.rotate(k)
         if wiring.hashes:

@@ -88,6 +88,7 @@ struct RandomCase {
     Draw parts = {seed + 2000};
     if (!is_bf16 && parts.one_in(4)) terms.push_back("rmsnorm");
     if (parts.one_in(3)) terms.push_back(parts.of<std::string>({"relu2", "swiglu", "swiglu(56)"}));
+    if (parts.one_in(4) && none_begins_with(terms, {"relative", "lsh"})) terms.push_back("qknorm");
     if (parts.one_in(4)) terms.push_back("untied");
     if (parts.one_in(4)) terms.push_back(format("softcap(0.%d)", parts(1, 9)));
     for (const std::string& term : terms) wiring += (wiring.empty() ? "" : " ") + term;
@@ -160,6 +161,8 @@ const char* const every_term[] = {"plain",
                                   "rope universal(1) gqa(2) window(9,SL)",
                                   "rmsnorm",
                                   "rmsnorm reversible sla(1,2) rope",
+                                  "qknorm",
+                                  "qknorm rope gqa(2) sla(2,3) window(9,SL)",
                                   "relu2 gqa(2)",
                                   "swiglu gate",
                                   "softcap(0.5)",

@@ -61,9 +61,10 @@ Array<Real> mean_of(const std::vector<Array<Real>>& arrays) {
 // Attention of one head.
 template <class Real>
 struct HeadCache {
-  Array<Real> q;        // (B, T, hs)      with `relative` q + u, and
-  Array<Real> q_v;      // (B, T, hs)      q + v
-  Array<Real> k, v;     // (B, S * K, hs)  with `lsh` k = q / |q|
+  Array<Real> q;                   // (B, T, hs)      with `relative` q + u, and
+  Array<Real> q_v;                 // (B, T, hs)      q + v
+  Array<Real> k, v;                // (B, S * K, hs)  with `lsh` k = q / |q|
+  Array<Real> q_before, k_before;  // the norm of `qknorm`; empty without it
   Array<Real> own_map;  // (B, T, S * K)  of these q and k; neither it nor q and k exist where the layer reuses a map
   Array<Real> map;      // (B, T, S * K)  what v is weighed by
 };
@@ -149,6 +150,10 @@ void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers,
     } else {
       head.q = last_rows(take_columns<Real>({&layer.qkv}, columns.q, B, K, hs), B, T, hs);
       head.k = lsh ? unit_rows(head.q, hs) : take_columns(sources, columns.k, B, K, hs);
+      if (find_term<QknormTerm>(config)) {
+        head.q_before = head.q, head.k_before = head.k;
+        head.q = normed_rows(head.q, hs), head.k = normed_rows(head.k, hs);
+      }
       if (rope) head.q = rotate(head.q, rope->base, 1, m, T, hs), head.k = rotate(head.k, rope->base, 1, 0, K, hs);
       Array<Real> of_distances;
       if (find_term<RelativeTerm>(config)) {
@@ -320,6 +325,10 @@ void attention_backward(const ModelConfig& config, const std::vector<LayerCache<
       add_into(d_q, d_q_v);
     }
     if (rope) d_q = rotate(d_q, rope->base, -1, m, T, hs), d_k = rotate(d_k, rope->base, -1, 0, K, hs);
+    if (find_term<QknormTerm>(config)) {
+      d_q = normed_rows_backward(head.q_before, d_q, hs);
+      d_k = normed_rows_backward(head.k_before, d_k, hs);
+    }
     if (find_term<LshTerm>(config)) d_k = unit_rows_backward(head.q, d_k, hs);
     add_columns({&shared.d_qkv[l]}, columns.q, append_rows(Array<Real>(B * m * hs), d_q, B), B, K, hs);
     add_columns(d_sources, columns.k, d_k, B, K, hs);

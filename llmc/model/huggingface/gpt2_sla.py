@@ -22,7 +22,7 @@ from torch import nn
 TERMS = {"plain": (0, 0), "sla": (2, 2), "also": (2, 2), "share": (1, 1), "layers": (1, 1), "gqa": (1, 1),
          "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "reuse": (1, 1),
          "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1),
-         "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "relu2": (0, 0), "swiglu": (0, 1), "softcap": (1, 1), "untied": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
+         "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "qknorm": (0, 0), "relu2": (0, 0), "swiglu": (0, 1), "softcap": (1, 1), "untied": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
 
 
 def term_of(text, term):
@@ -50,6 +50,7 @@ class Wiring:
         self.halting, self.ponder_cost = None, 0.0  # of act: eps, and what the mean of N + R costs beside the loss
         self.rmsnorm, self.activation, self.softcap, self.untied = False, "gelu", None, False
         self.hidden_units = None  # of swiglu
+        self.qknorm = False
         self.gru = False
         self.hashes = None  # of lsh: (buckets, rounds)
         self.reversible = False
@@ -109,6 +110,8 @@ class Wiring:
             self.halting, self.ponder_cost = float(arguments[0]), float(arguments[1]) if len(arguments) > 1 else 0.01
         elif name == "rmsnorm":
             self.rmsnorm = True
+        elif name == "qknorm":
+            self.qknorm = True
         elif name == "relu2":
             self.activation = "relu2"
         elif name == "swiglu":
@@ -302,6 +305,8 @@ class Attention(nn.Module):
         parts = self.c_attn(x).split(self.widths, dim=2)
         q, *k, v = (y.view(B, T, -1, self.head_size).transpose(1, 2) for y in parts)
         k = k[0] if k else q / q.norm(dim=3, keepdim=True)
+        if self.wiring.qknorm:
+            q, k = (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6) for y in (q, k))
         if self.wiring.rope is not None:
             q, k = (rotated(y, positions.queries, self.wiring.rope) for y in (q, k))
         if cache is not None:

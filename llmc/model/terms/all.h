@@ -13,6 +13,7 @@
 #include "lsh.h"
 #include "memory.h"
 #include "plain.h"
+#include "qknorm.h"
 #include "relative.h"
 #include "relu2.h"
 #include "reuse.h"
@@ -29,7 +30,7 @@
 #include "untied.h"
 #include "window.h"
 
-using WiringTerm =
-    std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, WindowTerm, StridedTerm, FixedTerm,
-                 TopkTerm, ReuseTerm, BlendTerm, GateTerm, RopeTerm, RelativeTerm, MemoryTerm, UniversalTerm, ActTerm,
-                 RmsnormTerm, Relu2Term, SwigluTerm, UntiedTerm, SoftcapTerm, GruTerm, LshTerm, ReversibleTerm>;
+using WiringTerm = std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, WindowTerm, StridedTerm,
+                                FixedTerm, TopkTerm, ReuseTerm, BlendTerm, GateTerm, RopeTerm, RelativeTerm, MemoryTerm,
+                                UniversalTerm, ActTerm, RmsnormTerm, QknormTerm, Relu2Term, SwigluTerm, UntiedTerm,
+                                SoftcapTerm, GruTerm, LshTerm, ReversibleTerm>;
