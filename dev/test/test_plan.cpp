@@ -356,6 +356,10 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"reversible(2)", "reversible(2), at character 1", "it is reversible"},
                {"plain gqa(4)", "plain, at character 1", "leave it out"},
                {"windw(4)", "windw, at character 1", "is it window?"},
+               {"modrn", "modrn, at character 1", "is it modern?"},
+               {"modern(2)", "modern, at character 1", "no such term"},
+               {"amodern", "amodern, at character 1", "no such term"},
+               {"modern relative", "relative, at character 46", "does not combine with qknorm, at character 9"},
                {"sla(9,9", "sla(9,9, at character 1", "not closed"},
                {"sla(9,9)gqa(4)", "sla(9,9)g, at character 1", "a space"},
                {"topk(99999999999)", "topk(99999999999)", "99999999999: is out of range"},
@@ -403,6 +407,9 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
                            "rope sla(1,2) reversible"})
     EXPECT_EQ(canonical_text(parse_wiring(text)), text);
   EXPECT_EQ(canonical_text(parse_wiring("rope(1e4)")), "rope");
+  const std::string modern = "rmsnorm qknorm rope relu2 untied softcap(15)";
+  EXPECT_EQ(parse_wiring("modern").text, modern);
+  EXPECT_EQ(parse_wiring("gqa(4)\tmodern sla(2, 3)").text, "gqa(4)\t" + modern + " sla(2, 3)");
   EXPECT_EQ(canonical_text(parse_wiring("universal(1) act(1e-1, 1e-2)")), "universal(1) act(0.1)");
   EXPECT_EQ(canonical_text(skip_layer_wiring(9, 9)), "sla(9,9)");
   EXPECT_TRUE(skip_layer_wiring(9, 0).is_plain());

@@ -42,6 +42,7 @@ static const char* const wirings[] = {"plain",
                                       "rope sla(2,1:3) gqa(2) window(9)",
                                       "universal(2) act(0.1) rope window(8)",
                                       "reversible rope sla(2,2)",
+                                      "modern gqa(2) window(9)",
                                       "share(2) topk(4)"};
 
 class Terms : public CommandLine, public testing::WithParamInterface<const char*> {

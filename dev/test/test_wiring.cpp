@@ -32,6 +32,9 @@ TEST(WiringTerms, AreInTheHelpOfWiringsOnce) {
     EXPECT_EQ(help.find(lines, at + 1), std::string::npos) << lines;
   }
   EXPECT_NE(help.find("; needs rope or relative\n"), std::string::npos) << help;
+  const std::string modern = "rmsnorm qknorm rope relu2 untied softcap(15): the block that nanochat trains";
+  EXPECT_NE(help.find("\n  modern\n      " + modern + "\n"), std::string::npos) << help;
+  EXPECT_NE(read_file("llmc/README.md").find("\n| `modern` | " + modern + " |\n"), std::string::npos);
 }
 
 // BUG llmc/model/terms/act.h: `"act(0.01)"` -> `"act(1)"`

@@ -50,6 +50,6 @@ struct WiringTable {
   int64_t hidden_size(int64_t C) const {
     return hidden_units > 0 ? hidden_units : is_gated(activation) ? (8 * C + 191) / 192 * 64 : 4 * C;
   }
-  int64_t fc_size(int64_t C) const { return (is_gated(activation) ? 2 : 1) * hidden_size(C); }
+  int64_t fc_size(int64_t C) const { return num_products(activation, hidden_size(C)); }
   int kv_head(int head) const { return int(int64_t(head) * num_kv_heads / num_heads); }
 };

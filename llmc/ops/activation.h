@@ -14,7 +14,3 @@ constexpr bool is_gated(Activation f) { return f == Activation::swiglu; }
 constexpr int64_t num_products(Activation f, int64_t H) { return is_gated(f) ? 2 * H : H; }
 
 constexpr float gelu_scale = 0.7978845608f;  // sqrt(2 / pi)
-
-inline const char* activation_name(Activation f) {
-  return f == Activation::gelu ? "GELU" : f == Activation::relu2 ? "ReLU squared" : "SwiGLU";
-}

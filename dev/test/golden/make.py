@@ -295,6 +295,7 @@ ALL = {  # name: (wiring, options)
     "swiglu": ("swiglu", {}),
     "softcap": ("softcap(0.5)", {}),
     "untied": ("untied", {}),
+    "all_parts": ("rmsnorm qknorm rope swiglu untied softcap(3) gqa(2) sla(2,2)", {"bias": False, "accumulate": 2}),
     "rmsnorm_of_memory": ("rmsnorm memory(20) rope sla(1,2) gru", {"bias": False, "accumulate": 2}),
 }
 

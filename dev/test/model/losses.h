@@ -247,6 +247,7 @@ const std::vector<GraphCase> graph_cases =
      {"gated_units", 3, 4, 32, 61, 40, "swiglu", true, 2, 33, 3},
      {"gated_units_of_gated_maps", 3, 4, 32, 61, 40, "swiglu(24) gate", false, 2, 33, 1},
      {"capped_logits", 3, 4, 32, 61, 40, "softcap(0.3)", true, 2, 33, 3},
+     {"modern", 4, 4, 64, 61, 40, "modern sla(2,2) gqa(2)", false, 2, 33, 1},
      {"head_of_its_own", 3, 4, 32, 61, 40, "softcap(0.3) untied", false, 2, 33, 3},
      {"memory_of_several_sources", 4, 4, 32, 61, 40, "rope also(1,2) share(2) memory(7)", true, 1, 40, 3},
 #ifndef PRECISION_BF16  // rounding changes the choice, or weighs too much in gradients that come through two gates

@@ -33,10 +33,10 @@ struct Feature {
     joins = 1 << 11,        // how branches join the residual stream
     hashing = 1 << 12,      // masks that follow from queries
     norms = 1 << 13,        // what is computed before each branch and before the head
-    activations = 1 << 14,  // what MLPs make of hidden units
-    head_norms = 1 << 17,   // what is done to q and k of each head before they are multiplied
+    head_norms = 1 << 14,   // what is done to q and k of each head before they are multiplied
+    activations = 1 << 15,  // what MLPs make of hidden units
     heads = 1 << 16,        // whose weight the output head has
-    caps = 1 << 15          // how large logits are
+    caps = 1 << 17          // how large logits are
   };
 };
 
