@@ -1,8 +1,6 @@
 // QK-norm (llmc/ops/qknorm.h).
 #pragma once
 #include <cstdint>
-#include "device.h"
-#include "launch.h"
 #include "llmc/ops/qknorm.h"
 #include "llmc/ops/rotary.h"
 #include "llmc/ops/rows.h"

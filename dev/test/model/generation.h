@@ -35,7 +35,8 @@ TEST(Generation, ContinuesFromCachedKvAsIfFromTheStart) {
   EXPECT_LE(relative_error(pieces, whole), generation_tolerance);
 }
 
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/head.h: `if (head.cap > 0) cap_logits(` -> `if (false) cap_logits(`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/head.h: `if (head.cap > 0) cap_logits(` ->
+//   `if (false) cap_logits(`
 TEST(Generation, DrawsByTheReferencesLogits) {
   for (const char* wiring : {"plain", "softcap(0.3)", "untied"}) {
     auto model = make_model(four_layers(wiring), 1, 20);

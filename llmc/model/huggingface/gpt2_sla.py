@@ -20,9 +20,10 @@ from torch import nn
 
 # The number of arguments of each term, at least and at most.
 TERMS = {"plain": (0, 0), "sla": (2, 2), "also": (2, 2), "share": (1, 1), "layers": (1, 1), "gqa": (1, 1),
-         "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "reuse": (1, 1),
-         "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1),
-         "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "qknorm": (0, 0), "relu2": (0, 0), "swiglu": (0, 1), "softcap": (1, 1), "untied": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
+         "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "reuse": (1, 1), "blend": (1, 1),
+         "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1), "universal": (1, 1), "act": (1, 2),
+         "rmsnorm": (0, 0), "qknorm": (0, 0), "relu2": (0, 0), "swiglu": (0, 1), "softcap": (1, 1),
+         "untied": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
 
 
 def term_of(text, term):
