@@ -30,6 +30,9 @@ void declare_model(GPT2& model, const ModelConfig& config, bool keep_dead_kv, co
   if (config.head_size() % head_size_multiple != 0 || config.head_size() > largest_head_size)
     user_error("%d channels in %d heads: a head has %d, but must have a multiple of %d and at most %d here",
                config.channels, config.num_heads, config.head_size(), head_size_multiple, largest_head_size);
+  if (config.hidden_size() % head_size_multiple != 0)
+    user_error("wiring \"%s\": %lld hidden units in an MLP must be a multiple of %d here", config.wiring.text.c_str(),
+               (long long)config.hidden_size(), head_size_multiple);
   if (config.channels > largest_channels) user_error("%d channels: at most %d here", config.channels, largest_channels);
   model.config = config;
   model.attention_plan = make_attention_plan(config, keep_dead_kv);
@@ -179,7 +182,7 @@ void gpt2_forward_segments(GPT2& model, const int* tokens, int64_t B, int64_t T)
 
 // acts.losses (B, T) = cross-entropy of acts.targets, in nats, and 0 of those that are not_scored; acts.stats->loss +=
 // their sum / divisor. With `backward` also the head's gradients of batch.dloss * sum(losses): acts.dnorm = that of the
-// hidden states, grads.wte +=. Without it acts.correct (B, T) =, and is counted.
+// hidden states, that of its weight +=. Without it acts.correct (B, T) =, and is counted.
 void gpt2_loss(GPT2& model, const Batch& batch, double divisor, bool backward) {
   const int64_t N = batch.rows(), V = model.config.vocab_size;
   const Activations& acts = model.acts;
@@ -188,7 +191,7 @@ void gpt2_loss(GPT2& model, const Batch& batch, double divisor, bool backward) {
     const int64_t count = std::min(model.logit_rows, N - row);
     head_forward(model.head(), row, count);
     classifier({acts.losses + row, acts.logits, acts.targets + row, count, V, model.logit_stride, batch.dloss, backward,
-                backward ? nullptr : correct + row});
+                backward ? nullptr : correct + row, model.head().cap});
     if (backward) head_backward(model.head(), row, count);
   }
   add_losses(acts.stats, {acts.losses, acts.ponder, correct, acts.targets, N, divisor});
@@ -408,7 +411,7 @@ void gpt2_extend(GPT2& model, const std::vector<int>& tokens, const std::vector<
 
 // The logits of `count` rows of the hidden states, (count, V), on the host.
 std::vector<float> gpt2_fetch_logits(GPT2& model, int64_t first_row, int64_t count) {
-  head_forward(model.head(), first_row, count);
+  head_forward_capped(model.head(), first_row, count);
   const int64_t V = model.config.vocab_size, Vp = model.logit_stride;
   std::vector<floatX> padded(size_t(count * Vp));
   copy_to_host(padded.data(), model.acts.logits, padded.size() * sizeof(floatX));

@@ -1,6 +1,7 @@
 // data/convert: models from and to the files of other programs. IN is a model's folder (Hugging Face's GPT-2 format, in
-// which the trainer saves) or a model of llm.c; OUT's name says what is written: NAME.bin a model of llm.c, NAME.gguf
-// one for llama.cpp, another a folder. And multiple-choice questions: from HellaSwag's NAME.jsonl to llm.c's NAME.bin.
+// which the trainer saves, or its LlamaForCausalLM) or a model of llm.c; OUT's name says what is written: NAME.bin a
+// model of llm.c, NAME.gguf one for llama.cpp, another a folder. And multiple-choice questions: from HellaSwag's
+// NAME.jsonl to llm.c's NAME.bin.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstring>
@@ -10,6 +11,7 @@
 #include "llmc/io/checkpoint.h"
 #include "llmc/model/config_json.h"
 #include "llmc/model/gguf_file.h"
+#include "llmc/model/llama_file.h"
 #include "llmc/model/llmc_file.h"
 #include "llmc/model/parameters.h"
 #include "llmc/text/choice_file.h"
@@ -23,6 +25,7 @@
 
 struct Options {
   std::string in, out, tokenizer, type;
+  bool llama = false;
 };
 
 // A model in host memory, full-size: with the rows of dead K/V.
@@ -54,10 +57,15 @@ static HostModel read_model(const Options& o) {
   const bool from_folder = is_folder(o.in);
   if (!from_folder && !is_llmc_file(o.in))
     user_error("%s: neither a model's folder nor a model of llm.c", o.in.c_str());
-  model.config = from_folder ? read_config_json(o.in) : read_llmc_config(o.in);
+  const bool from_llama = from_folder && is_llama_folder(o.in);
+  model.config = from_llama ? read_llama_config(o.in) : from_folder ? read_config_json(o.in) : read_llmc_config(o.in);
   check_parameters_fit(model.config, sizeof(float), "weights", host_memory_available(), "machine");
   model.allocate();
-  if (from_folder) read_weights(o.in, model.table, model.store());
+  if (from_llama) {
+    const ParameterTable table = std::exchange(model.table, llama_table(model.config, model.table));
+    read_weights(o.in, model.table, model.store());
+    model.table = table;
+  } else if (from_folder) read_weights(o.in, model.table, model.store());
   else read_llmc_weights(o.in, model.config, model.table, model.store());
 
   const auto tokenizer = Tokenizer::of_model(o.tokenizer, {from_folder ? o.in : ""}, model.config.vocab_size);
@@ -72,11 +80,12 @@ static bool has_ending(const std::string& name, const std::string& end) {
   return name.size() > end.size() && strcasecmp(name.c_str() + name.size() - end.size(), end.c_str()) == 0;
 }
 
-static void write_folder(const std::string& path, HostModel& model) {
+static void write_folder(const std::string& path, HostModel& model, bool is_llama) {
   make_folders(parent_folder(path));
   NewFolder folder(path);
   write_weight_file(folder.unfinished() + "/model.safetensors", model.table, model.fetch());
   std::vector<TextFile> files = model_text_files(model.config, model.end_of_text);
+  if (is_llama) files = {{"config.json", llama_config_json(model.config, model.end_of_text)}};
   if (!model.tokenizer_json.empty()) files.push_back({"tokenizer.json", model.tokenizer_json});
   for (const auto& [name, text] : files) write_file_in_unfinished_folder(folder.unfinished() + "/" + name, text);
   folder.finish();
@@ -120,13 +129,18 @@ static void convert_model(const Options& o) {
   const bool to_llmc = has_ending(o.out, ".bin"), to_gguf = has_ending(o.out, ".gguf"), is_bf16 = o.type == "bf16";
   if (!to_llmc && !to_gguf && is_bf16)
     user_error("--type bf16: a folder has float32 weights; it is for NAME.bin and NAME.gguf");
+  if (o.llama && to_llmc) user_error("--llama: NAME.bin is a model of llm.c, which knows plain GPT-2 only");
   HostModel model = read_model(o);
+  if (o.llama || (to_gguf && !is_hugging_face_gpt2(model.config))) {
+    check_is_llama(model.config);
+    model.table = llama_table(model.config, model.table);
+  }
   if (to_llmc)
     write_llmc_file(o.out, model.config, model.table, model.fetch(), is_bf16 ? LlmcType::bf16 : LlmcType::fp32);
   else if (to_gguf)
     write_gguf_file(o.out, model.config, model.table, model.fetch(), model.tokenizer_json,
                     is_bf16 ? GgufType::bf16 : GgufType::fp32);
-  else write_folder(o.out, model);
+  else write_folder(o.out, model, o.llama);
   const ModelConfig& c = model.config;
   printf("%s: %lld parameters, %d layers, %d heads, %d channels, vocabulary %d (%s), context length %d, wiring %s, "
          "%s\n",
@@ -145,8 +159,8 @@ static int run_convert(int argc, char** argv) {
                "Example: data/convert gpt2_124M.bin models/gpt2; data/convert runs/plain/step_00002000 plain.gguf "
                "--type bf16");
   app.add_option("IN", o.in,
-                 "a model's folder (config.json, model.safetensors), or a model of llm.c (version 3 or 5); or "
-                 "NAME.jsonl, questions like HellaSwag's")
+                 "a model's folder (config.json, model.safetensors), of GPT-2 or LlamaForCausalLM, or a model of llm.c "
+                 "(version 3 or 5); or NAME.jsonl, questions like HellaSwag's")
       ->required();
   app.add_option("OUT", o.out,
                  "NAME.bin: a model or questions of llm.c; NAME.gguf: one for llama.cpp of March 2025 or "
@@ -154,6 +168,9 @@ static int run_convert(int argc, char** argv) {
       ->required();
   app.add_option("--tokenizer", o.tokenizer,
                  "the vocabulary to write with it, in any format that data/tokenize takes; default: the folder's");
+  app.add_flag("--llama", o.llama,
+               "write the folder as LlamaForCausalLM: of rmsnorm, rope and swiglu, with gqa and untied or without, and "
+               "no biases");
   app.add_option("--type", o.type, "of weights in NAME.bin and NAME.gguf; bf16 rounds them")
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->default_val("fp32");

@@ -110,10 +110,11 @@ struct SamplingEngine {
     }
   }
 
-  // All weights are read but most of the position embedding's.
+  // All weights are read but most rows of embeddings, of tokens if the output head has a weight of its own.
   double weight_bytes_of_a_pass() const {
-    const double positions = model.params.wpe != nullptr ? model.config.max_seq_len : 0;
-    return (double(model.parameters.num_parameters) - positions * model.config.channels) * sizeof(floatX);
+    const double positions = model.params.wpe != nullptr ? model.config.max_seq_len : 0,
+                 tokens = model.params.lm_head != nullptr ? model.config.vocab_size : 0;
+    return (double(model.parameters.num_parameters) - (positions + tokens) * model.config.channels) * sizeof(floatX);
   }
   double kv_bytes_of(int slot) const {
     double bytes = 0;

@@ -129,23 +129,25 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   std::vector<bool> gelu_ways = {false};
   if (has_master_weights) gelu_ways.push_back(true);  // cuBLASLt fuses it in bf16
   for (bool fused : gelu_ways)
-    bench(fused ? "matmul_gelu_forward, fc, fused" : "matmul_gelu_forward, fc", 0, matmul(C, H),
-          [&] { matmul_gelu_forward(mlp.fch_act, mlp.fch, mlp.in, mlp.w.fcw, mlp.w.fcb, N, C, H, fused); });
+    bench(fused ? "matmul_activation_forward, fc, fused" : "matmul_activation_forward, fc", 0, matmul(C, H), [&] {
+      matmul_activation_forward(mlp.activation, mlp.fch_act, mlp.fch, mlp.in, mlp.w.fcw, mlp.w.fcb, N, C, H, fused);
+    });
   bench("matmul_forward, fcproj", 0, matmul(H, C),
         [&] { matmul_forward(mlp.out, mlp.fch_act, mlp.w.projw, mlp.w.projb, N, H, C); });
-  bench("gelu_forward", N * H * 2 * x, 0, [&] { activation_again(mlp, batch); });
+  bench("activation_forward", N * H * 2 * x, 0, [&] { activation_again(mlp, batch); });
   const double head_flops = 2.0 * double(rows) * double(Vp) * double(C);
   bench("head logits, one chunk", 0, head_flops, [&] { head_forward(model.head(), 0, rows); });
   bench("classifier, one chunk", rows * Vp * 2 * x, 0, [&] {
     classifier({a.losses, a.logits, a.tokens, rows, config.vocab_size, Vp, 1e-6f, true});
   });
   bench("head gradients, one chunk", 0, 2 * head_flops, [&] { head_backward(model.head(), 0, rows); });
-  bench("gelu_backward", N * H * 3 * x, 0, [&] { gelu_backward(mlp.dfch, mlp.fch, N * H); });
+  bench("activation_backward", N * H * 3 * x, 0, [&] { activation_backward(mlp.activation, mlp.dfch, mlp.fch, N, H); });
   for (bool fused : gelu_ways)
-    bench(fused ? "matmul_gelu_backward, fcproj, fused" : "matmul_gelu_backward, fcproj", 0, 2 * matmul(H, C), [&] {
-      matmul_gelu_backward(mlp.dfch, mlp.g.projw, mlp.g.projb, a.dresidual, mlp.fch_act, mlp.fch, mlp.w.projw, N, H, C,
-                           fused);
-    });
+    bench(fused ? "matmul_activation_backward, fcproj, fused" : "matmul_activation_backward, fcproj", 0,
+          2 * matmul(H, C), [&] {
+            matmul_activation_backward(mlp.activation, mlp.dfch, mlp.g.projw, mlp.g.projb, a.dresidual, mlp.fch_act,
+                                       mlp.fch, mlp.w.projw, N, H, C, fused);
+          });
   bench("matmul_backward, fc", 0, 2 * matmul(C, H),
         [&] { matmul_backward(mlp.din, mlp.g.fcw, mlp.g.fcb, mlp.dfch, mlp.in, mlp.w.fcw, N, C, H); });
   bench("layernorm_backward", N * (4 * C * x + 8), 0, [&] { norm_backward(ln2, N); });

@@ -253,11 +253,13 @@ struct ModelledOperation {
 };
 
 // Instructions that a thread issues for eight elements, without those of a loop over the rest of a tensor: counted in
-// the machine code for sm_90, from which sm_80's differs by less than a twentieth.
+// the machine code for sm_90, from which sm_80's differs by less than a twentieth. Those of caps, relu2, swiglu and
+// norm_heads are estimated from the source.
 struct InstructionCounts {
-  static constexpr double gelu_forward = 130, gelu_backward = 229, classifier = 255, layernorm_forward = 90,
+  static constexpr double gelu_forward = 130, gelu_backward = 229, classifier = 255, caps = 330, layernorm_forward = 90,
                           layernorm_backward = 270, bias_backward = 21, adamw = 230, sum_of_squares = 44,
-                          embedding = 52, comparison = 20, copy = 20, rotary = 60;
+                          embedding = 52, comparison = 20, copy = 20, relu2 = 40, norm_heads = 110,
+                          swiglu_forward = 130, swiglu_backward = 220, rotary = 60;
 };
 
 // The operations of a training step of one micro-batch, in their order: what gpt2_forward_backward and gpt2_update
@@ -266,7 +268,8 @@ class StepModel {
  public:
   StepModel(const GpuSpec& gpu, const ModelShape& model, const Sublayers& sublayers, const ParameterTable& parameters)
       : gpu(gpu), model(model), plan(model.attention_plan), sublayers(sublayers), C(model.config.channels),
-        H(model.config.hidden_size()), N(model.rows), x(sizeof(floatX)) {
+        H(plan.table.hidden_size(model.config.channels)), F(plan.table.fc_size(model.config.channels)), N(model.rows),
+        x(sizeof(floatX)) {
     add("zero gradients", 0, {streamed(gpu, "zero gradients", double(parameters.layout.bytes), 0, 0)});
     forward();
     head();
@@ -280,7 +283,7 @@ class StepModel {
   const ModelShape& model;
   const AttentionPlan& plan;
   const Sublayers& sublayers;
-  const int64_t C, H, N;
+  const int64_t C, H, F, N;
   const double x;  // bytes of a weight or activation
   using Counts = InstructionCounts;
 
@@ -304,8 +307,17 @@ class StepModel {
     if (model.config.bias) parts.push_back(elementwise("dbias", double(N), double(out), x, Counts::bias_backward, 2));
     return parts;
   }
-  ModelledPart gelu_part() const {
-    return elementwise("gelu_forward", double(N), double(H), 2 * x, Counts::gelu_forward);
+  ModelledPart activation_part() const {
+    return streamed(gpu, "activation_forward", double(N) * double(F + H) * x, double(N) * double(H) / 8,
+                    plan.table.activation == Activation::gelu    ? Counts::gelu_forward
+                    : plan.table.activation == Activation::relu2 ? Counts::relu2
+                                                                 : Counts::swiglu_forward);
+  }
+  ModelledPart activation_backward_part() const {
+    return streamed(gpu, "activation_backward", double(N) * double(H + 2 * F) * x, double(N) * double(H) / 8,
+                    plan.table.activation == Activation::gelu    ? Counts::gelu_backward
+                    : plan.table.activation == Activation::relu2 ? Counts::relu2
+                                                                 : Counts::swiglu_backward);
   }
 
   void layernorm_forward(const char* name, int l, double tensors) {
@@ -374,7 +386,8 @@ class StepModel {
     const bool all = !again || !keeps_kv(plan, l), none = again && keeps_qkv(*model.training, plan, l);
     const int64_t rows = all ? qkv_rows(model.config, plan, l) : none ? 0 : q;
     if (rows > 0) linear_forward("matmul_forward, qkv", l, C, rows);
-    if (plan.table.rope > 0) rotate("rotate", l, all ? rotated_channels(l) : none ? 0 : q);
+    if (plan.table.qknorm) norm_heads(Pass::forward, l, all ? rotated_channels(l) : none ? 0 : q);
+    else if (plan.table.rope > 0) rotate("rotate", l, all ? rotated_channels(l) : none ? 0 : q);
     if (plan.table.relative)
       add("relative_forward", l, {matmul_of("distances", relative_distances(model), C, C), relative_queries()});
   }
@@ -409,7 +422,7 @@ class StepModel {
   bool has_chunks() const { return model.hidden_rows() < N; }
   void branch_forward(const MlpBranch&, int l, bool again) {
     if (again && has_chunks()) return;  // that is part of the backward pass
-    add("matmul_gelu_forward, fc", l, {matmul_of("matmul", N, H, C), gelu_part()});
+    add("matmul_activation_forward, fc", l, {matmul_of("matmul", N, F, C), activation_part()});
     if (!again) linear_forward("matmul_forward, fcproj", l, H, C);
   }
   void attend(const AttentionBranch&, int l, Pass pass) {
@@ -455,7 +468,9 @@ class StepModel {
     for (int64_t row = 0, chunk = 0; row < N; row += model.logit_rows, chunk++) {
       const int64_t rows = std::min(model.logit_rows, N - row);
       add("head logits", int(chunk), {matmul_of("matmul", rows, Vp, C)});
-      add("classifier", int(chunk), {elementwise("classifier", double(rows), double(Vp), 2 * x, Counts::classifier)});
+      add("classifier", int(chunk),
+          {elementwise("classifier", double(rows), double(Vp), 2 * x,
+                       Counts::classifier + (plan.table.softcap > 0 ? Counts::caps : 0))});
       add("head gradients", int(chunk), {matmul_of("dlnf", rows, C, Vp), matmul_of("dwte", Vp, C, rows, true)});
     }
     add("add_losses", 0, {streamed(gpu, "add_losses", double(N) * 4, 0, 0)});
@@ -471,7 +486,7 @@ class StepModel {
                    sublayer.branch);
         break;
       case What::residual: residual_forward(sublayer); break;
-      case What::activation: add("gelu_forward", sublayer.layer, {gelu_part()}); break;
+      case What::activation: add("activation_forward", sublayer.layer, {activation_part()}); break;
       case What::output:
         linear_forward("matmul_forward, output", sublayer.layer,
                        std::holds_alternative<MlpBranch>(sublayer.branch) ? H : C, C);
@@ -498,8 +513,17 @@ class StepModel {
   void rotate(const char* name, int l, int64_t channels) {
     if (channels > 0) add(name, l, {elementwise(name, double(N), double(channels), 2 * x, Counts::rotary)});
   }
+  // The pass of `qknorm`, in which heads are rotated as well; the backward pass reads what it has made of them.
+  void norm_heads(Pass pass, int l, int64_t channels) {
+    const char* name = pass == Pass::forward ? "norm_heads" : "norm_heads_backward";
+    const double bytes = (pass == Pass::forward ? 2 : 3) * x;
+    const int kernels = keeps_qkv(*model.training, plan, l) ? 1 : 2;
+    if (channels > 0)
+      add(name, l, {elementwise(name, double(N), double(channels), bytes, Counts::norm_heads, kernels)});
+  }
   void project_qkv_backward(int l) {
-    if (plan.table.rope > 0) rotate("rotate_back", l, rotated_channels(l));
+    if (plan.table.qknorm) norm_heads(Pass::backward, l, rotated_channels(l));
+    else if (plan.table.rope > 0) rotate("rotate_back", l, rotated_channels(l));
     add("matmul_backward, qkv", l, linear_backward(C, qkv_rows(model.config, plan, l)));
   }
   void branch_backward(const AttentionBranch& b, int l) {
@@ -522,11 +546,11 @@ class StepModel {
     add("matmul_backward, qv", l, linear_backward(C, 2 * C));
   }
   void branch_backward(const MlpBranch&, int l) {
-    if (has_chunks()) add("matmul_gelu_forward, fc", l, {matmul_of("matmul", N, H, C), gelu_part()});
+    if (has_chunks()) add("matmul_activation_forward, fc", l, {matmul_of("matmul", N, F, C), activation_part()});
     std::vector<ModelledPart> fcproj = linear_backward(H, C);
-    fcproj.push_back(elementwise("gelu_backward", double(N), double(H), 3 * x, Counts::gelu_backward));
-    add("matmul_gelu_backward, fcproj", l, std::move(fcproj));
-    add("matmul_backward, fc", l, linear_backward(C, H));
+    fcproj.push_back(activation_backward_part());
+    add("matmul_activation_backward, fcproj", l, std::move(fcproj));
+    add("matmul_backward, fc", l, linear_backward(C, F));
   }
 
   void backward() {

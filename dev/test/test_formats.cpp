@@ -11,6 +11,7 @@
 #include "llmc/io/safetensors.h"
 #include "llmc/model/config_json.h"
 #include "llmc/model/gguf_file.h"
+#include "llmc/model/llama_file.h"
 #include "llmc/model/llmc_file.h"
 #include "llmc/model/parameters.h"
 #include "llmc/text/tokenizer.h"
@@ -284,10 +285,12 @@ TEST(GgufFile, HasLlamaCppsKeysAndTensors) {
 }
 
 // A model in `folder`, whose weights are all different from their neighbours.
-static void write_model(const std::string& folder, int heads, int channels, int vocab_size) {
+static void write_model(const std::string& folder, int heads, int channels, int vocab_size,
+                        const std::string& wiring = "plain") {
   ModelConfig config;
   config.num_layers = 2, config.num_heads = heads, config.channels = channels, config.max_seq_len = 7,
-  config.vocab_size = vocab_size, config.wiring = Wiring();
+  config.vocab_size = vocab_size, config.wiring = parse_wiring(wiring);
+  config.bias = wiring == "plain" || ends_with(wiring, " gate");
   fs::create_directory(folder);
   write_file(folder + "/config.json", config_json(config));
   const ParameterTable table = make_parameter_table(config, make_attention_plan(config, /*keep_dead=*/true));
@@ -319,6 +322,104 @@ TEST(GgufFile, BeginsEachTensorAtAMultipleOfTheAlignment) {
     }
     const GgufReader::Tensor& last = file.tensors.at("output_norm.bias");
     EXPECT_EQ(file.bytes.size(), file.data + last.offset + 160) << "144 bytes, padded like those of every tensor";
+  }
+}
+
+// ----------------------------------------------------------------------------
+// Llama
+
+using LlamaFolder = CommandLine;
+
+// BUG llmc/model/llama_file.cpp: `"mlp.c_fc.weight", H, H)` -> `"mlp.c_fc.weight", 0, H)`
+// BUG llmc/model/llama_file.cpp: `"attn.c_attn.weight", C + KV, KV)` -> `"attn.c_attn.weight", C, KV)`
+TEST_F(LlamaFolder, HasLlamasTensorsAndComesBack) {
+  for (const char* wiring : {"rmsnorm rope swiglu untied", "gqa(2) rope(500) rmsnorm swiglu(40)"}) {
+    SCOPED_TRACE(wiring);
+    for (const char* name : {"own", "llama", "back", "model.gguf"}) fs::remove_all(in(name));
+    write_model(in("own"), 4, 32, 61, wiring);
+    ASSERT_EQ(run("data/convert --llama " + in("own") + " " + in("llama")).exit_status, 0);
+    ASSERT_EQ(run("data/convert " + in("llama") + " " + in("back")).exit_status, 0);
+    const FolderModel own(in("own")), back(in("back"));
+    EXPECT_EQ(own.values, back.values);
+    const WiringTable before = own.config.wiring_table(), after = back.config.wiring_table();
+    EXPECT_EQ(after.rope, before.rope);
+    EXPECT_EQ(after.num_kv_heads, before.num_kv_heads);
+    EXPECT_EQ(back.config.hidden_size(), own.config.hidden_size());
+    EXPECT_EQ(after.untied, before.untied);
+
+    const size_t C = 32, H = size_t(own.config.hidden_size()), KV = 8 * size_t(before.num_kv_heads);
+    const GoldenTensors tensors = read_golden_tensors(in("llama/model.safetensors"));
+    ASSERT_EQ(run("data/convert " + in("own") + " " + in("model.gguf")).exit_status, 0);
+    const GgufReader gguf(in("model.gguf"));
+    EXPECT_EQ(gguf.metadata.at("general.architecture"), "llama");
+    EXPECT_EQ(gguf.metadata.at("llama.attention.head_count_kv"), before.num_kv_heads);
+    EXPECT_EQ(gguf.tensors.size(), tensors.size());
+    const struct {
+      const char *name, *gguf, *source;
+      size_t first, rows, in;
+    } parts[] = {{"self_attn.q_proj", "attn_q", "attn.c_attn", 0, C, C},
+                 {"self_attn.k_proj", "attn_k", "attn.c_attn", C, KV, C},
+                 {"self_attn.v_proj", "attn_v", "attn.c_attn", C + KV, KV, C},
+                 {"self_attn.o_proj", "attn_output", "attn.c_proj", 0, C, C},
+                 {"mlp.gate_proj", "ffn_gate", "mlp.c_fc", 0, H, C},
+                 {"mlp.up_proj", "ffn_up", "mlp.c_fc", H, H, C},
+                 {"mlp.down_proj", "ffn_down", "mlp.c_proj", 0, C, H}};
+    for (const auto& part : parts) {
+      const GoldenTensor& tensor = tensors.at(format("model.layers.1.%s.weight", part.name));
+      const GgufReader::Tensor& of_gguf = gguf.tensors.at(format("blk.1.%s.weight", part.gguf));
+      const std::vector<float>& whole = own.named(format("h.1.%s.weight", part.source));  // (out, in)
+      EXPECT_EQ(tensor.shape, std::vector<int64_t>({int64_t(part.rows), int64_t(part.in)})) << part.name;
+      const bool has_pairs = part.gguf == std::string("attn_q") || part.gguf == std::string("attn_k");
+      for (size_t row = 0; row < part.rows; row++) {
+        const size_t i = row % 8, of_pair = row - i + (i < 4 ? 2 * i : 2 * (i - 4) + 1);  // heads of 8
+        for (size_t n = 0; n < part.in; n++) {
+          const float value = whole[(part.first + row) * part.in + n];
+          ASSERT_EQ(tensor.data[row * part.in + n], value) << part.name << " " << row;
+          ASSERT_EQ(gguf.element(of_gguf, (has_pairs ? of_pair : row) * part.in + n), value) << part.gguf << " " << row;
+        }
+      }
+    }
+  }
+}
+
+// BUG llmc/model/llama_file.cpp: `if (c.bias) user_error(` -> `if (false) user_error(`
+TEST_F(LlamaFolder, IsRefusedForWhatLlamaHasNot) {
+  for (const auto& [wiring, what] : {std::pair("plain", "has no plain"),
+                                     {"rmsnorm rope swiglu qknorm", "has no qknorm"},
+                                     {"rmsnorm rope swiglu softcap(15)", "has no softcap"},
+                                     {"rmsnorm rope swiglu sla(1,2)", "has no sla"},
+                                     {"rmsnorm rope untied", "Llama's architecture is rmsnorm rope swiglu"},
+                                     {"modern", "has no qknorm"}}) {
+    fs::remove_all(in("own"));
+    write_model(in("own"), 4, 32, 61, wiring);
+    const Outcome o = run("data/convert --llama " + in("own") + " " + in("llama"));
+    EXPECT_EQ(o.exit_status, 1) << wiring;
+    EXPECT_NE(o.err.find(what), std::string::npos) << wiring << ": " << o.err;
+    EXPECT_FALSE(fs::exists(in("llama")));
+  }
+  fs::remove_all(in("own"));
+  write_model(in("own"), 4, 32, 61, "rmsnorm rope swiglu untied");
+  nlohmann::json config = nlohmann::json::parse(read_file(in("own/config.json")));
+  config["bias"] = true;
+  write("own/config.json", config.dump());
+  EXPECT_NE(run("data/convert --llama " + in("own") + " " + in("llama")).exit_status, 0);
+
+  config = nlohmann::json::parse(read_file(in("own/config.json")));
+  config["bias"] = false;
+  write("own/config.json", config.dump());
+  ASSERT_EQ(run("data/convert --llama " + in("own") + " " + in("llama")).exit_status, 0);
+  const nlohmann::json llama = nlohmann::json::parse(read_file(in("llama/config.json")));
+  const std::vector<std::pair<const char*, nlohmann::json>> unknown =
+      {{"attention_bias", true},   {"mlp_bias", true},       {"hidden_act", "gelu"},
+       {"head_dim", 16},           {"hidden_size", "x"},     {"rope_scaling", {{"type", "linear"}, {"factor", 2}}},
+       {"num_key_value_heads", 3}, {"num_hidden_layers", 0}, {"rope_parameters", {{"rope_type", "llama3"}}}};
+  for (const auto& [key, value] : unknown) {
+    nlohmann::json other = llama;
+    other[key] = value;
+    write("llama/config.json", other.dump());
+    const Outcome o = run("data/convert " + in("llama") + " " + in("back"));
+    EXPECT_EQ(o.exit_status, 1) << key << ": " << o.err;
+    EXPECT_FALSE(fs::exists(in("back"))) << key;
   }
 }
 
@@ -405,9 +506,11 @@ TEST_F(CommandLine, ConvertRefusesAndLeavesNothing) {
                {plain + " " + in("out") + " --type bf16", "a folder has float32 weights"},
                {plain + " " + in("out") + " --type int8", "--type"},
                {"dev/test/golden/w_gate " + in("out.bin"), "the model's wiring is gate; llm.c knows plain GPT-2 only"},
-               {"dev/test/golden/w_gate " + in("out.gguf"), "llama.cpp knows plain GPT-2 only"},
+               {"dev/test/golden/w_gate " + in("out.gguf"), "the model's wiring is gate; Llama's architecture has no "
+                                                            "gate"},
                {"dev/test/golden/f_relative " + in("out.bin"), "wiring is relative sla(2,2); llm.c knows plain"},
-               {"dev/test/golden/f_memory " + in("out.gguf"), "wiring is memory(24) relative; llama.cpp knows plain"},
+               {"dev/test/golden/f_memory " + in("out.gguf"), "wiring is memory(24) relative; Llama's architecture has "
+                                                              "no memory"},
                {plain + " " + in("missing/out.gguf"), "cannot be written"},
                {plain + " /dev/full/out", ""},
                {plain, "OUT"}};

@@ -5,6 +5,7 @@
 // Each section is a file of dev/test/operations. They are compiled together, because each would compile all operations
 // again.
 #include "dev/test/operations/device.h"
+#include "dev/test/operations/activation.h"
 #include "dev/test/operations/matmul.h"
 #include "dev/test/operations/layernorm.h"
 #include "dev/test/operations/tokens.h"
@@ -14,5 +15,6 @@
 #include "dev/test/operations/lsh.h"
 #include "dev/test/operations/relative.h"
 #include "dev/test/operations/rotary.h"
+#include "dev/test/operations/qknorm.h"
 #include "dev/test/operations/muon.h"
 #include "dev/test/operations/optimizer.h"

@@ -252,6 +252,21 @@ TEST(WiringChange, IsSaidByLayers) {
   EXPECT_EQ(text("plain", "rmsnorm"), "  from now on: norms: RMSNorm, without mean and bias\n"
                                       "  dropped: h.*.ln_1.bias (32)\n  dropped: h.*.ln_2.bias (32)\n"
                                       "  dropped: ln_f.bias (32)\n");
+  EXPECT_EQ(text("plain", "qknorm"), "  from now on: q and k: divided by their root mean square, of each head\n");
+  EXPECT_EQ(text("plain", "relu2"), "  from now on: MLPs: ReLU squared in place of GELU\n");
+  EXPECT_EQ(text("softcap(30)", "softcap(15)"), "  no longer: logits: capped at 30\n"
+                                                "  from now on: logits: capped at 15\n");
+  EXPECT_EQ(text("plain", "swiglu(80)"), "  from now on: MLPs: SwiGLU of 80 hidden units\n"
+                                         "  dropped: h.*.mlp.c_fc.bias (128)\n"
+                                         "  dropped: h.*.mlp.c_fc.weight (32, 128)\n"
+                                         "  dropped: h.*.mlp.c_proj.weight (128, 32)\n"
+                                         "  as in a new model: h.*.mlp.c_fc.bias (160)\n"
+                                         "  as in a new model: h.*.mlp.c_fc.weight (32, 160)\n"
+                                         "  as in a new model: h.*.mlp.c_proj.weight (80, 32)\n");
+  EXPECT_EQ(text("plain", "untied"), "  from now on: output head: a weight of its own\n"
+                                     "  as wte.weight: lm_head.weight (50257, 32)\n");
+  EXPECT_EQ(text("untied", "plain"), "  no longer: output head: a weight of its own\n"
+                                     "  dropped: lm_head.weight (50257, 32)\n");
   EXPECT_EQ(text("lsh(4,2)", "plain"), "  no longer: keys are queries: a query sees those of its hash bucket (4 "
                                        "buckets, 2 rounds)\n"
                                        "  dropped: h.*.attn.rotations (4, 2, 8, 2)\n"
@@ -320,21 +335,34 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"universal(1) act(0.1) act(0.2)", "act(0.2), at character 23", "act(0.1), at character 14"},
                {"topk(3) universal(1) act(0.1)", "topk(3)", "does not combine with"},
                {"universal(1) act(0.1) gate", "gate, at character 23", "does with sla, also, share"},
+               {"relative qknorm", "qknorm, at character 10", "does not combine with relative, at character 1"},
+               {"qknorm lsh(4,2)", "lsh(4,2), at character 8", "does not combine with qknorm, at character 1"},
+               {"swiglu(0)", "swiglu(0), at character 1", "must be at least 1"},
+               {"swiglu(1,2)", "swiglu(1,2), at character 1", "it is swiglu or swiglu(hidden units)"},
+               {"swiglu relu2", "relu2, at character 8", "does not combine with swiglu, at character 1"},
+               {"softcap", "softcap, at character 1", "it is softcap(c), such as softcap(15)"},
+               {"softcap(0)", "softcap(0), at character 1", "must be at least 0.001"},
+               {"softcap(-1)", "softcap(-1), at character 1", "must lie between 0 and"},
                {"lsh(3,2)", "lsh(3,2), at character 1", "an even number"},
                {"lsh(4)", "lsh(4), at character 1", "lsh(buckets, rounds), such as lsh(32, 2)"},
                {"lsh(4,0)", "lsh(4,0)", "at least 1"},
                {"lsh(16386,1)", "lsh(16386,1), at character 1", "at most 16384"},
-               {"lsh(4,2) sla(3,3)", "sla(3,3), at character 10", "lsh does with rmsnorm, gru and reversible"},
+               {"lsh(4,2) sla(3,3)", "sla(3,3), at character 10",
+                "lsh does with rmsnorm, relu2, swiglu, untied, softcap, gru and reversible"},
                {"window(8) lsh(4,2)", "lsh(4,2), at character 11", "does not combine with window(8)"},
                {"rope memory(4) documents", "documents, at character 16", "does not combine with memory(4)"},
                {"documents lsh(4,2)", "lsh(4,2), at character 11", "does not combine with documents"},
                {"reversible gru", "gru, at character 12",
                 "reversible does with sla, also, share, layers, gqa, window, "
-                "strided, fixed, documents, rope, rmsnorm and lsh"},
+                "strided, fixed, documents, rope, rmsnorm, qknorm, relu2, swiglu, untied, softcap and lsh"},
                {"topk(4) reversible", "reversible, at character 9", "topk(4), at character 1"},
                {"reversible(2)", "reversible(2), at character 1", "it is reversible"},
                {"plain gqa(4)", "plain, at character 1", "leave it out"},
                {"windw(4)", "windw, at character 1", "is it window?"},
+               {"modrn", "modrn, at character 1", "is it modern?"},
+               {"modern(2)", "modern, at character 1", "no such term"},
+               {"amodern", "amodern, at character 1", "no such term"},
+               {"modern relative", "relative, at character 46", "does not combine with qknorm, at character 9"},
                {"sla(9,9", "sla(9,9, at character 1", "not closed"},
                {"sla(9,9)gqa(4)", "sla(9,9)g, at character 1", "a space"},
                {"topk(99999999999)", "topk(99999999999)", "99999999999: is out of range"},
@@ -368,6 +396,11 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
                            "universal(2) relative",
                            "rmsnorm",
                            "documents sla(2,2)",
+                           "qknorm",
+                           "relu2",
+                           "swiglu",
+                           "swiglu(80) rmsnorm",
+                           "untied softcap(0.5)",
                            "gru",
                            "universal(1) act(0.1)",
                            "universal(2) act(0.01,0.5) gru",
@@ -378,6 +411,9 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
                            "rope sla(1,2) reversible"})
     EXPECT_EQ(canonical_text(parse_wiring(text)), text);
   EXPECT_EQ(canonical_text(parse_wiring("rope(1e4)")), "rope");
+  const std::string modern = "rmsnorm qknorm rope relu2 untied softcap(15)";
+  EXPECT_EQ(parse_wiring("modern").text, modern);
+  EXPECT_EQ(parse_wiring("gqa(4)\tmodern sla(2, 3)").text, "gqa(4)\t" + modern + " sla(2, 3)");
   EXPECT_EQ(canonical_text(parse_wiring("universal(1) act(1e-1, 1e-2)")), "universal(1) act(0.1)");
   EXPECT_EQ(canonical_text(skip_layer_wiring(9, 9)), "sla(9,9)");
   EXPECT_TRUE(skip_layer_wiring(9, 0).is_plain());

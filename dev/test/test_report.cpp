@@ -677,6 +677,11 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
                         {"universal(1)", {"layer l has the parameters of layer l mod 1"}},
                         {"documents", {"only keys of its own document"}},
                         {"rmsnorm", {"without mean and bias"}},
+                        {"qknorm", {"divided by their root mean square"}},
+                        {"relu2", {"MLPs: ReLU squared"}},
+                        {"softcap(15)", {"logits: capped at 15"}},
+                        {"swiglu(80)", {"MLPs: SwiGLU of 80 hidden units"}},
+                        {"untied", {"output head: a weight of its own"}},
                         {"gru", {"branches join it in gates"}},
                         {"universal(1) act(0.1)", {"probabilities reach 1 - 0.1"}}}) {
     const std::string svg = wiring_picture(parse_wiring(c.wiring), 3, 2, "w");

@@ -32,6 +32,9 @@ TEST(WiringTerms, AreInTheHelpOfWiringsOnce) {
     EXPECT_EQ(help.find(lines, at + 1), std::string::npos) << lines;
   }
   EXPECT_NE(help.find("; needs rope or relative\n"), std::string::npos) << help;
+  const std::string modern = "rmsnorm qknorm rope relu2 untied softcap(15): the block that nanochat trains";
+  EXPECT_NE(help.find("\n  modern\n      " + modern + "\n"), std::string::npos) << help;
+  EXPECT_NE(read_file("llmc/README.md").find("\n| `modern` | " + modern + " |\n"), std::string::npos);
 }
 
 // BUG llmc/model/terms/act.h: `"act(0.01)"` -> `"act(1)"`
@@ -48,55 +51,76 @@ TEST(WiringTerms, HaveExamplesThatAreRight) {
 // BUG llmc/model/terms/reversible.h: `joins | top_keys` -> `top_keys`
 // BUG llmc/model/terms/relative.h: `positions | patterns | top_keys | maps` -> `positions | top_keys | maps`
 TEST(WiringTerms, CombineWithTheseAlone) {
-  const std::map<std::string, std::string> combine =
-      {{"sla", "also share layers gqa window strided fixed topk documents rope relative memory universal act rmsnorm "
-               "gru reversible"},
-       {"also", "sla share layers gqa window strided fixed topk documents rope relative memory universal act rmsnorm "
-                "gru reversible"},
-       {"share", "sla also layers gqa window strided fixed topk documents rope relative memory universal act rmsnorm "
-                 "gru reversible"},
-       {"layers", "sla also share gqa window strided fixed topk documents rope relative memory universal act rmsnorm "
-                  "gru reversible"},
-       {"gqa", "sla also share layers window strided fixed topk documents reuse blend gate rope relative memory "
-               "universal act rmsnorm gru reversible"},
-       {"window", "sla also share layers gqa strided fixed topk documents reuse blend gate rope relative memory "
-                  "universal act rmsnorm gru reversible"},
-       {"strided", "sla also share layers gqa window fixed topk documents reuse blend gate rope rmsnorm gru "
-                   "reversible"},
-       {"fixed", "sla also share layers gqa window strided topk documents reuse blend gate rope rmsnorm gru "
-                 "reversible"},
-       {"topk", "sla also share layers gqa window strided fixed documents reuse blend gate rope rmsnorm gru"},
-       {"documents", "sla also share layers gqa window strided fixed topk reuse blend gate rope relative universal act "
-                     "rmsnorm gru reversible"},
-       {"reuse", "gqa window strided fixed topk documents rope rmsnorm gru"},
-       {"blend", "gqa window strided fixed topk documents rope rmsnorm gru"},
-       {"gate", "gqa window strided fixed topk documents rope rmsnorm gru"},
-       {"rope", "sla also share layers gqa window strided fixed topk documents reuse blend gate memory universal act "
-                "rmsnorm gru reversible"},
-       {"relative", "sla also share layers gqa window documents memory universal act rmsnorm gru"},
-       {"memory", "sla also share layers gqa window rope relative rmsnorm gru"},
-       {"universal", "sla also share layers gqa window documents rope relative act rmsnorm gru"},
-       {"act", "sla also share layers gqa window documents rope relative universal rmsnorm gru"},
-       {"rmsnorm", "sla also share layers gqa window strided fixed topk documents reuse blend gate rope relative "
-                   "memory universal act gru lsh reversible"},
-       {"gru", "sla also share layers gqa window strided fixed topk documents reuse blend gate rope relative memory "
-               "universal act rmsnorm lsh"},
-       {"lsh", "rmsnorm gru reversible"},
-       {"reversible", "sla also share layers gqa window strided fixed documents rope rmsnorm lsh"}};
+  // What the parts of a block do not go with; they go with everything else.
+  const std::map<std::string, std::set<std::string>> parts = {{"rmsnorm", {}},       {"qknorm", {"relative", "lsh"}},
+                                                              {"relu2", {"swiglu"}}, {"swiglu", {"relu2"}},
+                                                              {"untied", {}},        {"softcap", {}}};
+  const std::map<std::string, std::string> combine = {{"sla", "also share layers gqa window strided fixed topk "
+                                                              "documents rope relative memory universal act "
+                                                              "gru reversible"},
+                                                      {"also", "sla share layers gqa window strided fixed topk "
+                                                               "documents rope relative memory universal act "
+                                                               "gru reversible"},
+                                                      {"share", "sla also layers gqa window strided fixed topk "
+                                                                "documents rope relative memory universal act "
+                                                                "gru reversible"},
+                                                      {"layers", "sla also share gqa window strided fixed topk "
+                                                                 "documents rope relative memory universal act "
+                                                                 "gru reversible"},
+                                                      {"gqa", "sla also share layers window strided fixed topk "
+                                                              "documents reuse blend gate rope relative memory "
+                                                              "universal act gru reversible"},
+                                                      {"window", "sla also share layers gqa strided fixed topk "
+                                                                 "documents reuse blend gate rope relative memory "
+                                                                 "universal act gru reversible"},
+                                                      {"strided", "sla also share layers gqa window fixed topk "
+                                                                  "documents reuse blend gate rope gru "
+                                                                  "reversible"},
+                                                      {"fixed", "sla also share layers gqa window strided topk "
+                                                                "documents reuse blend gate rope gru "
+                                                                "reversible"},
+                                                      {"topk", "sla also share layers gqa window strided fixed "
+                                                               "documents reuse blend gate rope gru"},
+                                                      {"documents", "sla also share layers gqa window strided fixed "
+                                                                    "topk reuse blend gate rope relative universal act "
+                                                                    "gru reversible"},
+                                                      {"reuse", "gqa window strided fixed topk documents rope gru"},
+                                                      {"blend", "gqa window strided fixed topk documents rope gru"},
+                                                      {"gate", "gqa window strided fixed topk documents rope gru"},
+                                                      {"rope", "sla also share layers gqa window strided fixed topk "
+                                                               "documents reuse blend gate memory universal act "
+                                                               "gru reversible"},
+                                                      {"relative", "sla also share layers gqa window documents memory "
+                                                                   "universal act gru"},
+                                                      {"memory", "sla also share layers gqa window rope relative gru"},
+                                                      {"universal", "sla also share layers gqa window documents rope "
+                                                                    "relative act gru"},
+                                                      {"act", "sla also share layers gqa window documents rope "
+                                                              "relative universal gru"},
+                                                      {"gru", "sla also share layers gqa window strided fixed topk "
+                                                              "documents reuse blend gate rope relative memory "
+                                                              "universal act lsh"},
+                                                      {"lsh", "gru reversible"},
+                                                      {"reversible", "sla also share layers gqa window strided fixed "
+                                                                     "documents rope lsh"}};
   auto example_of = [](const WiringTerm& term) {
     const TermSyntax syntax = info_of(term).syntax;
     return parts_of(*syntax.examples ? syntax.examples : syntax.form, " or ")[0];
   };
   for (const WiringTerm& one : known_terms()) {
     std::string others;
+    const std::string name = info_of(one).syntax.name();
     for (const WiringTerm& other : known_terms()) {
       if (one.index() == other.index() || is_plain(one) || is_plain(other)) continue;
+      const std::string other_name = info_of(other).syntax.name();
       bool fits = false;  // alone, or with what they need
       for (const char* needed : {"", "rope ", "relative ", "universal(2) ", "rope universal(2) "})
         fits = fits || error_of([&] { parse_wiring(needed + example_of(one) + " " + example_of(other)); }).empty();
-      if (fits) others += (others.empty() ? "" : " ") + info_of(other).syntax.name();
+      if (const auto part = parts.find(name); part != parts.end())
+        EXPECT_EQ(fits, part->second.count(other_name) == 0) << name << " " << other_name;
+      else if (fits && parts.count(other_name) == 0) others += (others.empty() ? "" : " ") + other_name;
     }
-    if (!is_plain(one)) { EXPECT_EQ(others, combine.at(info_of(one).syntax.name())) << info_of(one).syntax.form; }
+    if (!is_plain(one) && parts.count(name) == 0) { EXPECT_EQ(others, combine.at(name)) << name; }
   }
 }
 

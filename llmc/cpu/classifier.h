@@ -45,12 +45,22 @@ inline bool is_first_of_the_largest(const floatX* row, int target, int64_t V) {
   return !is_beaten;
 }
 
+// logits (n) = cap tanh(logits / cap)
+inline void cap_logits(floatX* logits, int64_t n, float cap) {
+#pragma omp parallel for simd schedule(static) if (parallel : is_worth_threads(2 * int64_t(sizeof(floatX)) * n))
+  for (int64_t i = 0; i < n; i++) from_float(logits[i], cap * vec_tanh(to_float(logits[i]) / cap));
+}
+
 // losses and correct = as ClassifierArgs says. With `write_gradient` the logits become their gradient,
-// (softmax(logits) - onehot(target)) * dloss, and 0 in the columns [V, ld) and where the target is not scored.
-inline void classifier(const ClassifierArgs& args) {
+// (softmax(logits) - onehot(target)) * dloss, and 0 in the columns [V, ld) and where the target is not scored. With a
+// cap the softmax is that of the capped logits, and the gradient is multiplied with the cap's slope. The order of
+// logits is that before they are capped.
+template <bool capped>
+void classifier_of(const ClassifierArgs& args) {
   const int* targets = args.targets;
   const int64_t rows = args.rows, V = args.V, ld = args.ld;
-  const float dloss = args.dloss;
+  const float dloss = args.dloss, cap = args.cap, over_cap = 1.0f / cap;
+  const auto slope = [=](float logit) { return capped ? 1.0f - (logit * over_cap) * (logit * over_cap) : 1.0f; };
 #pragma omp parallel for schedule(static) if (is_worth_threads(2 * int64_t(sizeof(floatX)) * rows * V))
   for (int64_t n = 0; n < rows; n++) {
     floatX* row = args.logits + n * ld;
@@ -61,31 +71,43 @@ inline void classifier(const ClassifierArgs& args) {
       if (args.write_gradient) std::fill(row, row + ld, floatX(0.0f));
       continue;
     }
-    float max = to_float(row[0]);
+    thread_local std::vector<float> capped_row;  // of one row, which stays in the cache
+    if (capped) {
+      capped_row.resize(size_t(V));
+#pragma omp simd
+      for (int64_t i = 0; i < V; i++) capped_row[i] = cap * vec_tanh(to_float(row[i]) * over_cap);
+    }
+    const float* capped_logits = capped_row.data();
+    const auto logit = [=](int64_t i) { return capped ? capped_logits[i] : to_float(row[i]); };
+    float max = logit(0);
 #pragma omp simd reduction(max : max)
-    for (int64_t i = 0; i < V; i++) max = to_float(row[i]) > max ? to_float(row[i]) : max;
-    const float target_logit = to_float(row[targets[n]]);
+    for (int64_t i = 0; i < V; i++) max = logit(i) > max ? logit(i) : max;
+    const float target_logit = logit(targets[n]);
     float sum = 0;
     if (args.write_gradient) {
       float* exponentials = exponentials_of(row, V);
 #pragma omp simd reduction(+ : sum)
       for (int64_t i = 0; i < V; i++) {
-        const float e = vec_exp(to_float(row[i]) - max);
+        const float e = vec_exp(logit(i) - max);
         exponentials[i] = e;
         sum += e;
       }
       const float scale = dloss / sum;
 #pragma omp simd
       for (int64_t i = 0; i < V; i++) {
-        exponentials[i] *= scale;
+        exponentials[i] *= capped ? scale * slope(capped_logits[i]) : scale;
         from_float(row[i], exponentials[i]);
       }
-      from_float(row[targets[n]], exponentials[targets[n]] - dloss);
+      from_float(row[targets[n]], exponentials[targets[n]] - dloss * slope(target_logit));
       std::fill(row + V, row + ld, floatX(0.0f));
     } else {
 #pragma omp simd reduction(+ : sum)
-      for (int64_t i = 0; i < V; i++) sum += vec_exp(to_float(row[i]) - max);
+      for (int64_t i = 0; i < V; i++) sum += vec_exp(logit(i) - max);
     }
     args.losses[n] = std::log(sum) + (max - target_logit);
   }
+}
+
+inline void classifier(const ClassifierArgs& args) {
+  args.cap > 0 ? classifier_of<true>(args) : classifier_of<false>(args);
 }

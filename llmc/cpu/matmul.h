@@ -6,8 +6,8 @@
 #include "llmc/ops/precision.h"
 #include "llmc/utils/clock.h"
 #include "llmc/utils/error.h"
+#include "activation.h"
 #include "few_rows.h"
-#include "gelu.h"
 #include "gemm.h"
 #include "threads.h"
 #include "vec.h"
@@ -23,41 +23,43 @@ inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight,
   else gemm('N', 'T', N, OC, C, inp, C, weight, C, false, out, OC);
 }
 
-// pre_gelu (N, OC) = inp weight^T + bias; out (N, OC) = gelu(pre_gelu): in bf16 of what pre_gelu is before it is
-// rounded, while it is in the cache, as fused epilogues of GPUs do. bias may be null.
-inline void gelu_of_gemm(float* out, float* pre_gelu, const float* inp, const float* weight, const float* bias,
-                         int64_t N, int64_t C, int64_t OC) {
-  if (bias != nullptr) gemm_with_bias('N', 'T', N, OC, C, inp, C, weight, C, bias, pre_gelu, OC);
-  else gemm('N', 'T', N, OC, C, inp, C, weight, C, false, pre_gelu, OC);
-  gelu_forward(out, pre_gelu, N * OC);
+// pre (N, H) = inp weight^T + bias; out (N, H) = f(pre): in bf16 of what pre is before it is rounded, while it is in
+// the cache, as fused epilogues of GPUs do. bias may be null, and f is not gated.
+inline void activation_of_gemm(Activation f, float* out, float* pre, const float* inp, const float* weight,
+                               const float* bias, int64_t N, int64_t C, int64_t H) {
+  if (bias != nullptr) gemm_with_bias('N', 'T', N, H, C, inp, C, weight, C, bias, pre, H);
+  else gemm('N', 'T', N, H, C, inp, C, weight, C, false, pre, H);
+  activation_forward(f, out, pre, N, H);
 }
-inline void gelu_of_gemm(bfloat16* out, bfloat16* pre_gelu, const bfloat16* inp, const bfloat16* weight,
-                         const bfloat16* bias, int64_t N, int64_t C, int64_t OC) {
-  gemm_and_store('N', 'T', N, OC, C, inp, C, weight, C,
-                 [=](int64_t row, int64_t column, const float* sums, int64_t count) {
-                   bfloat16 *to = out + row * OC + column, *before = pre_gelu + row * OC + column;
-                   const bfloat16* shift = bias + column;
-                   if (bias == nullptr) {
+inline void activation_of_gemm(Activation f, bfloat16* out, bfloat16* pre, const bfloat16* inp, const bfloat16* weight,
+                               const bfloat16* bias, int64_t N, int64_t C, int64_t H) {
+  with_activation(f, [=](auto function) {
+    gemm_and_store('N', 'T', N, H, C, inp, C, weight, C,
+                   [=](int64_t row, int64_t column, const float* sums, int64_t count) {
+                     bfloat16 *to = out + row * H + column, *before = pre + row * H + column;
+                     const bfloat16* shift = bias + column;
+                     if (bias == nullptr) {
 #pragma omp simd
-                     for (int64_t j = 0; j < count; j++)
-                       from_float(before[j], sums[j]), from_float(to[j], gelu(sums[j]));
-                   } else {
+                       for (int64_t j = 0; j < count; j++)
+                         from_float(before[j], sums[j]), from_float(to[j], function.value(sums[j]));
+                     } else {
 #pragma omp simd
-                     for (int64_t j = 0; j < count; j++) {
-                       const float x = sums[j] + to_float(shift[j]);
-                       from_float(before[j], x), from_float(to[j], gelu(x));
+                       for (int64_t j = 0; j < count; j++) {
+                         const float x = sums[j] + to_float(shift[j]);
+                         from_float(before[j], x), from_float(to[j], function.value(x));
+                       }
                      }
-                   }
-                 });
+                   });
+  });
 }
 
-// pre_gelu (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC); out (N, OC) = gelu(pre_gelu). bias may be null. For up to
-// most_few_rows rows, gelu is computed from the rounded pre_gelu.
-inline void matmul_gelu_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight,
-                                const floatX* bias, int64_t N, int64_t C, int64_t OC) {
-  if (N > most_few_rows) return gelu_of_gemm(out, pre_gelu, inp, weight, bias, N, C, OC);
-  few_rows_forward(pre_gelu, inp, weight, bias, N, C, OC);
-  gelu_forward(out, pre_gelu, N * OC);
+// pre (N, F) = inp (N, C) weight (F, C)^T + bias (F); out (N, H) = f(pre). bias may be null. For up to most_few_rows
+// rows, and of a gate and a product, which lie in different columns, f is computed from the rounded pre.
+inline void matmul_activation_forward(Activation f, floatX* out, floatX* pre, const floatX* inp, const floatX* weight,
+                                      const floatX* bias, int64_t N, int64_t C, int64_t H) {
+  if (N > most_few_rows && !is_gated(f)) return activation_of_gemm(f, out, pre, inp, weight, bias, N, C, H);
+  matmul_forward(pre, inp, weight, bias, N, C, num_products(f, H));
+  activation_forward(f, out, pre, N, H);
 }
 
 // dbias (OC) += factor * the column sums of dout (N, OC), whose rows are `stride` apart. A thread owns columns, so the
@@ -93,30 +95,47 @@ inline void matmul_backward(floatX* dinp, float* dweight, float* dbias, const fl
   matmul_backward_weight(dweight, dbias, dout, inp, N, C, OC);
 }
 
-// dinp (N, C) = (dout weight) * gelu'(pre_gelu): in bf16 rounded once, while the product is in the cache.
-inline void matmul_gelu_backward_input(float* dinp, const float* dout, const float* pre_gelu, const float* weight,
-                                       int64_t N, int64_t C, int64_t OC) {
-  gemm('N', 'N', N, C, OC, dout, OC, weight, C, false, dinp, C);
-  gelu_backward(dinp, pre_gelu, N * C);
+// dpre (N, F) = the gradient of pre, from dout (N, OC) and weight (OC, H): in bf16 rounded once, while the product is
+// in the cache.
+inline void matmul_activation_backward_input(Activation f, float* dpre, const float* dout, const float* pre,
+                                             const float* weight, int64_t N, int64_t H, int64_t OC) {
+  gemm('N', 'N', N, H, OC, dout, OC, weight, H, false, dpre, num_products(f, H));
+  activation_backward(f, dpre, pre, N, H);
 }
-inline void matmul_gelu_backward_input(bfloat16* dinp, const bfloat16* dout, const bfloat16* pre_gelu,
-                                       const bfloat16* weight, int64_t N, int64_t C, int64_t OC) {
-  gemm_and_store('N', 'N', N, C, OC, dout, OC, weight, C,
-                 [=](int64_t row, int64_t column, const float* sums, int64_t count) {
-                   bfloat16* to = dinp + row * C + column;
-                   const bfloat16* x = pre_gelu + row * C + column;
+inline void matmul_activation_backward_input(Activation f, bfloat16* dpre, const bfloat16* dout, const bfloat16* pre,
+                                             const bfloat16* weight, int64_t N, int64_t H, int64_t OC) {
+  if (is_gated(f)) {
+    gemm_and_store('N', 'N', N, H, OC, dout, OC, weight, H,
+                   [=](int64_t row, int64_t column, const float* sums, int64_t count) {
+                     const int64_t first = row * 2 * H + column;
 #pragma omp simd
-                   for (int64_t j = 0; j < count; j++) from_float(to[j], sums[j] * gelu_slope(to_float(x[j])));
-                 });
+                     for (int64_t j = 0; j < count; j++) {
+                       float x = to_float(pre[first + j]), y = to_float(pre[first + H + j]);
+                       swiglu_backward(sums[j], x, y);
+                       from_float(dpre[first + j], x), from_float(dpre[first + H + j], y);
+                     }
+                   });
+    return;
+  }
+  with_activation(f, [=](auto function) {
+    gemm_and_store('N', 'N', N, H, OC, dout, OC, weight, H,
+                   [=](int64_t row, int64_t column, const float* sums, int64_t count) {
+                     bfloat16* to = dpre + row * H + column;
+                     const bfloat16* x = pre + row * H + column;
+#pragma omp simd
+                     for (int64_t j = 0; j < count; j++) from_float(to[j], sums[j] * function.slope(to_float(x[j])));
+                   });
+  });
 }
 
-// The backward pass of a linear layer whose input is inp = gelu(pre_gelu): dinp (N, C) = (dout (N, OC) weight (OC, C))
-// * gelu'(pre_gelu), the gradient of pre_gelu; dweight (OC, C) += dout^T inp; dbias (OC) += column sums of dout. dbias
-// may be null.
-inline void matmul_gelu_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
-                                 const floatX* pre_gelu, const floatX* weight, int64_t N, int64_t C, int64_t OC) {
-  matmul_gelu_backward_input(dinp, dout, pre_gelu, weight, N, C, OC);
-  matmul_backward_weight(dweight, dbias, dout, inp, N, C, OC);
+// The backward pass of a linear layer whose input is inp (N, H) = f(pre (N, F)): dpre (N, F) = the gradient of pre,
+// from dout (N, OC) and weight (OC, H); dweight (OC, H) += dout^T inp; dbias (OC) += column sums of dout. dbias may be
+// null.
+inline void matmul_activation_backward(Activation f, floatX* dpre, float* dweight, float* dbias, const floatX* dout,
+                                       const floatX* inp, const floatX* pre, const floatX* weight, int64_t N, int64_t H,
+                                       int64_t OC) {
+  matmul_activation_backward_input(f, dpre, dout, pre, weight, N, H, OC);
+  matmul_backward_weight(dweight, dbias, dout, inp, N, H, OC);
 }
 
 // What matmuls compute in, for people.

@@ -6,6 +6,8 @@
 //
 // Where the target is not scored the loss and all of the gradient are 0.
 //
+// With a cap c it is of c tanh(logits / c), and the gradient that of the logits before they are capped.
+//
 // The logits become gradients only with write_gradient; otherwise they are unchanged. Every exponential is of a logit
 // minus the row's largest, so that none overflows.
 #pragma once
@@ -53,8 +55,10 @@ __device__ inline float is_beaten(const floatX* row, int target, float target_lo
 // A block owns a row, a warp 32 neighbouring groups of eight columns of each pass over the row, a thread every
 // blockDim.x-th group. The first loop computes the maximum and the sum together: each thread rescales its sum when its
 // maximum grows, and all of them once more at the end. The second loop reads the row from L1 or L2 (100 KB of bf16 for
-// GPT-2's vocabulary), so that memory is read once and written once. Rows are padded to whole groups: the last one is
-// read whole, and columns from V on count as -inf.
+// GPT-2's vocabulary), so that memory is read once and written once; logits are capped in both. Rows are padded to
+// whole groups: the last one is read whole, and columns from V on count as -inf. The order of logits is that before
+// they are capped.
+template <bool capped>
 __global__ void __launch_bounds__(classifier_threads) classifier_kernel(ClassifierArgs args) {
   float* shared = reinterpret_cast<float*>(shared_memory);
   const int V = int(args.V);
@@ -64,11 +68,14 @@ __global__ void __launch_bounds__(classifier_threads) classifier_kernel(Classifi
   const int target = args.targets[blockIdx.x];
   if (target == not_scored) return skip_row(args, row);
   const float target_logit = to_float(row[target]);  // read before the barriers, after which the gradient overwrites it
+  const float cap = args.cap, over_cap = 1.0f / cap;
 
   float max = -INFINITY, sum = 0;  // of this thread's columns
   for (int i = int(threadIdx.x) * 8; i < V; i += int(blockDim.x) * 8) {
     float x[8];
     load8(x, row + i);
+    if (capped)
+      for (int j = 0; j < 8; j++) x[j] = cap * tanhf(x[j] * over_cap);
     if (i + 8 > V)
       for (int j = 0; j < 8; j++) x[j] = i + j < V ? x[j] : -INFINITY;
     float larger = max;
@@ -80,7 +87,9 @@ __global__ void __launch_bounds__(classifier_threads) classifier_kernel(Classifi
   const float row_max = block_max(max, shared);
   // A thread without columns adds 0 * exp(-inf) = 0.
   const float row_sum = block_sum(sum * __expf(max - row_max), shared);
-  if (threadIdx.x == 0) args.losses[blockIdx.x] = logf(row_sum) + (row_max - target_logit);
+  if (threadIdx.x == 0)
+    args.losses[blockIdx.x] =
+        logf(row_sum) + (row_max - (capped ? cap * tanhf(target_logit * over_cap) : target_logit));
   if (args.correct != nullptr) {
     const float beaten = block_max(is_beaten(row, target, target_logit, V), shared);
     if (threadIdx.x == 0) args.correct[blockIdx.x] = beaten == 0;
@@ -89,9 +98,13 @@ __global__ void __launch_bounds__(classifier_threads) classifier_kernel(Classifi
 
   const float scale = dloss / row_sum;
   for (int i = int(threadIdx.x) * 8; i < ld; i += int(blockDim.x) * 8) {
-    float x[8];
+    float x[8], slope[8];
     load8(x, row + i);
-    for (int j = 0; j < 8; j++) x[j] = __expf(x[j] - row_max);
+    for (int j = 0; j < 8; j++) {
+      const float t = capped ? tanhf(x[j] * over_cap) : 0.0f;
+      slope[j] = 1.0f - t * t;
+      x[j] = __expf((capped ? cap * t : x[j]) - row_max);
+    }
     if (i + 8 > V || unsigned(target - i) < 8) {  // the vocabulary's end and what is beyond it, or the target
       for (int j = 0; j < 8; j++) {
         const float gradient = x[j] * scale - (i + j == target ? dloss : 0.0f);
@@ -100,8 +113,26 @@ __global__ void __launch_bounds__(classifier_threads) classifier_kernel(Classifi
     } else {
       for (int j = 0; j < 8; j++) x[j] *= scale;
     }
+    if (capped)
+      for (int j = 0; j < 8; j++) x[j] *= i + j < V ? slope[j] : 0.0f;
     store8(row + i, x);
   }
+}
+
+// A thread owns eight logits.
+__global__ void __launch_bounds__(classifier_threads) cap_logits_kernel(floatX* logits, int64_t n, float cap) {
+  const int64_t i = (int64_t(blockIdx.x) * classifier_threads + threadIdx.x) * 8;
+  if (i >= n) return;
+  float x[8];
+  load8(x, logits + i);
+  for (int j = 0; j < 8; j++) x[j] = cap * tanhf(x[j] / cap);
+  store8(logits + i, x);
+}
+
+// logits (n) = cap tanh(logits / cap). n is a multiple of 8.
+inline void cap_logits(floatX* logits, int64_t n, float cap) {
+  launch(cap_logits_kernel, dim3(unsigned(ceil_div(n, 8 * classifier_threads))), dim3(classifier_threads), 0,
+         gpu().stream, logits, n, cap);
 }
 
 // stats += the rows' sums. One block, in which a thread owns every 1,024th row.
@@ -132,6 +163,7 @@ inline void add_losses(StepStats* stats, const LossRows& rows) {
 inline void classifier(const ClassifierArgs& args) {
   CHECK(args.V <= args.ld && args.ld % 64 == 0);
   const int threads = int(std::min<int64_t>(classifier_threads, ceil_div(args.V, 8 * warp_size) * warp_size));
-  launch(classifier_kernel, dim3(unsigned(args.rows)), dim3(unsigned(threads)), threads / warp_size * sizeof(float),
-         gpu().stream, args);
+  const auto kernel = args.cap > 0 ? classifier_kernel<true> : classifier_kernel<false>;
+  launch(kernel, dim3(unsigned(args.rows)), dim3(unsigned(threads)), threads / warp_size * sizeof(float), gpu().stream,
+         args);
 }

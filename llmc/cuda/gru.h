@@ -14,8 +14,6 @@ inline dim3 gru_grid(int64_t elements) { return dim3(unsigned(ceil_div(elements,
 // The first of this thread's eight elements.
 __device__ inline int64_t gru_element() { return (int64_t(blockIdx.x) * gru_threads + threadIdx.x) * 8; }
 
-__device__ inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
-
 __global__ void __launch_bounds__(gru_threads) relu_forward_kernel(floatX* y, const floatX* x, int64_t n) {
   const int64_t i = gru_element();
   if (i >= n) return;

@@ -8,8 +8,8 @@
 #include <tuple>
 #include <vector>
 #include "llmc/ops/batched_gemm.h"
+#include "activation.h"
 #include "column_sums.h"
-#include "gelu.h"
 #include "vec.h"
 
 // ----------------------------------------------------------------------------
@@ -266,15 +266,14 @@ inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight,
 // dev/bench/bench_gpu.cu times both.
 constexpr bool gelu_is_fused = false;
 
-inline void matmul_gelu_forward(floatX* out, floatX* pre_gelu, const floatX* inp, const floatX* weight,
-                                const floatX* bias, int64_t N, int64_t C, int64_t OC, bool fused = gelu_is_fused) {
-  if (fused) {
-    GemmEpilogue epilogue = {bias != nullptr ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX, bias,
-                             pre_gelu};
-    gemm('N', 'T', N, OC, C, inp, C, weight, C, false, out, OC, epilogue);
+inline void matmul_activation_forward(Activation f, floatX* out, floatX* pre, const floatX* inp, const floatX* weight,
+                                      const floatX* bias, int64_t N, int64_t C, int64_t H, bool fused = gelu_is_fused) {
+  if (fused && f == Activation::gelu) {
+    GemmEpilogue epilogue = {bias != nullptr ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX, bias, pre};
+    gemm('N', 'T', N, H, C, inp, C, weight, C, false, out, H, epilogue);
   } else {
-    matmul_forward(pre_gelu, inp, weight, bias, N, C, OC);
-    gelu_forward(out, pre_gelu, N * OC);
+    matmul_forward(pre, inp, weight, bias, N, C, num_products(f, H));
+    activation_forward(f, out, pre, N, H);
   }
 }
 
@@ -336,14 +335,15 @@ inline void matmul_backward(floatX* dinp, float* dweight, float* dbias, const fl
   matmul_backward_weight(dweight, dbias, dout, inp, N, C, OC);
 }
 
-inline void matmul_gelu_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,
-                                 const floatX* pre_gelu, const floatX* weight, int64_t N, int64_t C, int64_t OC,
-                                 bool fused = gelu_is_fused) {
+inline void matmul_activation_backward(Activation f, floatX* dpre, float* dweight, float* dbias, const floatX* dout,
+                                       const floatX* inp, const floatX* pre, const floatX* weight, int64_t N, int64_t H,
+                                       int64_t OC, bool fused = gelu_is_fused) {
   GemmEpilogue epilogue;
-  if (fused) epilogue = {CUBLASLT_EPILOGUE_DGELU, nullptr, const_cast<floatX*>(pre_gelu)};
-  gemm('N', 'N', N, C, OC, dout, OC, weight, C, false, dinp, C, epilogue);
-  if (!fused) gelu_backward(dinp, pre_gelu, N * C);
-  matmul_backward_weight(dweight, dbias, dout, inp, N, C, OC);
+  fused = fused && f == Activation::gelu;
+  if (fused) epilogue = {CUBLASLT_EPILOGUE_DGELU, nullptr, const_cast<floatX*>(pre)};
+  gemm('N', 'N', N, H, OC, dout, OC, weight, H, false, dpre, num_products(f, H), epilogue);
+  if (!fused) activation_backward(f, dpre, pre, N, H);
+  matmul_backward_weight(dweight, dbias, dout, inp, N, H, OC);
 }
 
 inline const char* matmul_precision() { return precision_name; }

@@ -7,6 +7,15 @@
 
 constexpr int rotary_threads = 256;
 
+// Rotates the pairs (a_j, b_j) by the angles times `sign`.
+__device__ inline void turn_pairs(float (&a)[4], float (&b)[4], const float* angles, float sign) {
+  for (int j = 0; j < 4; j++) {
+    const float x = a[j], c = angles[2 * j], s = angles[2 * j + 1] * sign;
+    a[j] = x * c - b[j] * s;
+    b[j] = b[j] * c + x * s;
+  }
+}
+
 // A thread owns four pairs of elements of a head in one row: neighbouring threads read and write neighbouring elements.
 // Angles are multiplied by `sign`.
 __global__ void __launch_bounds__(rotary_threads)
@@ -18,16 +27,12 @@ __global__ void __launch_bounds__(rotary_threads)
   const int in_row = int(group % of_row), head = in_row / of_head, i = in_row % of_head * 4;
   const float* angles = r.table + (positions[n] * half + i) * 2;
   floatX* first = r.x + n * r.stride + head * r.HS + i;
-  float a[4], b[4], y[4], z[4];
+  float a[4], b[4];
   load4(a, first);
   load4(b, first + half);
-  for (int j = 0; j < 4; j++) {
-    const float c = angles[2 * j], s = angles[2 * j + 1] * sign;
-    y[j] = a[j] * c - b[j] * s;
-    z[j] = b[j] * c + a[j] * s;
-  }
-  store4(first, y);
-  store4(first + half, z);
+  turn_pairs(a, b, angles, sign);
+  store4(first, a);
+  store4(first + half, b);
 }
 
 inline void rotate(const RotaryHeads<floatX>& r, const RowPositions& positions, int64_t N, float sign = 1) {

@@ -90,6 +90,8 @@ __device__ inline void store2(__nv_bfloat16* p, const float (&x)[2]) {
   *reinterpret_cast<unsigned*>(p) = pack2(x[0], x[1]);
 }
 
+__device__ inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+
 // Over the lanes of a warp, or over each half of it (lanes = 16), and so on: every lane gets the result. The order of
 // the additions is fixed, and so are the bits.
 template <int lanes = warp_size, class T>

@@ -226,7 +226,9 @@ static void check_zero_biases(OpenFiles& in, const ParameterTable& table) {
   }
 }
 
-static void check_tied_head(OpenFiles& in, const OpenFiles::Tensor& wte) {
+static void check_tied_head(OpenFiles& in, const ParameterTable& table, const OpenFiles::Tensor& wte) {
+  for (int i = 0; i < table.size(); i++)
+    if (table.tensor(i).name == "lm_head.weight") return;  // it is not tied
   if (!in.has("lm_head.weight")) return;
   const int64_t V = wte.shape()[0], C = wte.shape()[1];
   const OpenFiles::Tensor head = in.take({"lm_head.weight", {V, C}});
@@ -234,7 +236,8 @@ static void check_tied_head(OpenFiles& in, const OpenFiles::Tensor& wte) {
   for (int64_t v = 0; v < V; v++) {
     head.read(row.data(), v * C, C);
     wte.read(wte_row.data(), v * C, C);
-    if (row != wte_row) user_error("%s: lm_head.weight is not wte.weight; only a tied head is known", in.name.c_str());
+    if (row != wte_row)
+      user_error("%s: lm_head.weight is not wte.weight, but the wiring has no `untied`", in.name.c_str());
   }
 }
 
@@ -243,7 +246,7 @@ void read_weight_files(const std::vector<std::string>& paths, const ParameterTab
   // Everything is found and has its shape before anything is stored.
   const std::vector<OpenFiles::Tensor> sources = in.take_all(weight_specs(table));
   check_zero_biases(in, table);
-  check_tied_head(in, sources[0]);
+  check_tied_head(in, table, sources[0]);
   in.check_no_others();
   for (size_t i = 0; i < table.specs.size(); i++)
     read_part(sources[i], table, int(i), whole_weight(table, int(i)), store);

@@ -40,8 +40,8 @@ using StoreTensor = std::function<void(int index, const float* values)>;
 SafetensorsChecksums write_weight_file(const std::string& path, const ParameterTable& table, const FetchTensor& fetch);
 
 // Reads F32, F16 or BF16, from one file or from several that share the tensors out. Throws UserError, naming file and
-// tensor, if one is missing, is there twice or has another shape, if a file holds a tensor that is no part of GPT-2, an
-// untied lm_head, or non-zero biases for a model without any.
+// tensor, if one is missing, is there twice or has another shape, if a file holds a tensor that is no part of the
+// model, an untied lm_head where it is tied, or non-zero biases for a model without any.
 void read_weight_files(const std::vector<std::string>& paths, const ParameterTable& table, const StoreTensor& store);
 
 // A model folder's files of weights: model.safetensors, or those that its model.safetensors.index.json names, as

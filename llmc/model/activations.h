@@ -44,7 +44,7 @@ struct Activations {
   floatX* dresidual = nullptr;         // (N, C): of the residual stream
   floatX* dstream = nullptr;           // (N, C): of the second stream of `reversible`
   floatX* dnorm = nullptr;             // (N, C): of a LayerNorm's output, and before that of the heads' outputs
-  floatX* dhidden = nullptr;           // (hidden_rows, H): of the MLP's hidden units
+  floatX* dhidden = nullptr;           // (hidden_rows, F): of the MLP's products, and before that of its hidden units
   floatX* dqkv = nullptr;              // (N, the largest QKV); with `memory` (N, C): of q alone, and beside it
   floatX* dkv = nullptr;               //   (B (M + T), the largest QKV - C)
   float* delta = nullptr;              // (B, h, T): rowsum(dout * out) of attention
@@ -165,9 +165,9 @@ inline void declare_backward_activations(Activations& acts, ActivationList& list
   if (plan.table.reversible) list.add(backward, "dstream", acts.dstream, {N, C});
   list.add(backward, "dnorm", acts.dnorm, {N, C});
   // The gradient of one map's output (N, C) is there, too (parts/mixed_maps.h).
-  const int64_t hidden_rows = list.shape.hidden_rows(), H = c.hidden_size();
+  const int64_t hidden_rows = list.shape.hidden_rows(), F = plan.table.fc_size(c.channels);
   list.add(backward, "dhidden", acts.dhidden,
-           {plan.table.mix == WiringTable::Mix::none ? hidden_rows : std::max(hidden_rows, (N * C + H - 1) / H), H});
+           {plan.table.mix == WiringTable::Mix::none ? hidden_rows : std::max(hidden_rows, (N * C + F - 1) / F), F});
   if (plan.table.memory > 0) {
     list.add(backward, "dq", acts.dqkv, {N, C});
     list.add(backward, "dkv", acts.dkv, {key_rows(list.shape), largest_qkv - C});

@@ -18,9 +18,11 @@ struct AttentionActs {
   floatX *q = nullptr, *kv = nullptr;  //   then q (N, C) and kv (N, QKV - C) are tensors of their own
   floatX* kv_cache = nullptr;          // (slots, capacity, QKV - C): in generation
   floatX* att = nullptr;               // (N, C): the heads' outputs
-  float* lse = nullptr;                // (B, h, T)
-  float* topk_score = nullptr;         // (B, h, T): of topk
-  int* topk_last = nullptr;            // (B, h, T)
+  // Of `qknorm`, in training: (N, projected heads of q, or of q and k that are one tensor), (rows of k, those of k).
+  float *q_rstd = nullptr, *k_rstd = nullptr;
+  float* lse = nullptr;         // (B, h, T)
+  float* topk_score = nullptr;  // (B, h, T): of topk
+  int* topk_last = nullptr;     // (B, h, T)
 };
 
 // The model's shape and shared activations, and what the attention of each layer leaves, by its number as layers run.

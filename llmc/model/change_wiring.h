@@ -81,8 +81,14 @@ inline std::string parameter_key(const ParameterTable& table, int index, const s
          (spec.full_rows.empty() ? " " + shape_text(spec.file_shape) : "");
 }
 
+// Whether the output head was tied to the embeddings and is no longer: its weight begins as theirs.
+inline bool unties_head(const WiringChange& c) { return c.new_plan.table.untied && !c.plan.table.untied; }
+constexpr const char *embeddings_name = "wte.weight", *head_name = "lm_head.weight";
+
 // What a parameter of the new model is in the trained one: of a layer, that of the layer whose parameters it had.
 inline std::string trained_key(const WiringChange& c, const ParameterTable& table, int index) {
+  if (unties_head(c) && table.tensor(index).name == head_name)
+    return embeddings_name + (" " + shape_text(table.specs[index].file_shape));
   const int layer = std::max(table.specs[index].layer, 0), before = c.plan.table.stored_layers;
   return parameter_key(table, index, std::to_string(layer % before));
 }
@@ -220,10 +226,16 @@ inline std::string describe(const WiringChange& c) {
     line->second.push_back(l);
   }
   const std::vector<std::string>&notes_before = c.plan.table.notes, &notes_now = c.new_plan.table.notes;
-  const std::vector<std::string> before = tensor_keys(c.table), now = tensor_keys(c.new_table);
+  std::vector<std::string> before = tensor_keys(c.table);
+  const std::vector<std::string> now = tensor_keys(c.new_table);
+  std::string head;
+  for (const std::string& key : now)
+    if (unties_head(c) && begins_with(key, head_name)) head = key;
+  if (unties_head(c)) before.push_back(head);
   std::string text = lines_of_missing("no longer", notes_before, notes_now) +
                      lines_of_missing("from now on", notes_now, notes_before) +
                      lines_of_missing("dropped", before, now) + lines_of_missing("as in a new model", now, before);
+  if (unties_head(c)) text += format("  as %s: %s\n", embeddings_name, head.c_str());
   for (const auto& [change, layers] : lines) text += "  " + layers_text(layers) + ": " + change + "\n";
   return text.empty() ? "  nothing\n" : text;
 }

@@ -24,7 +24,7 @@ struct ModelConfig {
   WiringTable wiring_table() const { return ::wiring_table(wiring, num_layers, num_heads); }
   // What the wiring says of the model as a whole: a table of no layers and heads.
   WiringTable whole_model() const { return ::wiring_table(wiring, 0, 0); }
-  int hidden_size() const { return 4 * channels; }  // H, of an MLP
+  int64_t hidden_size() const { return whole_model().hidden_size(channels); }  // H, of an MLP
   // The most positions of a text that the model can be given: without end where it has a memory.
   int longest_text() const { return whole_model().memory > 0 ? INT_MAX : max_seq_len; }
 };

@@ -1,5 +1,7 @@
 #include "config_json.h"
+#include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -40,14 +42,17 @@ static void check_known_function(const json& config, const std::string& path, co
   const std::string act = optional("activation_function", std::string("gelu_new"));
   if (act != "gelu_new" && act != "gelu_pytorch_tanh")
     user_error("%s: activation_function is \"%s\"; only gelu_new is known", path.c_str(), act.c_str());
-  if (optional("n_inner", c.hidden_size()) != c.hidden_size())
-    user_error("%s: n_inner is not 4 * n_embd; only that is known", path.c_str());
+  const int hidden = int(std::min<int64_t>(c.hidden_size(), INT_MAX));
+  if (optional("n_inner", hidden) != hidden)
+    user_error("%s: n_inner is not %d, as the wiring %s has it", path.c_str(), hidden, c.wiring.text.c_str());
   if (!optional("scale_attn_weights", true))
     user_error("%s: scale_attn_weights is false; scores are scaled by 1/sqrt(head size) here", path.c_str());
   for (const char* key : {"scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"})
     if (optional(key, false)) user_error("%s: %s is true; it is not known", path.c_str(), key);
-  if (!optional("tie_word_embeddings", true))
-    user_error("%s: tie_word_embeddings is false; only a tied lm_head is known", path.c_str());
+  const bool untied = c.wiring_table().untied, tied = optional("tie_word_embeddings", !untied);
+  if (tied == untied)
+    user_error("%s: tie_word_embeddings is %s, but the wiring is %s", path.c_str(), tied ? "true" : "false",
+               c.wiring.text.c_str());
   if (optional("add_cross_attention", false))
     user_error("%s: add_cross_attention is true; it is not known", path.c_str());
 }
@@ -102,7 +107,6 @@ ModelConfig read_config_json(const std::string& folder) {
     const auto fallback = value;
     value = config_value(config, path, field.json, field.required ? nullptr : &fallback);
   });
-  check_known_function(config, path, c);
   if (const auto end = config.find("eos_token_id"); end != config.end() && end->is_number_integer())
     c.end_of_text = config_value<int>(config, path, "eos_token_id", nullptr);
   try {
@@ -112,6 +116,7 @@ ModelConfig read_config_json(const std::string& folder) {
       user_error("wiring \"%s\": documents begin at the token \"eos_token_id\", which must be one of the vocabulary's",
                  c.wiring.text.c_str());
   } catch (const UserError& e) { user_error("%s: %s", path.c_str(), e.what()); }
+  check_known_function(config, path, c);
   check_size_of_weights(folder, path, c);
   return c;
 }
@@ -121,7 +126,7 @@ std::string config_json(const ModelConfig& c, std::optional<int> end_of_text) {
   json config = {{"architectures", {is_gpt2 ? "GPT2LMHeadModel" : "GPT2SLAForCausalLM"}},
                  {"model_type", is_gpt2 ? "gpt2" : "gpt2_sla"},
                  {"activation_function", "gelu_new"},
-                 {"tie_word_embeddings", true}};
+                 {"tie_word_embeddings", !c.wiring_table().untied}};
   if (!is_gpt2)
     config["auto_map"] = {{"AutoConfig", "configuration_gpt2_sla.GPT2SLAConfig"},
                           {"AutoModelForCausalLM", "modeling_gpt2_sla.GPT2SLAForCausalLM"}};

@@ -13,7 +13,7 @@ inline double matmul_parameters(const ModelConfig& c, const AttentionPlan& plan,
   for (const Sublayer& s : make_sublayers(c, plan).list) {
     if (const AttentionBranch* b = attention_of(s)) n += matmul_elements(*b, c, plan, segments);
     if (const auto* lsh = std::get_if<LshBranch>(&s.branch)) n += matmul_elements(*lsh, c);
-    if (is_mlp(s)) n += matmul_elements(std::get<MlpBranch>(s.branch), c);
+    if (is_mlp(s)) n += matmul_elements(std::get<MlpBranch>(s.branch));
     if (const auto* gru = std::get_if<GruResidual>(&s.residual)) n += matmul_elements(*gru, c);
     if (s.cycle_end) n += matmul_elements(*s.cycle_end);
   }

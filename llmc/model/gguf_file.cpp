@@ -5,6 +5,7 @@
 #include "llmc/utils/bf16_bits.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/files.h"
+#include "llmc/utils/text.h"
 #include "named_tensors.h"
 
 using nlohmann::json;
@@ -91,16 +92,25 @@ static void add_vocabulary(Metadata& metadata, int vocab_size, const std::string
 
 static Metadata metadata_of(const ModelConfig& c, const std::string& tokenizer_json, GgufType type) {
   Metadata m;
-  m.add("general.architecture", value_string, std::string("gpt2"));
+  const bool is_gpt2 = is_hugging_face_gpt2(c);
+  const std::string architecture = is_gpt2 ? "gpt2" : "llama", a = architecture + ".";
+  m.add("general.architecture", value_string, architecture);
   m.add("general.alignment", value_uint32, uint32_t(alignment));
   m.add("general.file_type", value_uint32, type == GgufType::fp32 ? file_all_f32 : file_mostly_bf16);
-  m.add("gpt2.vocab_size", value_uint32, uint32_t(c.vocab_size));
-  m.add("gpt2.context_length", value_uint32, uint32_t(c.max_seq_len));
-  m.add("gpt2.embedding_length", value_uint32, uint32_t(c.channels));
-  m.add("gpt2.block_count", value_uint32, uint32_t(c.num_layers));
-  m.add("gpt2.feed_forward_length", value_uint32, uint32_t(c.hidden_size()));
-  m.add("gpt2.attention.head_count", value_uint32, uint32_t(c.num_heads));
-  m.add("gpt2.attention.layer_norm_epsilon", value_float32, float(c.layer_norm_eps));
+  m.add(a + "vocab_size", value_uint32, uint32_t(c.vocab_size));
+  m.add(a + "context_length", value_uint32, uint32_t(c.max_seq_len));
+  m.add(a + "embedding_length", value_uint32, uint32_t(c.channels));
+  m.add(a + "block_count", value_uint32, uint32_t(c.num_layers));
+  m.add(a + "feed_forward_length", value_uint32, uint32_t(c.hidden_size()));
+  m.add(a + "attention.head_count", value_uint32, uint32_t(c.num_heads));
+  m.add(a + (is_gpt2 ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon"), value_float32,
+        float(c.layer_norm_eps));
+  if (!is_gpt2) {
+    const WiringTable table = c.wiring_table();
+    m.add(a + "attention.head_count_kv", value_uint32, uint32_t(table.num_kv_heads));
+    m.add(a + "rope.dimension_count", value_uint32, uint32_t(c.head_size()));
+    m.add(a + "rope.freq_base", value_float32, float(table.rope));
+  }
   add_vocabulary(m, c.vocab_size, tokenizer_json);
   return m;
 }
@@ -116,6 +126,49 @@ struct GgufTensor {
 };
 
 static uint64_t padded(uint64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+
+// Of a table by Llama's names (llama_file.h).
+static std::vector<GgufTensor> llama_tensors_of(const NamedTensors& source, GgufType type) {
+  static const std::map<std::string, std::string> names = {{"model.embed_tokens", "token_embd"},
+                                                           {"model.norm", "output_norm"},
+                                                           {"lm_head", "output"},
+                                                           {"input_layernorm", "attn_norm"},
+                                                           {"self_attn.q_proj", "attn_q"},
+                                                           {"self_attn.k_proj", "attn_k"},
+                                                           {"self_attn.v_proj", "attn_v"},
+                                                           {"mlp.gate_proj", "ffn_gate"},
+                                                           {"self_attn.o_proj", "attn_output"},
+                                                           {"mlp.up_proj", "ffn_up"},
+                                                           {"mlp.down_proj", "ffn_down"},
+                                                           {"post_attention_layernorm", "ffn_norm"}};
+  const std::string of_layer = "model.layers.", end = ".weight";
+  std::vector<GgufTensor> tensors;
+  for (int i = 0; i < source.table.size(); i++) {
+    const std::string& from = source.table.tensor(i).name;
+    std::string name = from.substr(0, from.size() - end.size()), layer;
+    if (begins_with(name, of_layer)) {
+      const size_t dot = name.find('.', of_layer.size());
+      layer = "blk." + name.substr(of_layer.size(), dot + 1 - of_layer.size()), name = name.substr(dot + 1);
+    }
+    const std::vector<int64_t> shape = source.shape(from);
+    const bool is_fp32 = type == GgufType::fp32 || shape.size() == 1;
+    tensors.push_back({layer + names.at(name) + end, from, shape, is_fp32 ? tensor_f32 : tensor_bf16});
+  }
+  return tensors;
+}
+
+// llama.cpp rotates neighbouring channels of its architecture "llama": rows i and i + hs/2 of a head of q or k lie
+// beside each other.
+static std::vector<float> with_pairs_together(const GgufTensor& tensor, std::vector<float> values, int64_t hs) {
+  if (!ends_with(tensor.source, "q_proj.weight") && !ends_with(tensor.source, "k_proj.weight")) return values;
+  const int64_t C = tensor.shape[1];
+  std::vector<float> rows;
+  for (int64_t row = 0; row < tensor.shape[0]; row++) {
+    const int64_t i = row % hs, from = row - i + i % 2 * (hs / 2) + i / 2;
+    rows.insert(rows.end(), values.begin() + from * C, values.begin() + (from + 1) * C);
+  }
+  return rows;
+}
 
 static std::vector<GgufTensor> tensors_of(const ModelConfig& c, const NamedTensors& source, GgufType type) {
   static const std::map<std::string, std::string> names = {{"ln_1", "attn_norm"},  {"attn.c_attn", "attn_qkv"},
@@ -140,8 +193,9 @@ static std::vector<GgufTensor> tensors_of(const ModelConfig& c, const NamedTenso
 
 void write_gguf_file(const std::string& path, const ModelConfig& config, const ParameterTable& table,
                      const FetchTensor& fetch, const std::string& tokenizer_json, GgufType type) {
-  const NamedTensors source(config, table, "llama.cpp");
-  const std::vector<GgufTensor> tensors = tensors_of(config, source, type);
+  const bool is_gpt2 = is_hugging_face_gpt2(config);
+  const NamedTensors source = is_gpt2 ? NamedTensors(config, table, "llama.cpp") : NamedTensors(table);
+  const std::vector<GgufTensor> tensors = is_gpt2 ? tensors_of(config, source, type) : llama_tensors_of(source, type);
   const Metadata metadata = metadata_of(config, tokenizer_json, type);
   std::string head = "GGUF";
   append(head, uint32_t(3));
@@ -166,7 +220,7 @@ void write_gguf_file(const std::string& path, const ModelConfig& config, const P
   std::string bytes;
   for (const GgufTensor& tensor : tensors) {
     bytes.clear();
-    for (float value : source.fetch(tensor.source, fetch)) {
+    for (float value : with_pairs_together(tensor, source.fetch(tensor.source, fetch), config.head_size())) {
       if (tensor.type == tensor_f32) append(bytes, value);
       else append(bytes, bf16_from_float(value));
     }

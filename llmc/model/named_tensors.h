@@ -22,6 +22,10 @@ struct NamedTensors {
     for (const ZeroTensor& zero : table.zero_tensors) zero_sizes[zero.name] = zero.size;
   }
 
+  explicit NamedTensors(const ParameterTable& table) : table(table) {
+    for (int i = 0; i < table.size(); i++) index[table.tensor(i).name] = i;
+  }
+
   // The shape of a tensor in the arena, where a linear weight is (out, in).
   std::vector<int64_t> shape(const std::string& name) const {
     const auto it = index.find(name);

@@ -27,7 +27,7 @@ struct AttentionParams {
 
 template <class T>
 struct MlpParams {
-  T *fcw = nullptr, *fcb = nullptr;      // (H, C), (H)
+  T *fcw = nullptr, *fcb = nullptr;      // (F, C), (F)
   T *projw = nullptr, *projb = nullptr;  // (C, H), (C)
 };
 
@@ -51,18 +51,19 @@ struct LayerParams {
 
 template <class T>
 struct Params {
-  T* wte = nullptr;                      // (V, C), also the output head
+  T* wte = nullptr;                      // (V, C), also the output head without `untied`
   T* wpe = nullptr;                      // (max_seq_len, C); null with rotary and with relative positions
   T* wse = nullptr;                      // (cycles, C): what cycles of layers begin with; null without `universal`
   T *haltw = nullptr, *haltb = nullptr;  // (C), (1): of `act`; else null
   int embedding_bucket = 0;
   std::vector<LayerParams<T>> layers;  // (L), or as many as a cycle has
   NormParams<T> lnf;
-  int lnf_bucket = 0;
+  T* lm_head = nullptr;  // (V, C): of `untied`; else null
+  int lnf_bucket = 0;    // of these two
 };
 
-// The vocabulary in whole tiles of a matmul. wte has zeros in the rows beyond V, and so have its gradient and the
-// logits'.
+// The vocabulary in whole tiles of a matmul. wte and lm_head have zeros in the rows beyond V, and so have their
+// gradients and the logits'.
 inline int64_t padded_vocab_size(const ModelConfig& c) { return (c.vocab_size + 63) / 64 * 64; }
 
 // QKV of a layer: the rows of its c_attn.
@@ -77,8 +78,9 @@ inline double least_parameters(const ModelConfig& c,
   const double C = c.channels;
   const WiringTable table = c.whole_model();
   const double positions = table.learns_positions() ? c.max_seq_len : 0;
-  return (double(c.vocab_size) + positions) * C +
-         (table.has_cycles ? table.stored_layers : c.num_layers) * std::max(9 * C * C, least);
+  const double of_mlp = C * (double(table.hidden_size(c.channels)) + table.fc_size(c.channels));
+  return ((table.untied ? 2.0 : 1.0) * c.vocab_size + positions) * C +
+         (table.has_cycles ? table.stored_layers : c.num_layers) * std::max(C * C + of_mlp, least);
 }
 
 // Throws UserError if the parameters alone, of so many bytes each, take more than what is `available` on a device (or
@@ -165,10 +167,12 @@ struct ParameterBuilder {
     add(p.weight, name + ".weight", {channels}, std::move(weight));
     if (!rmsnorm) bias(p.bias, name, channels, std::move(bias_spec));
   }
-  void linear(T*& weight, T*& bias_pointer, const std::string& name, int64_t in, int64_t out, double std) {
+  // `count`: as for matrix.
+  void linear(T*& weight, T*& bias_pointer, const std::string& name, int64_t in, int64_t out, double std,
+              int count = 1) {
     ParameterSpec bias_spec;
     bias_spec.file_shape = {out};
-    matrix(weight, name + ".weight", in, out, std);
+    matrix(weight, name + ".weight", in, out, std, count);
     bias(bias_pointer, name, out, std::move(bias_spec));
   }
   // A linear layer that has no bias; `count`: of as many matrices, one below the other.
@@ -220,12 +224,13 @@ struct ParameterBuilder {
 // after bucket is complete in the backward pass, from the last to the first.
 template <class T>
 void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const AttentionPlan& plan, Params<T>& p) {
-  const int64_t C = c.channels, H = c.hidden_size();
+  const int64_t C = c.channels, H = plan.table.hidden_size(c.channels), F = plan.table.fc_size(c.channels);
   // GPT-2's initialisation: normal(0, 0.02), the projections into the residual stream scaled by 1/sqrt(2L).
   const double weight_std = 0.02, residual_std = 0.02 / std::sqrt(2.0 * c.num_layers);
 
   p.embedding_bucket = b.begin_bucket("embeddings");
-  b.embedding(p.wte, "wte.weight", c.vocab_size, C, padded_vocab_size(c) - c.vocab_size, weight_std);
+  const int64_t padding = padded_vocab_size(c) - c.vocab_size;
+  b.embedding(p.wte, "wte.weight", c.vocab_size, C, padding, weight_std);
   if (plan.table.learns_positions()) b.embedding(p.wpe, "wpe.weight", c.max_seq_len, C, 0, weight_std);
   const int layers = plan.table.stored_layers;
   if (plan.table.has_cycles) b.embedding(p.wse, "wse.weight", c.num_layers / layers, C, 0, weight_std);
@@ -259,13 +264,14 @@ void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const Atte
     b.linear(attention.projw, attention.projb, h + "attn.c_proj", C, C, residual_std);
     if (plan.table.gru) b.gru(layer.gru1, h + "gru_1", C, weight_std);
     b.norm(layer.ln2, h + "ln_2", C, plan.table.rmsnorm);
-    b.linear(layer.mlp.fcw, layer.mlp.fcb, h + "mlp.c_fc", C, H, weight_std);
+    b.linear(layer.mlp.fcw, layer.mlp.fcb, h + "mlp.c_fc", C, F, weight_std, int(F / H));
     b.linear(layer.mlp.projw, layer.mlp.projb, h + "mlp.c_proj", H, C, residual_std);
     if (plan.table.gru) b.gru(layer.gru2, h + "gru_2", C, weight_std);
     b.end_bucket(), b.layer = -1;
   }
   p.lnf_bucket = b.begin_bucket("final layernorm");
   b.norm(p.lnf, "ln_f", C, plan.table.rmsnorm);
+  if (plan.table.untied) b.embedding(p.lm_head, "lm_head.weight", c.vocab_size, C, padding, weight_std);
   b.end_bucket();
   cut_into_parts(b.table);
 }

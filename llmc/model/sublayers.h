@@ -42,7 +42,7 @@ struct Recomputation {
     norm,        // the sublayer's norm
     branch,      // what of its branch other operations use; K/V has been kept
     residual,    // the residual stream after it, and the next norm
-    activation,  // of an MLP: GELU of the hidden units, which have been kept
+    activation,  // of an MLP: f of the hidden units, which have been kept
     output,      // the branch's output, and with `gru` its relu, which the gate reads
     gates,       // with `gru`: r, z and g
     stream,      // with `reversible`: what the sublayer's norm read of a stream
@@ -119,7 +119,7 @@ inline Sublayers make_sublayers(const ModelConfig& c, const AttentionPlan& plan,
     Branch& branch = add_sublayer(sublayers, c, plan, l, "ln1", "residual2").branch;
     if (plan.table.lsh_buckets > 0) branch = make_lsh(l, is_generation);
     else branch = make_attention(plan, l, is_generation);
-    add_sublayer(sublayers, c, plan, l, "ln2", "residual3").branch = make_mlp(c);
+    add_sublayer(sublayers, c, plan, l, "ln2", "residual3").branch = make_mlp(c, plan.table);
   }
   const int of_cycle = sublayers_of_cycle(plan), size = sublayers.size();
   for (int i = of_cycle; plan.table.halting > 0 && i <= size; i += of_cycle)
@@ -127,7 +127,7 @@ inline Sublayers make_sublayers(const ModelConfig& c, const AttentionPlan& plan,
   for (Sublayer& s : sublayers.list)
     if (auto* r = std::get_if<ReversibleResidual>(&s.residual))
       r->adds_to_first = !is_mlp(s), r->is_last = &s == &sublayers.list.back();
-  sublayers.last_norm.name = "lnf";
+  sublayers.last_norm.name = "lnf", sublayers.head.cap = float(plan.table.softcap);
   for (int i = 0; i <= size; i++) {
     Norm& norm = sublayers.norm(i);
     norm.C = c.channels, norm.eps = float(c.layer_norm_eps), norm.centers = !plan.table.rmsnorm;

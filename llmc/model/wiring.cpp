@@ -39,6 +39,26 @@ std::string terms_that_set(unsigned features) {
 
 constexpr const char* spaces = " \t";
 
+// A word that is short for several terms, which take its place in the wiring's text.
+struct ShortName {
+  std::string name, terms;
+  const char* help;
+};
+const ShortName short_names[] = {
+    {"modern", "rmsnorm qknorm rope relu2 untied softcap(15)", "the block that nanochat trains"}};
+
+std::string with_terms_for_names(std::string text) {
+  for (const ShortName& s : short_names)
+    for (size_t at = 0, next; (at = text.find(s.name, at)) != std::string::npos; at = next) {
+      const size_t end = at + s.name.size();
+      const bool begins = at == 0 || strchr(spaces, text[at - 1]) != nullptr,
+                 is_word = begins && (end == text.size() || strchr(spaces, text[end]) != nullptr);
+      if (is_word) text.replace(at, s.name.size(), s.terms);
+      next = is_word ? at + s.terms.size() : end;
+    }
+  return text;
+}
+
 // The arguments between parentheses after a name, none where no parenthesis follows. a.end moves past them.
 void take_arguments(TermReader& a) {
   if (a.end >= a.wiring.size() || a.wiring[a.end] != '(') return;
@@ -65,6 +85,7 @@ WiringTerm read_term(const std::string& text, size_t& at) {
   if (known == known_terms().end()) {
     std::vector<std::string> names;
     for (const WiringTerm& t : known_terms()) names.push_back(name_of(t));
+    for (const ShortName& s : short_names) names.push_back(s.name);
     const std::string nearest = nearest_name(name, names);
     a.error("there is no such term" + (nearest.empty() ? "" : "; is it " + nearest + "?") + " (" +
             names_of_terms(", ", [](const TermInfo&) { return true; }) + ")");
@@ -150,7 +171,8 @@ std::string wiring_help() {
                 {"whose attention map", Feature::maps},
                 {"positions", Feature::positions | Feature::segments},
                 {"layers", Feature::cycles | Feature::halting},
-                {"norms and the residual stream", Feature::norms | Feature::joins}};
+                {"norms and the residual stream", Feature::norms | Feature::head_norms | Feature::joins},
+                {"MLPs and the output head", Feature::activations | Feature::heads | Feature::caps}};
   std::string text = "A wiring is a text of terms, applied from left to right to plain GPT-2.\n";
   auto add = [&](const TermInfo& info) {
     const std::string needs = info.needs != 0 ? "; needs " + terms_that_set(info.needs) : "";
@@ -162,12 +184,14 @@ std::string wiring_help() {
     for (const WiringTerm& t : known_terms())
       if ((info_of(t).sets & features) != 0) add(info_of(t));
   }
+  text += "\nshort for several terms:\n";
+  for (const ShortName& s : short_names) text += "  " + s.name + "\n      " + s.terms + ": " + s.help + "\n";
   return text;
 }
 
-Wiring parse_wiring(const std::string& text) {
+Wiring parse_wiring(const std::string& given) {
   Wiring w;
-  w.text = text;
+  const std::string text = w.text = with_terms_for_names(given);
   w.terms.clear();
   for (size_t at = 0; (at = text.find_first_not_of(spaces, at)) != std::string::npos;) {
     if (w.terms.size() == most_terms) user_error("the wiring has more than %zu terms", most_terms);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 #include <vector>
+#include "llmc/ops/activation.h"
 #include "llmc/ops/attention_mask.h"
 
 struct WiringTable {
@@ -28,7 +29,12 @@ struct WiringTable {
   bool has_cycles = false;  // of so many layers, and something is added before each: `universal`
   double halting = 0;       // the eps of `act`; 0: tokens do not halt
   double ponder_cost = 0;
-  bool rmsnorm = false;                 // norms take no mean and have no bias
+  bool rmsnorm = false;  // norms take no mean and have no bias
+  bool qknorm = false;   // q and k of each head are divided by their root mean square
+  Activation activation = Activation::gelu;
+  int hidden_units = 0;                 // of an MLP; 0: as many as hidden_size says
+  bool untied = false;                  // the output head has a weight of its own
+  double softcap = 0;                   // logits lie between -softcap and softcap; 0: anywhere
   bool gru = false;                     // branches join the residual stream in gates
   bool reversible = false;              // two residual streams, which the backward pass recovers
   int lsh_buckets = 0, lsh_rounds = 0;  // 0: attention does not hash
@@ -40,5 +46,11 @@ struct WiringTable {
   AttentionMask& mask(int layer, int head) { return masks[layer * num_heads + head]; }
   // Whether the model has an embedding of each position (wpe).
   bool learns_positions() const { return rope == 0 && !relative; }
+  // H, the hidden units of an MLP between C channels, and F, the products that they are made of. Two thirds of 4 C are
+  // as many weights with two products, in whole tiles of 64.
+  int64_t hidden_size(int64_t C) const {
+    return hidden_units > 0 ? hidden_units : is_gated(activation) ? (8 * C + 191) / 192 * 64 : 4 * C;
+  }
+  int64_t fc_size(int64_t C) const { return num_products(activation, hidden_size(C)); }
   int kv_head(int head) const { return int(int64_t(head) * num_kv_heads / num_heads); }
 };

@@ -5,7 +5,7 @@
 #include "llmc/ops/precision.h"
 
 // A chunk of rows of logits, (rows, ld), of which the columns [0, V) are the vocabulary; 0 <= target < V, or
-// not_scored.
+// not_scored. With a cap c the loss is that of c tanh(logits / c), and the gradient that of the logits themselves.
 struct ClassifierArgs {
   float* losses;       // (rows) = logsumexp(logits) - logits[target], in nats; 0 where the target is not scored
   floatX* logits;      // with write_gradient they become their gradient, else they are left as they are
@@ -15,6 +15,7 @@ struct ClassifierArgs {
   bool write_gradient;
   // (rows) = the target is scored, and the first of the largest logits. Null: not wanted, as with write_gradient.
   uint8_t* correct = nullptr;
+  float cap = 0;  // c; 0: none
 };
 
 // What of `count` positions is added to a step's sums.

@@ -58,8 +58,8 @@ static void add_batch_options(OptionTable& t, TrainOptions& o) {
       .logged("total_batch", OnResume::warned_of)
       .called("number of tokens in an update, B * T if it is not given");
   t.add("-r,--recompute", o.recompute,
-        "what the backward pass computes again instead of keeping it: 0 nothing, 1 GELU, 2 and LayerNorm, 3 everything "
-        "in a block but its K/V, 4 and the MLP's hidden units in chunks: less memory, slower; with the term "
+        "what the backward pass computes again instead of keeping it: 0 nothing, 1 MLPs' activations, 2 and norms, 3 "
+        "everything in a block but its K/V, 4 and the MLP's hidden units in chunks: less memory, slower; with the term "
         "reversible at least 3",
         between(0, 4))
       .logged("recompute");

@@ -59,6 +59,11 @@ class Wiring:
         self.halting = None                                         # the eps of act
         self.ponder_cost = 0                                        # what minimised has of the mean of N + R
         self.rmsnorm = False                                        # whether norms take no mean and have no bias
+        self.activation = lambda x: F.gelu(x, approximate="tanh")   # of MLPs
+        self.gated, self.hidden = 1, lambda C: 4 * C                # of MLPs: products of each hidden unit; the units
+        self.qknorm = False
+        self.head = "wte.weight"
+        self.cap = lambda logits: logits
         self.gru = False                                            # whether sublayers join the stream in gates
         self.reversible = False                                     # whether there are two residual streams
         self.hashes = None                                          # the (buckets, rounds) of lsh
@@ -198,6 +203,30 @@ class Wiring:
         """x / sqrt(mean(x^2) + eps) * weight."""
         self.rmsnorm = True
 
+    def term_qknorm(self):
+        """q and k of each head are divided by sqrt(mean(x^2) + 1e-6)."""
+        self.qknorm = True
+
+    # ---- MLPs and the output head ------------------------------------------------------------------------------------
+
+    def term_relu2(self):
+        """relu(x)^2 in place of GELU."""
+        self.activation = lambda x: x.relu() ** 2
+
+    def term_swiglu(self, units=None):
+        """silu(x W_g) * (x W_u), of 8/3 of the channels, up to a multiple of 64, hidden units by default."""
+        self.gated, self.hidden = 2, lambda C: int(units) if units else -(-8 * C // 192) * 64
+        self.activation = lambda x: F.silu(x.chunk(2, dim=2)[0]) * x.chunk(2, dim=2)[1]
+
+    def term_untied(self):
+        """The output head has a weight of its own."""
+        self.head = "lm_head.weight"
+
+    def term_softcap(self, c):
+        """c tanh(logits / c)."""
+        c = float(c)
+        self.cap = lambda logits: c * torch.tanh(logits / c)
+
     # ---- how a sublayer joins the residual stream --------------------------------------------------------------------
 
     def term_gru(self):
@@ -270,6 +299,13 @@ ALL = {  # name: (wiring, options)
     "documents_relative": ("relative documents also(1,1) gru", {"bias": False}),
     "documents_maps": ("gate documents fixed(8,2)", {}),
     "rmsnorm": ("rmsnorm", {}),
+    "qknorm": ("qknorm", {}),
+    "qknorm_of_memory": ("qknorm memory(20) rope sla(1,2) gqa(2)", {"accumulate": 2}),
+    "relu2": ("relu2", {}),
+    "swiglu": ("swiglu", {}),
+    "softcap": ("softcap(0.5)", {}),
+    "untied": ("untied", {}),
+    "all_parts": ("rmsnorm qknorm rope swiglu untied softcap(3) gqa(2) sla(2,2)", {"bias": False, "accumulate": 2}),
     "rmsnorm_of_memory": ("rmsnorm memory(20) rope sla(1,2) gru", {"bias": False, "accumulate": 2}),
 }
 
@@ -324,10 +360,12 @@ def tensors_of(config, wiring):
         linear(f"h.{l}.attn.c_proj", C, C, 0.08)
         gate(f"h.{l}.gru_1")
         norm(f"h.{l}.ln_2")
-        linear(f"h.{l}.mlp.c_fc", C, 4 * C, 0.08)
-        linear(f"h.{l}.mlp.c_proj", 4 * C, C, 0.08)
+        linear(f"h.{l}.mlp.c_fc", C, wiring.gated * wiring.hidden(C), 0.08)
+        linear(f"h.{l}.mlp.c_proj", wiring.hidden(C), C, 0.08)
         gate(f"h.{l}.gru_2")
     norm("ln_f")
+    if wiring.head not in dict(t[:2] for t in tensors):
+        tensors.append((wiring.head, (V, C), 0, 0.08))
     return tensors
 
 
@@ -377,7 +415,7 @@ class Model:
             x = self.halted(torch.stack(states))
         if self.wiring.memory == 0:
             self.remembered = None
-        logits = self.norm("ln_f", x) @ self.w["wte.weight"].T
+        logits = self.wiring.cap(self.norm("ln_f", x) @ self.w[self.wiring.head].T)
         return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
 
     def coordinates(self, cycle, T):
@@ -427,7 +465,7 @@ class Model:
         return x @ self.w[name + ".weight"] + self.w[name + ".bias"]
 
     def mlp(self, l, x):
-        hidden = F.gelu(self.linear(self.of_layer(l, "mlp.c_fc"), x), approximate="tanh")
+        hidden = self.wiring.activation(self.linear(self.of_layer(l, "mlp.c_fc"), x))
         return self.linear(self.of_layer(l, "mlp.c_proj"), hidden)
 
     def attention(self, l, x, queries):
@@ -437,6 +475,8 @@ class Model:
         hs = C // h
         q, k, v = self.linear(self.of_layer(l, "attn.c_attn"), x).split(widths_of(self.config, wiring), dim=2)
         q, k, v = (y.view(B, T, -1, hs).transpose(1, 2) for y in (q, k, v))  # (B, heads, T, hs)
+        if wiring.qknorm:
+            q, k = (y / torch.sqrt((y**2).mean(-1, keepdim=True) + 1e-6) for y in (q, k))
         if wiring.rope_base is not None:
             q, k = self.rotate(q), self.rotate(k)
         if wiring.hashes:

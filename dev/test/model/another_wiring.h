@@ -201,6 +201,25 @@ TEST(AnotherWiring, HasNoBiasesOfNormsThatTakeNoMean) {
   fresh.check();
 }
 
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/change_wiring.h: `if (unties_head(c) && table.tensor` ->
+//   `if (false && table.tensor`
+TEST(AnotherWiring, BeginsAHeadOfItsOwnAsTheEmbeddings) {
+  Rewired untied(four_layers("plain"), "untied");
+  untied.expected.at("lm_head.weight") = untied.trained.at("wte.weight");
+  untied.check();
+  Rewired(four_layers("untied"), "plain").check();
+  Rewired(four_layers("untied"), "untied gru").check();
+}
+
+TEST(AnotherWiring, HasNewMlpsOfAnotherForm) {
+  for (const auto& [before, now] : {std::pair("plain", "swiglu"), {"swiglu(80)", "plain"}, {"swiglu", "swiglu(56)"}}) {
+    Rewired other(four_layers(before), now);
+    EXPECT_EQ(other.expected.at("h.3.mlp.c_fc.weight").data, other.fresh.at("h.3.mlp.c_fc.weight").data);
+    other.check();
+  }
+  Rewired(four_layers("plain"), "relu2").check();
+}
+
 TEST(AnotherWiring, HasNewGatesOfTheResidualStream) {
   Rewired gated(four_layers("plain"), "gru");
   for (const char* name : {"h.0.gru_1.y.weight", "h.3.gru_2.x.weight", "h.2.gru_1.rx.weight", "h.3.gru_2.bias"})

@@ -85,7 +85,12 @@ struct RandomCase {
     if (others.one_in(6)) terms = hashing_terms(others, T);
     else if (may_be_reversible && others.one_in(3) && none_begins_with(terms, {"relative", "universal", "act", "topk"}))
       add("reversible");
-    if (!is_bf16 && Draw{seed + 2000}.one_in(4)) terms.push_back("rmsnorm");
+    Draw parts = {seed + 2000};
+    if (!is_bf16 && parts.one_in(4)) terms.push_back("rmsnorm");
+    if (parts.one_in(3)) terms.push_back(parts.of<std::string>({"relu2", "swiglu", "swiglu(56)"}));
+    if (parts.one_in(4) && none_begins_with(terms, {"relative", "lsh"})) terms.push_back("qknorm");
+    if (parts.one_in(4)) terms.push_back("untied");
+    if (parts.one_in(4)) terms.push_back(format("softcap(0.%d)", parts(1, 9)));
     if (!has_memory && none_begins_with(terms, {"lsh"}) && Draw{seed + 3000}.one_in(4)) terms.push_back("documents");
     for (const std::string& term : terms) wiring += (wiring.empty() ? "" : " ") + term;
     if (terms.empty()) wiring = "plain";
@@ -163,6 +168,13 @@ const char* const every_term[] = {"plain",
                                   "documents universal(2) rope",
                                   "rmsnorm",
                                   "rmsnorm reversible sla(1,2) rope",
+                                  "qknorm",
+                                  "qknorm rope gqa(2) sla(2,3) window(9,SL)",
+                                  "relu2 gqa(2)",
+                                  "swiglu gate",
+                                  "softcap(0.5)",
+                                  "untied universal(2)",
+                                  "modern sla(2,3)",
                                   "gru",
                                   "universal(2) gru relative also(1,2)",
                                   "universal(1) act(0.3)",

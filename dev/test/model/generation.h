@@ -35,6 +35,24 @@ TEST(Generation, ContinuesFromCachedKvAsIfFromTheStart) {
   EXPECT_LE(relative_error(pieces, whole), generation_tolerance);
 }
 
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/head.h: `if (head.cap > 0) cap_logits(` ->
+//   `if (false) cap_logits(`
+TEST(Generation, DrawsByTheReferencesLogits) {
+  for (const char* wiring : {"plain", "softcap(0.3)", "untied"}) {
+    auto model = make_model(four_layers(wiring), 1, 20);
+    const DoubleTensors params = random_parameters(model->config, 9);
+    set_weights(*model, params);
+    const std::vector<int> tokens = random_tokens(20, model->config.vocab_size, 1);
+    reference::Cache<double> cache;
+    reference::forward(model->config, params, tokens, tokens, 1, 20, &cache);
+    auto generator = make_generator(*model, 1, 20, 20);
+    EXPECT_LE(relative_error(gpt2_read_prompt(*generator, 0, tokens),
+                             std::vector<double>(cache.logits.end() - model->config.vocab_size, cache.logits.end())),
+              tensor_tolerance)
+        << wiring;
+  }
+}
+
 // Weights change between two samples of a run. What generation keeps of them for a text, r of relative positions, must
 // not outlive it.
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/relative_attention.h: `return part.first == 0; };` ->

@@ -64,8 +64,9 @@ TEST(Threads, AreStartedForLargeOperationsOnly) {
     const std::vector<int> tokens(N, 3);
     const std::vector<ParameterChunk> chunks(20, {0, 0, 64, 1});
     double sum;
-    matmul_gelu_forward(a.data(), b.data(), c.data(), d.data(), e.data(), N, C, OC);
-    matmul_gelu_backward(a.data(), x.data(), y.data(), d.data(), e.data(), f.data(), b.data(), N, C, OC);
+    matmul_activation_forward(Activation::gelu, a.data(), b.data(), c.data(), d.data(), e.data(), N, C, OC);
+    matmul_activation_backward(Activation::gelu, a.data(), x.data(), y.data(), d.data(), e.data(), f.data(), b.data(),
+                               N, C, OC);
     const LayerNormForward norm = {a.data(), x.data(), y.data(), e.data(), nullptr, N, C, 1e-5f};
     layernorm_forward(norm, d.data());
     residual_layernorm_forward(norm, f.data(), d.data(), e.data());
@@ -82,7 +83,7 @@ TEST(Threads, AreStartedForLargeOperationsOnly) {
     EXPECT_EQ(num_threads_of_process(), before);
 
     std::vector<floatX> p(large, floatX(0.5f)), q(large), r(large);
-    gelu_forward(q.data(), p.data(), large);
+    activation_forward(Activation::gelu, q.data(), p.data(), 1, large);
     EXPECT_EQ(num_threads_of_process(), before + 2);
     omp_set_num_threads(4);
     gemm('N', 'N', 1024, 1024, 1024, p.data(), 1024, q.data(), 1024, false, r.data(), 1024);

@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm, alone and of a sum, and GELU.
+// LayerNorm and RMSNorm, alone and of a sum.
 #pragma once
 #include <cmath>
 #include "dev/test/operations/operation.h"
@@ -224,54 +224,3 @@ TEST(LayerNorm, BackwardIsTwoKernels) {
   }
 }
 #endif
-
-// ----------------------------------------------------------------------------
-// GELU
-
-TEST(Gelu, AndItsDerivativeAreTheTanhForm) {
-  std::vector<floatX> x, d;
-  for (float v = -12; v < 12; v += 0.01f) x.push_back(floatX(v)), d.push_back(floatX(1.5f));
-  for (float v : {0.0f, 1e4f, 1e9f, 1e15f, 3e38f}) x.push_back(floatX(v)), x.push_back(floatX(-v));
-  while (x.size() % 8 != 0) x.push_back(floatX(0.5f));
-  d.resize(x.size(), floatX(1.5f));
-
-  const DeviceArray<floatX> d_x(x);
-  const auto [y, slope] = in_any_order([&] {
-    DeviceArray<floatX> y(nans<floatX>(int64_t(x.size()))), slope(d);
-    gelu_forward(y.data, d_x.data, int64_t(x.size()));
-    gelu_backward(slope.data, d_x.data, int64_t(x.size()));
-    return std::make_tuple(y.to_host(), slope.to_host());
-  });
-  for (size_t i = 0; i < x.size(); i++) {
-    const double v = real(x[i]);
-    const bool huge = std::abs(v) > 1e3;  // where gelu_slope's own squares overflow
-    const double e_y = gelu_of(v), e_slope = 1.5 * (huge ? double(v > 0) : gelu_slope(v));
-    EXPECT_NEAR(real(y[i]), e_y, 2 * one_rounding * std::max(1.0, std::abs(e_y))) << v;
-    EXPECT_NEAR(real(slope[i]), e_slope, 3 * one_rounding) << v;
-  }
-}
-
-// Elements beside and on the 2,048 of a block.
-TEST(Gelu, IsThatOfEveryElement) {
-  for (int64_t n : {2040, 2048, 2056}) {
-    SCOPED_TRACE(n);
-    const auto x = random_values<floatX>(n, 1), d = random_values<floatX>(n, 2);
-    const DeviceArray<floatX> d_x(x), y(nans<floatX>(n)), slope(d);
-    gelu_forward(y.data, d_x.data, n);
-    gelu_backward(slope.data, d_x.data, n);
-    std::vector<double> e_y, e_slope;
-    for (int64_t i = 0; i < n; i++)
-      e_y.push_back(gelu_of(real(x[i]))), e_slope.push_back(real(d[i]) * gelu_slope(real(x[i])));
-    EXPECT_LE(relative_error(y.to_host(), e_y), one_rounding);
-    EXPECT_LE(relative_error(slope.to_host(), e_slope), one_rounding);
-  }
-}
-
-TEST(Gelu, LetsNaNThrough) {
-  const std::vector<floatX> ones(8, floatX(1.0f));
-  const DeviceArray<floatX> x(nans<floatX>(8)), y(ones), d(ones);
-  gelu_forward(y.data, x.data, 8);
-  gelu_backward(d.data, x.data, 8);
-  EXPECT_TRUE(std::isnan(float(y.to_host()[0])));
-  EXPECT_TRUE(std::isnan(float(d.to_host()[0])));
-}

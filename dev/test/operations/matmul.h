@@ -1,6 +1,7 @@
-// The matmul of a linear layer, with bias and GELU, its gradients, and sums of columns.
+// The matmul of a linear layer, with bias and activation, its gradients, and sums of columns.
 #pragma once
 #include <utility>
+#include "dev/test/operations/activation.h"
 #include "dev/test/operations/operation.h"
 
 // A linear layer with random values, and what it computes in double.
@@ -65,22 +66,23 @@ TEST(Matmul, ForwardIsInpTimesWeightTransposedPlusBias) {
   }
 }
 
-TEST(Matmul, WithGeluGivesItsInputToo) {
+TEST(Matmul, WithAnActivationGivesItsInputToo) {
   const Linear l = {37, 24, 40};
-  fused_and_not([&](auto... fused) {
-    for (bool with_bias : {false, true}) {
-      const auto [out, pre_gelu] = in_any_order([&] {
-        DeviceArray<floatX> out(nans<floatX>(l.N * l.OC)), pre_gelu(nans<floatX>(l.N * l.OC));
-        matmul_gelu_forward(out.data, pre_gelu.data, l.d_inp.data, l.d_weight.data, with_bias ? l.d_bias.data : nullptr,
-                            l.N, l.C, l.OC, fused...);
-        return std::make_tuple(out.to_host(), pre_gelu.to_host());
-      });
-      std::vector<double> expected = l.out(with_bias);
-      EXPECT_LE(relative_error(pre_gelu, expected), one_rounding);
-      for (double& x : expected) x = gelu_of(x);
-      EXPECT_LE(relative_error(out, expected), two_roundings);
-    }
-  });
+  for (Activation f : activations_of_one)
+    fused_and_not([&, f](auto... fused) {
+      for (bool with_bias : {false, true}) {
+        const auto [out, pre] = in_any_order([&] {
+          DeviceArray<floatX> out(nans<floatX>(l.N * l.OC)), pre(nans<floatX>(l.N * l.OC));
+          matmul_activation_forward(f, out.data, pre.data, l.d_inp.data, l.d_weight.data,
+                                    with_bias ? l.d_bias.data : nullptr, l.N, l.C, l.OC, fused...);
+          return std::make_tuple(out.to_host(), pre.to_host());
+        });
+        std::vector<double> expected = l.out(with_bias);
+        EXPECT_LE(relative_error(pre, expected), one_rounding);
+        for (double& x : expected) x = value_of(f, x);
+        EXPECT_LE(relative_error(out, expected), two_roundings);
+      }
+    });
 }
 
 #ifdef SLA_EMU
@@ -95,8 +97,9 @@ TEST(Matmul, ChoosesAnAlgorithmForTheAlignmentOfBiasAndGelu) {
     const DeviceArray<floatX> bias(values), out(nans<floatX>(l.N * l.OC)), pre_gelu(nans<floatX>(at + l.N * l.OC));
     matmul_forward(out.data, l.d_inp.data, l.d_weight.data, bias.data + at, l.N, l.C, l.OC);
     EXPECT_LE(relative_error(out.to_host(), l.out(true)), one_rounding);
-    matmul_gelu_forward(out.data, pre_gelu.data + at, l.d_inp.data, l.d_weight.data, l.d_bias.data, l.N, l.C, l.OC,
-                        /*fused=*/true);
+    matmul_activation_forward(Activation::gelu, out.data, pre_gelu.data + at, l.d_inp.data, l.d_weight.data,
+                              l.d_bias.data, l.N, l.C, l.OC,
+                              /*fused=*/true);
     std::vector<double> expected = l.out(true);
     for (double& x : expected) x = gelu_of(x);
     EXPECT_LE(relative_error(out.to_host(), expected), two_roundings);
@@ -120,23 +123,49 @@ TEST(Matmul, BackwardSetsTheInputsGradientAndAddsToTheWeights) {
   }
 }
 
-TEST(Matmul, BackwardThroughGeluMultipliesWithItsDerivative) {
+TEST(Matmul, BackwardThroughAnActivationMultipliesWithItsDerivative) {
   const Linear l = {37, 24, 40};
-  const std::vector<floatX> pre_gelu = random_values<floatX>(l.N * l.C, 7);
-  const DeviceArray<floatX> d_pre_gelu(pre_gelu);
-  Linear::Gradients expected = l.gradients();
-  for (size_t i = 0; i < pre_gelu.size(); i++) expected.dinp[i] *= gelu_slope(real(pre_gelu[i]));
-  fused_and_not([&](auto... fused) {
-    const auto [dinp, dweight] = in_any_order([&] {
-      DeviceArray<floatX> dinp(nans<floatX>(l.N * l.C));
-      DeviceArray<float> dweight(l.dweight);
-      matmul_gelu_backward(dinp.data, dweight.data, nullptr, l.d_dout.data, l.d_inp.data, d_pre_gelu.data,
-                           l.d_weight.data, l.N, l.C, l.OC, fused...);
-      return std::make_tuple(dinp.to_host(), dweight.to_host());
+  const std::vector<floatX> pre = random_values<floatX>(l.N * l.C, 7);
+  const DeviceArray<floatX> d_pre(pre);
+  for (Activation f : activations_of_one) {
+    Linear::Gradients expected = l.gradients();
+    for (size_t i = 0; i < pre.size(); i++) expected.dinp[i] *= slope_of(f, real(pre[i]));
+    fused_and_not([&](auto... fused) {
+      const auto [dinp, dweight] = in_any_order([&] {
+        DeviceArray<floatX> dinp(nans<floatX>(l.N * l.C));
+        DeviceArray<float> dweight(l.dweight);
+        matmul_activation_backward(f, dinp.data, dweight.data, nullptr, l.d_dout.data, l.d_inp.data, d_pre.data,
+                                   l.d_weight.data, l.N, l.C, l.OC, fused...);
+        return std::make_tuple(dinp.to_host(), dweight.to_host());
+      });
+      EXPECT_LE(relative_error(dinp, expected.dinp), two_roundings);
+      EXPECT_LE(relative_error(dweight, expected.dweight), of_fp32);
     });
-    EXPECT_LE(relative_error(dinp, expected.dinp), two_roundings);
-    EXPECT_LE(relative_error(dweight, expected.dweight), of_fp32);
+  }
+}
+
+// Of a gate and a product for each unit: the gradient of both, from that of the unit.
+TEST(Matmul, BackwardThroughAGateHasBothGradients) {
+  const Linear l = {37, 24, 40};
+  const std::vector<floatX> pre = random_values<floatX>(l.N * 2 * l.C, 7);
+  const DeviceArray<floatX> d_pre(pre);
+  std::vector<double> expected(pre.size());
+  const Linear::Gradients of_units = l.gradients();
+  for (int64_t i = 0; i < l.N * l.C; i++) {
+    const int64_t at = i / l.C * 2 * l.C + i % l.C;
+    const double x = real(pre[at]), s = 1 / (1 + std::exp(-x));
+    expected[at] = of_units.dinp[i] * real(pre[at + l.C]) * (s + x * s * (1 - s));
+    expected[at + l.C] = of_units.dinp[i] * x * s;
+  }
+  const auto [dpre, dweight] = in_any_order([&] {
+    DeviceArray<floatX> dpre(nans<floatX>(l.N * 2 * l.C));
+    DeviceArray<float> dweight(l.dweight);
+    matmul_activation_backward(Activation::swiglu, dpre.data, dweight.data, nullptr, l.d_dout.data, l.d_inp.data,
+                               d_pre.data, l.d_weight.data, l.N, l.C, l.OC);
+    return std::make_tuple(dpre.to_host(), dweight.to_host());
   });
+  EXPECT_LE(relative_error(dpre, expected), two_roundings);
+  EXPECT_LE(relative_error(dweight, of_units.dweight), of_fp32);
 }
 
 // Rows beside and on the 8 warps and 64 rows of a block; columns beside and on a block's 256. Columns of a wider

@@ -116,6 +116,31 @@ Array<Real> rotate(const Array<Real>& x, double base, int direction, int64_t fir
   return out;
 }
 
+// `qknorm`: each row of x (any, hs) divided by r = sqrt(mean(x^2) + 1e-6).
+template <class Real>
+Array<Real> normed_rows(const Array<Real>& x, int64_t hs) {
+  Array<Real> out(x.size());
+  for (size_t first = 0; first < x.size(); first += hs) {
+    Real mean = Real(1e-6);
+    for (int64_t i = 0; i < hs; i++) mean += x[first + i] * x[first + i] / hs;
+    for (int64_t i = 0; i < hs; i++) out[first + i] = x[first + i] / std::sqrt(mean);
+  }
+  return out;
+}
+
+// d_x = (d_out - x (x . d_out) / (hs r^2)) / r
+template <class Real>
+Array<Real> normed_rows_backward(const Array<Real>& x, const Array<Real>& d_out, int64_t hs) {
+  Array<Real> d_x(x.size());
+  for (size_t first = 0; first < x.size(); first += hs) {
+    Real mean = Real(1e-6), dot = 0;
+    for (int64_t i = 0; i < hs; i++) mean += x[first + i] * x[first + i] / hs, dot += x[first + i] * d_out[first + i];
+    for (int64_t i = 0; i < hs; i++)
+      d_x[first + i] = (d_out[first + i] - x[first + i] * dot / hs / mean) / std::sqrt(mean);
+  }
+  return d_x;
+}
+
 // `lsh`: each row of x (any, hs) divided by its norm.
 template <class Real>
 Array<Real> unit_rows(const Array<Real>& x, int64_t hs) {

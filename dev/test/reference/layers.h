@@ -128,6 +128,13 @@ inline int positions_of_memory(const ModelConfig& config) {
   return memory ? memory->n : 0;
 }
 
+// The hidden units of MLPs; by default of `swiglu` 8/3 of the channels, up to a multiple of 64.
+inline int64_t hidden_units(const ModelConfig& config) {
+  const SwigluTerm* swiglu = find_term<SwigluTerm>(config);
+  if (!swiglu) return 4 * config.channels;
+  return swiglu->hidden_units > 0 ? swiglu->hidden_units : int64_t(std::ceil(config.channels / 24.0)) * 64;
+}
+
 // What the names of layer l's parameters begin with.
 inline std::string name_of_layer(const ModelConfig& config, int l) {
   return "h." + std::to_string(l % layers_in_cycle(config));
@@ -167,7 +174,8 @@ Tensors<Real> make_parameters(const ModelConfig& config) {
   const int64_t C = config.channels, g = num_kv_heads(config), hs = config.head_size();
   const bool relative = find_term<RelativeTerm>(config);
   const LshTerm* lsh = find_term<LshTerm>(config);
-  add("wte.weight", {config.vocab_size, C});  // token embedding, and the output head: tied
+  add("wte.weight", {config.vocab_size, C});  // token embedding, and without `untied` the output head
+  if (find_term<UntiedTerm>(config)) add("lm_head.weight", {config.vocab_size, C});
   if (!relative && !find_term<RopeTerm>(config)) add("wpe.weight", {config.max_seq_len, C});  // position embedding
   const int k = layers_in_cycle(config);
   if (find_term<UniversalTerm>(config)) add("wse.weight", {config.num_layers / k, C});  // embedding of the cycle
@@ -185,8 +193,9 @@ Tensors<Real> make_parameters(const ModelConfig& config) {
     add_linear(h + ".attn.c_proj", C, C);
     add_gate(h + ".gru_1", C);
     add_norm(h + ".ln_2", C);
-    add_linear(h + ".mlp.c_fc", C, 4 * C);
-    add_linear(h + ".mlp.c_proj", 4 * C, C);
+    const int64_t H = hidden_units(config);
+    add_linear(h + ".mlp.c_fc", C, find_term<SwigluTerm>(config) ? 2 * H : H);
+    add_linear(h + ".mlp.c_proj", H, C);
     add_gate(h + ".gru_2", C);
   }
   add_norm("ln_f", C);
@@ -203,6 +212,10 @@ template <class Real>
 Tensor<Real>* find(Tensors<Real>& tensors, const std::string& name) {
   auto it = tensors.find(name);
   return it == tensors.end() ? nullptr : &it->second;
+}
+
+inline const char* name_of_head(const ModelConfig& config) {
+  return find_term<UntiedTerm>(config) ? "lm_head.weight" : "wte.weight";
 }
 
 // ----------------------------------------------------------------------------
@@ -337,6 +350,43 @@ Array<Real> gelu_backward(const Array<Real>& in, const Array<Real>& d_out) {
 template <class Real>
 Real sigmoid_of(Real x) {
   return 1 / (1 + std::exp(-x));
+}
+
+// The activation of MLPs: gelu, with `relu2` relu(x)^2, and with `swiglu` silu(x) y of (any, x | y).
+template <class Real>
+Array<Real> activation(const ModelConfig& config, const Array<Real>& in) {
+  if (find_term<SwigluTerm>(config)) {
+    const size_t H = hidden_units(config);
+    Array<Real> out(in.size() / 2);
+    for (size_t i = 0; i < out.size(); i++) {
+      const Real x = in[i / H * 2 * H + i % H], y = in[i / H * 2 * H + H + i % H];
+      out[i] = x * sigmoid_of(x) * y;
+    }
+    return out;
+  }
+  if (!find_term<Relu2Term>(config)) return gelu(in);
+  Array<Real> out(in.size());
+  for (size_t i = 0; i < in.size(); i++) out[i] = in[i] > 0 ? in[i] * in[i] : 0;
+  return out;
+}
+
+template <class Real>
+Array<Real> activation_backward(const ModelConfig& config, const Array<Real>& in, const Array<Real>& d_out) {
+  if (find_term<SwigluTerm>(config)) {
+    const size_t H = hidden_units(config);
+    Array<Real> d_in(in.size());
+    for (size_t i = 0; i < d_out.size(); i++) {
+      const size_t at_x = i / H * 2 * H + i % H, at_y = at_x + H;
+      const Real x = in[at_x], s = sigmoid_of(x);
+      d_in[at_x] = d_out[i] * in[at_y] * (s + x * s * (1 - s));
+      d_in[at_y] = d_out[i] * x * s;
+    }
+    return d_in;
+  }
+  if (!find_term<Relu2Term>(config)) return gelu_backward(in, d_out);
+  Array<Real> d_in(in.size());
+  for (size_t i = 0; i < in.size(); i++) d_in[i] = in[i] > 0 ? 2 * in[i] * d_out[i] : 0;
+  return d_in;
 }
 
 template <class Real>

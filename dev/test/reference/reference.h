@@ -61,9 +61,10 @@ Array<Real> mean_of(const std::vector<Array<Real>>& arrays) {
 // Attention of one head.
 template <class Real>
 struct HeadCache {
-  Array<Real> q;        // (B, T, hs)      with `relative` q + u, and
-  Array<Real> q_v;      // (B, T, hs)      q + v
-  Array<Real> k, v;     // (B, S * K, hs)  with `lsh` k = q / |q|
+  Array<Real> q;                   // (B, T, hs)      with `relative` q + u, and
+  Array<Real> q_v;                 // (B, T, hs)      q + v
+  Array<Real> k, v;                // (B, S * K, hs)  with `lsh` k = q / |q|
+  Array<Real> q_before, k_before;  // the norm of `qknorm`; empty without it
   Array<Real> own_map;  // (B, T, S * K)  of these q and k; neither it nor q and k exist where the layer reuses a map
   Array<Real> map;      // (B, T, S * K)  what v is weighed by
 };
@@ -89,8 +90,7 @@ struct LayerCache {
   std::vector<HeadCache<Real>> heads;  // (h)
   Array<Real> heads_out;               // (B, T, C)     attention's output before its projection
   Norm<Real> ln_2;
-  Array<Real> fc;           // (B, T, 4C)    before GELU
-  Array<Real> fc_gelu;      // (B, T, 4C)
+  Array<Real> fc, fc_act;   // (B, T, ...)   before and after the MLP's activation
   Gate<Real> gru_1, gru_2;  // after attention and after the MLP; empty without `gru`
 };
 
@@ -101,7 +101,7 @@ struct Cache {
   std::vector<LayerCache<Real>> layers;  // (L)
   Halting<Real> halting;                 // empty without `act`
   Norm<Real> ln_f;                       // ln_f.out: the last hidden state
-  Array<Real> logits;                    // (B, T, V)
+  Array<Real> logits;                    // (B, T, V)  with `softcap` capped
   Array<Real> probs;                     // (B, T, V)  softmax of the logits
 };
 
@@ -150,6 +150,10 @@ void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers,
     } else {
       head.q = last_rows(take_columns<Real>({&layer.qkv}, columns.q, B, K, hs), B, T, hs);
       head.k = lsh ? unit_rows(head.q, hs) : take_columns(sources, columns.k, B, K, hs);
+      if (find_term<QknormTerm>(config)) {
+        head.q_before = head.q, head.k_before = head.k;
+        head.q = normed_rows(head.q, hs), head.k = normed_rows(head.k, hs);
+      }
       if (rope) head.q = rotate(head.q, rope->base, 1, m, T, hs), head.k = rotate(head.k, rope->base, 1, 0, K, hs);
       Array<Real> of_distances;
       if (find_term<RelativeTerm>(config)) {
@@ -197,7 +201,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
   const int m = int(remembered[0].size() / (B * C));
   acts = {B, T, m, inputs, targets, std::vector<LayerCache<Real>>(L), {}, {}, Array<Real>(N * V), Array<Real>(N * V)};
 
-  const Tensor<Real>& wte = params.at("wte.weight");
+  const Tensor<Real>&wte = params.at("wte.weight"), &head = params.at(name_of_head(config));
   Array<Real> x(N * C);  // (B, T, C)
   for (int64_t n = 0; n < N; n++) {
     CHECK(inputs[n] >= 0 && inputs[n] < V && targets[n] >= -1 && targets[n] < V);
@@ -229,11 +233,11 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
     if (buckets) layer.buckets = (*buckets)[l];
     attention(config, acts.layers, l, inputs, B, m, T);
     join(params, h + ".gru_1", linear(params, h + ".attn.c_proj", layer.heads_out), x1, layer.gru_1);
-    // x2 += c_proj(gelu(c_fc(ln_2(x1))))
+    // x2 += c_proj(activation(c_fc(ln_2(x1))))
     layer.ln_2 = norm_of(config, params, h + ".ln_2", x1);
     layer.fc = linear(params, h + ".mlp.c_fc", layer.ln_2.out);
-    layer.fc_gelu = gelu(layer.fc);
-    join(params, h + ".gru_2", linear(params, h + ".mlp.c_proj", layer.fc_gelu), x2, layer.gru_2);
+    layer.fc_act = activation(config, layer.fc);
+    join(params, h + ".gru_2", linear(params, h + ".mlp.c_proj", layer.fc_act), x2, layer.gru_2);
     if (act && (l + 1) % k == 0) acts.halting.states.push_back(x2);
   }
 
@@ -241,13 +245,14 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
   const Array<Real> in_mean = weights_in_mean<Real>(targets);
   x = act ? halt(params, act->eps, in_mean, acts.halting, result.ponder) : mean_of(streams);
   acts.ln_f = norm_of(config, params, "ln_f", x);
+  const SoftcapTerm* softcap = find_term<SoftcapTerm>(config);
   for (int64_t n = 0; n < N; n++) {
     Real* logits = &acts.logits[n * V];
     Real* probs = &acts.probs[n * V];
-    for (int64_t token = 0; token < V; token++) {  // the tied head: logits = ln_f(x) wte^T
+    for (int64_t token = 0; token < V; token++) {  // logits = ln_f(x) head^T
       Real sum = 0;
-      for (int64_t c = 0; c < C; c++) sum += acts.ln_f.out[n * C + c] * wte.data[token * C + c];
-      logits[token] = sum;
+      for (int64_t c = 0; c < C; c++) sum += acts.ln_f.out[n * C + c] * head.data[token * C + c];
+      logits[token] = softcap ? Real(softcap->cap) * std::tanh(sum / Real(softcap->cap)) : sum;
     }
     Real largest = logits[0], sum = 0;
     for (int64_t token = 0; token < V; token++) largest = std::max(largest, logits[token]);
@@ -320,6 +325,10 @@ void attention_backward(const ModelConfig& config, const std::vector<LayerCache<
       add_into(d_q, d_q_v);
     }
     if (rope) d_q = rotate(d_q, rope->base, -1, m, T, hs), d_k = rotate(d_k, rope->base, -1, 0, K, hs);
+    if (find_term<QknormTerm>(config)) {
+      d_q = normed_rows_backward(head.q_before, d_q, hs);
+      d_k = normed_rows_backward(head.k_before, d_k, hs);
+    }
     if (find_term<LshTerm>(config)) d_k = unit_rows_backward(head.q, d_k, hs);
     add_columns({&shared.d_qkv[l]}, columns.q, append_rows(Array<Real>(B * m * hs), d_q, B), B, K, hs);
     add_columns(d_sources, columns.k, d_k, B, K, hs);
@@ -342,17 +351,20 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
               double scale = 1) {
   const int B = cache.B, T = cache.T, L = config.num_layers;
   const int64_t C = config.channels, V = config.vocab_size, N = int64_t(B) * T;
-  const Tensor<Real>& wte = params.at("wte.weight");
-  Tensor<Real>& d_wte = grads.at("wte.weight");
+  const Tensor<Real>& head = params.at(name_of_head(config));
+  Tensor<Real>&d_head = grads.at(name_of_head(config)), &d_wte = grads.at("wte.weight");
 
   const Array<Real> in_mean = weights_in_mean<Real>(cache.targets);
+  const SoftcapTerm* softcap = find_term<SoftcapTerm>(config);
   Array<Real> d_hidden(N * C);  // of ln_f's output
   for (int64_t n = 0; n < N; n++) {
     for (int64_t token = 0; token < V; token++) {
-      const Real d_logit = (cache.probs[n * V + token] - (token == cache.targets[n])) * Real(scale) * in_mean[n];
+      Real d_logit = (cache.probs[n * V + token] - (token == cache.targets[n])) * Real(scale) * in_mean[n];
+      const Real tanh = softcap ? cache.logits[n * V + token] / Real(softcap->cap) : 0;
+      d_logit *= 1 - tanh * tanh;
       for (int64_t c = 0; c < C; c++) {
-        d_hidden[n * C + c] += d_logit * wte.data[token * C + c];
-        d_wte.data[token * C + c] += d_logit * cache.ln_f.out[n * C + c];
+        d_hidden[n * C + c] += d_logit * head.data[token * C + c];
+        d_head.data[token * C + c] += d_logit * cache.ln_f.out[n * C + c];
       }
     }
   }
@@ -379,8 +391,8 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
     const LayerCache<Real>& layer = cache.layers[l];
     if (act && (l + 1) % k == 0) add_into(d_x2, d_states[l / k]);
     const Array<Real> d_mlp = join_backward(params, h + ".gru_2", layer.gru_2, d_x2, grads);
-    const Array<Real> d_gelu = linear_backward(params, h + ".mlp.c_proj", layer.fc_gelu, d_mlp, grads);
-    const Array<Real> d_fc = gelu_backward(layer.fc, d_gelu);
+    const Array<Real> d_act = linear_backward(params, h + ".mlp.c_proj", layer.fc_act, d_mlp, grads);
+    const Array<Real> d_fc = activation_backward(config, layer.fc, d_act);
     const Array<Real> d_ln_2 = linear_backward(params, h + ".mlp.c_fc", layer.ln_2.out, d_fc, grads);
     add_into(d_x1, norm_backward(config, params, h + ".ln_2", layer.ln_2, d_ln_2, grads));
 

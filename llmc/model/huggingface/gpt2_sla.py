@@ -22,7 +22,8 @@ from torch import nn
 TERMS = {"plain": (0, 0), "sla": (2, 2), "also": (2, 2), "share": (1, 1), "layers": (1, 1), "gqa": (1, 1),
          "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "documents": (0, 0),
          "reuse": (1, 1), "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1),
-         "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
+         "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "qknorm": (0, 0), "relu2": (0, 0), "swiglu": (0, 1),
+         "softcap": (1, 1), "untied": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
 
 
 def term_of(text, term):
@@ -49,7 +50,9 @@ class Wiring:
         self.memory = None
         self.cycle = None  # of universal: the layers that are stored, which repeat until L layers have run
         self.halting, self.ponder_cost = None, 0.0  # of act: eps, and what the mean of N + R costs beside the loss
-        self.rmsnorm = False
+        self.rmsnorm, self.activation, self.softcap, self.untied = False, "gelu", None, False
+        self.hidden_units = None  # of swiglu
+        self.qknorm = False
         self.gru = False
         self.hashes = None  # of lsh: (buckets, rounds)
         self.reversible = False
@@ -62,7 +65,7 @@ class Wiring:
 
     def apply(self, name, arguments):
         L, h = self.num_layers, self.num_heads
-        n = int(arguments[0]) if arguments and name not in ("layers", "blend", "rope", "act") else None
+        n = int(arguments[0]) if arguments and name not in ("layers", "blend", "rope", "act", "softcap") else None
         if name in ("sla", "also"):
             first, end = map(int, arguments[1].split(":")) if ":" in arguments[1] else (h - int(arguments[1]), h)
             for l in range(n, L):
@@ -111,6 +114,16 @@ class Wiring:
             self.halting, self.ponder_cost = float(arguments[0]), float(arguments[1]) if len(arguments) > 1 else 0.01
         elif name == "rmsnorm":
             self.rmsnorm = True
+        elif name == "qknorm":
+            self.qknorm = True
+        elif name == "relu2":
+            self.activation = "relu2"
+        elif name == "swiglu":
+            self.activation, self.hidden_units = "swiglu", n
+        elif name == "softcap":
+            self.softcap = float(arguments[0])
+        elif name == "untied":
+            self.untied = True
         elif name == "gru":
             self.gru = True
         elif name == "lsh":
@@ -301,6 +314,8 @@ class Attention(nn.Module):
         parts = self.c_attn(x).split(self.widths, dim=2)
         q, *k, v = (y.view(B, T, -1, self.head_size).transpose(1, 2) for y in parts)
         k = k[0] if k else q / q.norm(dim=3, keepdim=True)
+        if self.wiring.qknorm:
+            q, k = (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6) for y in (q, k))
         if self.wiring.rope is not None:
             q, k = (rotated(y, positions.queries, self.wiring.rope) for y in (q, k))
         if cache is not None:
@@ -381,13 +396,20 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, channels, bias):
+    def __init__(self, wiring, channels, bias):
         super().__init__()
-        self.c_fc = Conv1D(channels, 4 * channels, bias)
-        self.c_proj = Conv1D(4 * channels, channels, bias)
+        self.activation = wiring.activation
+        gated = self.activation == "swiglu"
+        hidden = wiring.hidden_units or (math.ceil(channels / 24) * 64 if gated else 4 * channels)
+        self.c_fc = Conv1D(channels, 2 * hidden if gated else hidden, bias)
+        self.c_proj = Conv1D(hidden, channels, bias)
 
     def forward(self, x):
-        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+        x = self.c_fc(x)
+        if self.activation == "swiglu":
+            gate, x = x.chunk(2, dim=-1)
+            return self.c_proj(F.silu(gate) * x)
+        return self.c_proj(F.relu(x).square() if self.activation == "relu2" else F.gelu(x, approximate="tanh"))
 
 
 class Gate(nn.Module):
@@ -412,7 +434,7 @@ class Block(nn.Module):
         self.reversible = wiring.reversible
         self.ln_1, self.attn = norm_of(wiring, channels, bias, eps), Attention(wiring, stored_layer, channels, bias)
         self.gru_1 = Gate(channels) if wiring.gru else torch.add
-        self.ln_2, self.mlp = norm_of(wiring, channels, bias, eps), MLP(channels, bias)
+        self.ln_2, self.mlp = norm_of(wiring, channels, bias, eps), MLP(wiring, channels, bias)
         self.gru_2 = Gate(channels) if wiring.gru else torch.add
 
     def forward(self, layer, streams, projected, maps, positions, cache):
@@ -454,6 +476,7 @@ class GPT2(nn.Module):
         self.h = nn.ModuleList(Block(wiring, layer, channels, bias, layer_norm_eps)
                                for layer in range(wiring.stored_layers()))
         self.ln_f = norm_of(wiring, channels, bias, layer_norm_eps)
+        self.lm_head = nn.Linear(channels, num_embeddings, bias=False) if wiring.untied else None
 
     def initialise(self):
         """GPT-2's: normal(0, 0.02), the projections into the residual stream scaled by 1 / sqrt(2 L)."""
@@ -488,6 +511,12 @@ class GPT2(nn.Module):
         if cache is not None:
             cache.documents = documents
         return documents
+
+    def logits(self, x):
+        """Final hidden states (..., C) -> logits (..., V)."""
+        head, cap = self.lm_head if self.wiring.untied else self.wte, self.wiring.softcap
+        logits = F.linear(x, head.weight)
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def forward(self, tokens, attention_mask=None, cache=None):
         """tokens (B, T), new ones -> final hidden states (B, T, C), and with `act` the mean of N + R, else 0.

@@ -61,7 +61,7 @@ class GPT2SLAForCausalLM(PreTrainedModel, GenerationMixin):
         if cache is not None and type(cache).__name__ not in ("DynamicCache", "OffloadedCache"):
             raise ValueError(f"a cache of the class {type(cache).__name__} is not understood; take a DynamicCache")
         x, _ = self.transformer(input_ids, attention_mask, cache)
-        logits = F.linear(x[:, -logits_to_keep:] if logits_to_keep else x, self.transformer.wte.weight)
+        logits = self.transformer.logits(x[:, -logits_to_keep:] if logits_to_keep else x)
         loss = None
         if labels is not None:
             loss = F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]).float(), labels[:, 1:].reshape(-1))

@@ -24,11 +24,13 @@ struct Projection {
   bool has_memory_rows;  // N is Batch::key_rows, otherwise Batch::rows
 };
 
-// q or k of the projected heads, or both, which rotary positions rotate where they have been projected to.
+// q or k of the projected heads, or both, which `qknorm` norms and rotary positions rotate where they have been
+// projected to; or their gradients, on the way back.
 struct Rotation {
-  RotaryHeads<floatX> heads;
-  bool is_kept;          // the backward pass finds them rotated
-  bool has_memory_rows;  // as in Projection
+  RotaryHeads<floatX> heads;  // without `rope` their table is null
+  bool is_kept;               // the backward pass finds them so
+  bool has_memory_rows;       // as in Projection
+  std::optional<HeadNorm> norm = {};
 };
 
 // In generation k and v of the new tokens, which lie beside their q, go to their rows of the K/V cache.
@@ -56,7 +58,7 @@ struct AttentionBranch {
   const floatX* in = nullptr;           // (N, C)
   std::optional<SegmentMemory> memory;  // in training with `memory`, if the layer projects any k or v
   std::vector<Projection> projections;  // the matmuls to q, and to k and v, of the projected heads
-  std::vector<Rotation> rotations;      // rotary positions of q and k; none with learned positions
+  std::vector<Rotation> rotations;      // rotary positions and norms of q and k; without either none
   std::optional<RelativeAttention> relative;
   std::optional<MixedMaps> mixed_maps;  // of `blend` and `gate`
   std::optional<StoreKV> store_kv;      // in generation, if the layer projects any k or v
@@ -67,7 +69,7 @@ struct AttentionBranch {
   std::vector<std::vector<LayerAttention>> attentions_of_slot;
   floatX* out = nullptr;             // (N, C)
   std::vector<RowCopy> load_dqkv;    // the part of dqkv that other layers' attention has computed, or that is zero
-  std::vector<Rotation> drotations;  // the part of dqkv that is rotated back
+  std::vector<Rotation> drotations;  // the part of dqkv that goes back through them
   floatX *din = nullptr, *datt = nullptr, *dqkv = nullptr;  // (N, C), (N, C), (N, QKV)
   // With a segment memory dqkv is (N, C), of q alone, and this (key_rows, QKV - C) of k and v.
   floatX* dkv = nullptr;
@@ -98,6 +100,23 @@ inline bool keeps_kv(const AttentionPlan& plan, int l) {
   return !plan.table.reversible || !plan.shared[Part::k][l].empty() || !plan.shared[Part::v][l].empty();
 }
 
+// Each rstd is kept as the q and k that it belongs to are.
+inline void declare_head_norms(AttentionBranch& b, ActivationList& list) {
+  const ModelShape& shape = list.shape;
+  const AttentionPlan& plan = shape.attention_plan;
+  const int64_t N = shape.rows, q = int64_t(plan.projected[Part::q][b.layer].size()),
+                k = int64_t(plan.projected[Part::k][b.layer].size());
+  constexpr Recompute kept = Recompute::above_all_levels;
+  if (keeps_qkv(*shape.training, plan, b.layer)) {
+    if (q + k > 0) list.of_sublayer(kept, "qk_rstd", b.acts.q_rstd, {N, q + k});
+    return;
+  }
+  if (q > 0) list.of_sublayer(Recompute::block, "q_rstd", b.acts.q_rstd, {N, q});
+  if (k == 0) return;
+  if (keeps_kv(plan, b.layer)) list.of_sublayer(kept, "k_rstd", b.acts.k_rstd, {key_rows(shape), k});
+  else list.of_all_sublayers("k_rstd of one layer", b.acts.k_rstd, {N, plan.table.num_kv_heads});
+}
+
 inline void declare(AttentionBranch& b, ActivationList& list) {
   const ModelShape& shape = list.shape;
   const AttentionPlan& plan = shape.attention_plan;
@@ -119,6 +138,7 @@ inline void declare(AttentionBranch& b, ActivationList& list) {
     if (keeps_kv(plan, b.layer)) list.of_sublayer(kept, "kv", acts.kv, {key_rows(shape), QKV - q});
     else list.of_all_sublayers("kv of one layer", acts.kv, {N, full_qkv_size(shape.config, plan) - C});
   }
+  if (plan.table.qknorm && shape.training) declare_head_norms(b, list);
   if (b.memory) declare(*b.memory, list);
   if (b.relative) declare(*b.relative, list);
   // With several attention maps the backward pass runs each attention again, and needs nothing of it to be kept.
@@ -232,30 +252,37 @@ inline std::vector<RowCopy> bind_load_dqkv(const Binding& binding, int l) {
   return copies;
 }
 
-// Binds the rotation of the layer's projected heads of q and of k, which lie beside them.
+// Binds what is done to the layer's projected heads of q and of k, which lie beside them, and the way back of their
+// gradients: a norm's needs what it has made of them, which may be two tensors where the gradient is one.
 inline void bind_rotations(AttentionBranch& b, const Binding& binding) {
-  if (binding.plan().table.rope == 0) return;
+  const bool is_normed = binding.plan().table.qknorm;
+  if (binding.plan().table.rope == 0 && !is_normed) return;
   const int hs = int(binding.head_size());
   const int q = int(binding.plan().projected[Part::q][b.layer].size()),
             k = int(binding.plan().projected[Part::k][b.layer].size());
   const int64_t kv_width = b.QKV - q * hs;
-  const bool has_memory = b.memory.has_value();
+  const bool has_memory = b.memory.has_value(), is_one = b.acts.qkv != nullptr, has_dkv = binding.acts.dkv != nullptr;
   auto add = [&](std::vector<Rotation>& rotations, floatX* x, int64_t stride, int heads, bool is_kept,
-                 bool has_memory_rows = false) {
-    if (heads > 0) rotations.push_back({{x, stride, heads, hs, binding.acts.rotary_table}, is_kept, has_memory_rows});
+                 bool has_memory_rows, const HeadNorm& norm) {
+    if (heads == 0) return;
+    rotations.push_back({{x, stride, heads, hs, binding.acts.rotary_table}, is_kept, has_memory_rows});
+    if (is_normed) rotations.back().norm = norm;
   };
-  if (b.acts.qkv != nullptr) {
-    add(b.rotations, b.acts.qkv, b.QKV, q + k, /*is_kept=*/true);
+  const HeadNorm q_norm = {b.acts.q_rstd, is_one ? b.acts.qkv : b.acts.q, is_one ? b.QKV : q * hs},
+                 k_norm = {b.acts.k_rstd, b.acts.kv, kv_width};
+  if (is_one) {
+    add(b.rotations, b.acts.qkv, b.QKV, q + k, /*is_kept=*/true, false, q_norm);
   } else {
-    add(b.rotations, b.acts.q, q * hs, q, /*is_kept=*/false);
-    add(b.rotations, b.acts.kv, kv_width, k, keeps_kv(binding.plan(), b.layer), has_memory);
+    add(b.rotations, b.acts.q, q * hs, q, /*is_kept=*/false, false, q_norm);
+    add(b.rotations, b.acts.kv, kv_width, k, keeps_kv(binding.plan(), b.layer), has_memory, k_norm);
   }
   if (!binding.shape.training) return;
-  if (binding.acts.dkv == nullptr) {
-    add(b.drotations, binding.acts.dqkv, b.QKV, q + k, /*is_kept=*/false);
+  if (!has_dkv && (is_one || !is_normed)) {
+    add(b.drotations, binding.acts.dqkv, b.QKV, q + k, /*is_kept=*/false, false, q_norm);
   } else {
-    add(b.drotations, binding.acts.dqkv, q * hs, q, /*is_kept=*/false);
-    add(b.drotations, binding.acts.dkv, kv_width, k, /*is_kept=*/false, has_memory);
+    add(b.drotations, binding.acts.dqkv, has_dkv ? q * hs : b.QKV, q, /*is_kept=*/false, false, q_norm);
+    add(b.drotations, has_dkv ? binding.acts.dkv : binding.acts.dqkv + q * hs, has_dkv ? kv_width : b.QKV, k,
+        /*is_kept=*/false, has_memory, k_norm);
   }
 }
 
@@ -356,8 +383,11 @@ inline void project_qkv(const AttentionBranch& b, const Batch& batch, bool kv_is
   if (b.memory && !kv_is_kept) extend_by_memory(*b.memory, b.in, batch);
   for (const Projection& p : b.projections)
     if (!is_done(p)) matmul_forward(p.out, p.in, p.weight, p.bias, rows_of(p, batch), b.C, p.OC);
-  for (const Rotation& r : b.rotations)
-    if (!is_done(r)) rotate(r.heads, positions_of(r, batch), rows_of(r, batch));
+  for (const Rotation& r : b.rotations) {
+    if (is_done(r)) continue;
+    if (r.norm) norm_heads(r.heads, r.norm->rstd, positions_of(r, batch), rows_of(r, batch));
+    else rotate(r.heads, positions_of(r, batch), rows_of(r, batch));
+  }
   if (b.relative) relative_forward(*b.relative, batch);
   if (b.store_kv) copy_rows(b.store_kv->copy, batch.rows());
 }
@@ -446,7 +476,9 @@ inline void project_qkv_backward(const AttentionBranch& b, const SegmentMemory& 
 
 // The backward pass of the projection to q, k and v. From dqkv (N, QKV): din (N, C) =, and g +=.
 inline void project_qkv_backward(const AttentionBranch& b, const Batch& batch) {
-  for (const Rotation& r : b.drotations) rotate(r.heads, positions_of(r, batch), rows_of(r, batch), /*sign=*/-1);
+  for (const Rotation& r : b.drotations)
+    if (r.norm) norm_heads_backward(r.heads, *r.norm, positions_of(r, batch), rows_of(r, batch));
+    else rotate(r.heads, positions_of(r, batch), rows_of(r, batch), /*sign=*/-1);
   if (b.memory) return project_qkv_backward(b, *b.memory, batch);
   matmul_backward(b.din, b.g.qkvw, b.g.qkvb, b.dqkv, b.in, b.w.qkvw, batch.rows(), b.C, b.QKV);
 }

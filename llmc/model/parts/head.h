@@ -1,4 +1,5 @@
-// The output head: logits of the hidden states, by wte, the embeddings of tokens (tied weights).
+// The output head: logits of the hidden states, by wte, the embeddings of tokens (tied weights), or with `untied` by
+// lm_head.
 #pragma once
 #include <cstdint>
 #include "llmc/model/activations.h"
@@ -13,18 +14,28 @@ struct Head {
   float* g = nullptr;          // (Vp, C)
   const floatX* in = nullptr;  // (N, C): the final hidden states
   floatX* din = nullptr;       // (N, C)
+  float cap = 0;               // of `softcap`; 0: none
   floatX* logits = nullptr;    // (rows of a chunk, Vp), and in the backward pass their gradients
 };
 
 // Sets the pointers. `in`: the final hidden states. In generation `grads` has null pointers.
 inline void bind_head(Head& head, const floatX* in, int64_t C, int64_t Vp, const Params<floatX>& params,
                       const Params<float>& grads, const Activations& acts) {
-  head = {params.embedding_bucket, C, Vp, params.wte, grads.wte, in, acts.dnorm, acts.logits};
+  const bool untied = params.lm_head != nullptr;
+  head.bucket = untied ? params.lnf_bucket : params.embedding_bucket, head.C = C, head.Vp = Vp;
+  head.w = untied ? params.lm_head : params.wte, head.g = untied ? grads.lm_head : grads.wte;
+  head.in = in, head.din = acts.dnorm, head.logits = acts.logits;
 }
 
-// logits (count, Vp) = those of `count` rows of the hidden states, from `first` on.
+// logits (count, Vp) = those of `count` rows of the hidden states, from `first` on, before they are capped.
 inline void head_forward(const Head& head, int64_t first, int64_t count) {
   matmul_forward(head.logits, head.in + first * head.C, head.w, nullptr, count, head.C, head.Vp);
+}
+
+// logits (count, Vp) = what tokens are drawn by: without gradients, capped.
+inline void head_forward_capped(const Head& head, int64_t first, int64_t count) {
+  head_forward(head, first, count);
+  if (head.cap > 0) cap_logits(head.logits, count * head.Vp, head.cap);
 }
 
 // From the gradients of these logits: those of the hidden states' rows =, and of the weight +=.

@@ -1,9 +1,11 @@
-// The MLP: a linear layer to H hidden units (ModelConfig::hidden_size), GELU, a linear layer back.
+// The MLP: a linear layer to F products, an activation, which makes H hidden units of them, a linear layer back
+// (llmc/ops/activation.h).
 #pragma once
 #include <algorithm>
 #include <cstdint>
 #include "llmc/model/activation_list.h"
 #include "llmc/operations.h"
+#include "llmc/ops/activation.h"
 #include "llmc/ops/precision.h"
 #include "llmc/model/batch.h"
 #include "norm.h"
@@ -11,26 +13,28 @@
 #include "llmc/model/binding.h"
 
 struct MlpBranch {
+  Activation activation = Activation::gelu;  // f
   MlpParams<floatX> w;
   MlpParams<float> g;
-  int64_t C = 0, H = 0;
+  int64_t C = 0, H = 0, F = 0;
   int64_t chunk_rows = 0;                     // the rows of which there are hidden units at a time
   bool in_chunks = false;                     // less than all: the backward pass computes them again, chunk by chunk
   const floatX* in = nullptr;                 // (N, C)
-  floatX *fch = nullptr, *fch_act = nullptr;  // (chunk_rows, H): before and after GELU
+  floatX *fch = nullptr, *fch_act = nullptr;  // (chunk_rows, F), (chunk_rows, H): before and after f
   floatX* out = nullptr;                      // (N, C)
-  floatX *din = nullptr, *dfch = nullptr;     // (N, C), (chunk_rows, H)
+  floatX *din = nullptr, *dfch = nullptr;     // (N, C), (chunk_rows, F)
 };
 
-inline MlpBranch make_mlp(const ModelConfig& c) {
+inline MlpBranch make_mlp(const ModelConfig& c, const WiringTable& table) {
   MlpBranch b;
-  b.C = c.channels, b.H = c.hidden_size();
+  b.activation = table.activation;
+  b.C = c.channels, b.H = table.hidden_size(c.channels), b.F = table.fc_size(c.channels);
   return b;
 }
 
 inline void declare(MlpBranch& b, ActivationList& list) {
   const int64_t rows = list.shape.hidden_rows();
-  list.of_sublayer(Recompute::block, "fch", b.fch, {rows, b.H});
+  list.of_sublayer(Recompute::block, "fch", b.fch, {rows, b.F});
   list.of_sublayer(Recompute::activation, "fch_act", b.fch_act, {rows, b.H});
 }
 
@@ -53,9 +57,10 @@ void for_each_chunk(const MlpBranch& b, int64_t N, Operation operation) {
     operation(RowRange{first, std::min(b.chunk_rows, N - first)});
 }
 
-// fch (rows, H) = in (rows, C) fcw^T + fcb; fch_act (rows, H) = gelu(fch).
+// fch (rows, F) = in (rows, C) fcw^T + fcb; fch_act (rows, H) = f(fch).
 inline void hidden_forward(const MlpBranch& b, const RowRange& rows) {
-  matmul_gelu_forward(b.fch_act, b.fch, b.in + rows.first * b.C, b.w.fcw, b.w.fcb, rows.count, b.C, b.H);
+  matmul_activation_forward(b.activation, b.fch_act, b.fch, b.in + rows.first * b.C, b.w.fcw, b.w.fcb, rows.count, b.C,
+                            b.H);
 }
 
 // out (rows, C) = fch_act (rows, H) projw^T + projb.
@@ -63,17 +68,18 @@ inline void hidden_project(const MlpBranch& b, const RowRange& rows) {
   matmul_forward(b.out + rows.first * b.C, b.fch_act, b.w.projw, b.w.projb, rows.count, b.H, b.C);
 }
 
-// Computes the hidden units, fch and fch_act (N, H), again in the backward pass, which has those of chunks itself.
+// Computes the hidden units, fch (N, F) and fch_act (N, H), again in the backward pass, which has those of chunks
+// itself.
 inline void branch_again(const MlpBranch& b, const Batch& batch) {
   if (!b.in_chunks) hidden_forward(b, {0, batch.rows()});
 }
 
-// fch_act (N, H) = gelu(fch), again in the backward pass.
+// fch_act (N, H) = f(fch), again in the backward pass.
 inline void activation_again(const MlpBranch& b, const Batch& batch) {
-  gelu_forward(b.fch_act, b.fch, batch.rows() * b.H);
+  activation_forward(b.activation, b.fch_act, b.fch, batch.rows(), b.H);
 }
 
-// out (N, C) = gelu(in (N, C) fcw^T + fcb) projw^T + projb; also fch, fch_act (N, H) =, or those of the last chunk.
+// out (N, C) = f(in (N, C) fcw^T + fcb) projw^T + projb; also fch, fch_act =, or those of the last chunk.
 inline void branch_forward(const MlpBranch& b, const Batch& batch) {
   for_each_chunk(b, batch.rows(), [&](const RowRange& rows) {
     hidden_forward(b, rows);
@@ -87,16 +93,17 @@ inline void project_out(const MlpBranch& b, const Batch& batch) {
   else hidden_project(b, {0, batch.rows()});
 }
 
-// From dout (N, C), the gradient of out: din (N, C) =, dfch (N, H) =, or that of the last chunk, and g +=.
+// From dout (N, C), the gradient of out: din (N, C) =, dfch (N, F) =, or that of the last chunk, and g +=.
 inline void branch_backward(const MlpBranch& b, const floatX* dout, const Batch& batch) {
   const int64_t C = b.C, H = b.H;
   for_each_chunk(b, batch.rows(), [&](const RowRange& rows) {
     const int64_t first = rows.first * C;
     if (b.in_chunks) hidden_forward(b, rows);
-    matmul_gelu_backward(b.dfch, b.g.projw, b.g.projb, dout + first, b.fch_act, b.fch, b.w.projw, rows.count, H, C);
-    matmul_backward(b.din + first, b.g.fcw, b.g.fcb, b.dfch, b.in + first, b.w.fcw, rows.count, C, H);
+    matmul_activation_backward(b.activation, b.dfch, b.g.projw, b.g.projb, dout + first, b.fch_act, b.fch, b.w.projw,
+                               rows.count, H, C);
+    matmul_backward(b.din + first, b.g.fcw, b.g.fcb, b.dfch, b.in + first, b.w.fcw, rows.count, C, b.F);
   });
 }
 
 // Elements of the weights that a token is multiplied with.
-inline double matmul_elements(const MlpBranch&, const ModelConfig& c) { return 2.0 * c.hidden_size() * c.channels; }
+inline double matmul_elements(const MlpBranch& b) { return double(b.F + b.H) * double(b.C); }

@@ -14,19 +14,24 @@
 #include "lsh.h"
 #include "memory.h"
 #include "plain.h"
+#include "qknorm.h"
 #include "relative.h"
+#include "relu2.h"
 #include "reuse.h"
 #include "reversible.h"
 #include "rmsnorm.h"
 #include "rope.h"
 #include "share.h"
 #include "sla.h"
+#include "softcap.h"
 #include "strided.h"
+#include "swiglu.h"
 #include "topk.h"
 #include "universal.h"
+#include "untied.h"
 #include "window.h"
 
-using WiringTerm =
-    std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, WindowTerm, StridedTerm, FixedTerm,
-                 TopkTerm, DocumentsTerm, ReuseTerm, BlendTerm, GateTerm, RopeTerm, RelativeTerm, MemoryTerm,
-                 UniversalTerm, ActTerm, RmsnormTerm, GruTerm, LshTerm, ReversibleTerm>;
+using WiringTerm = std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, WindowTerm, StridedTerm,
+                                FixedTerm, TopkTerm, DocumentsTerm, ReuseTerm, BlendTerm, GateTerm, RopeTerm,
+                                RelativeTerm, MemoryTerm, UniversalTerm, ActTerm, RmsnormTerm, QknormTerm, Relu2Term,
+                                SwigluTerm, UntiedTerm, SoftcapTerm, GruTerm, LshTerm, ReversibleTerm>;

@@ -9,7 +9,7 @@ struct LshTerm : Term {
   static constexpr TermSyntax syntax = {"lsh(buckets, rounds)", "lsh(32, 2)", 2, 2};
   static constexpr const char* help = "keys are queries, which see those of their hash bucket in some round (Reformer)";
   static constexpr TermFeatures features = {hashing, sources | kv_heads | windows | patterns | top_keys | maps |
-                                                         positions | segments | cycles | halting};
+                                                         positions | segments | cycles | halting | head_norms};
   int buckets = 2, rounds = 1;
 
   void read(const TermReader& a) {

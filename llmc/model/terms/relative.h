@@ -7,7 +7,7 @@
 struct RelativeTerm : Term {
   static constexpr TermSyntax syntax = {"relative"};
   static constexpr const char* help = "Transformer-XL's positions, by distance, in place of learned ones";
-  static constexpr TermFeatures features = {positions | distances, positions | patterns | top_keys | maps};
+  static constexpr TermFeatures features = {positions | distances, positions | patterns | top_keys | maps | head_norms};
   void apply(WiringTable& t) const {
     t.relative = true;
     t.notes.push_back("positions: relative, by the distance of query and key");

@@ -19,21 +19,25 @@
 // What a term decides on: a set of these.
 struct Feature {
   enum Set : unsigned {
-    sources = 1 << 0,    // whose K/V heads attend to
-    kv_heads = 1 << 1,   // how many K/V heads there are
-    windows = 1 << 2,    // masks of neighbouring keys
-    patterns = 1 << 3,   // masks of keys that recur
-    top_keys = 1 << 4,   // which keys have the highest scores
-    maps = 1 << 5,       // whose attention map a layer uses
-    positions = 1 << 6,  // how positions are known without learned ones
-    distances = 1 << 7,  // scores of distances beside those of keys
-    segments = 1 << 8,   // which positions before a segment are seen
-    cycles = 1 << 9,     // which layers repeat
-    halting = 1 << 10,   // after which cycle a token stops
-    joins = 1 << 11,     // how branches join the residual stream
-    hashing = 1 << 12,   // masks that follow from queries
-    norms = 1 << 13,     // what is computed before each branch and before the head
-    documents = 1 << 14  // masks that follow from tokens
+    sources = 1 << 0,       // whose K/V heads attend to
+    kv_heads = 1 << 1,      // how many K/V heads there are
+    windows = 1 << 2,       // masks of neighbouring keys
+    patterns = 1 << 3,      // masks of keys that recur
+    top_keys = 1 << 4,      // which keys have the highest scores
+    maps = 1 << 5,          // whose attention map a layer uses
+    positions = 1 << 6,     // how positions are known without learned ones
+    distances = 1 << 7,     // scores of distances beside those of keys
+    segments = 1 << 8,      // which positions before a segment are seen
+    cycles = 1 << 9,        // which layers repeat
+    halting = 1 << 10,      // after which cycle a token stops
+    joins = 1 << 11,        // how branches join the residual stream
+    hashing = 1 << 12,      // masks that follow from queries
+    norms = 1 << 13,        // what is computed before each branch and before the head
+    head_norms = 1 << 14,   // what is done to q and k of each head before they are multiplied
+    activations = 1 << 15,  // what MLPs make of hidden units
+    heads = 1 << 16,        // whose weight the output head has
+    caps = 1 << 17,         // how large logits are
+    documents = 1 << 18     // masks that follow from tokens
   };
 };
 

@@ -1,0 +1,62 @@
+// QK-norm (llmc/ops/qknorm.h).
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include "llmc/ops/qknorm.h"
+#include "llmc/ops/rotary.h"
+#include "llmc/ops/rows.h"
+#include "threads.h"
+#include "vec.h"
+
+// For each head of N rows, whose channels begin at x: (x_i) = value(row, head)(i), rotated by the angles of the row's
+// position, times `sign`, where the table is not null.
+template <class ValueOf>
+void set_rotated_heads(const RotaryHeads<floatX>& r, const RowPositions& positions, int64_t N, float sign,
+                       ValueOf value_of) {
+#pragma omp parallel for schedule(static) if (is_worth_threads(2 * int64_t(sizeof(floatX)) * N * r.heads * r.HS))
+  for (int64_t n = 0; n < N; n++) {
+    for (int head = 0; head < r.heads; head++) {
+      floatX* x = r.x + n * r.stride + head * r.HS;
+      const auto value = value_of(n, head);
+      const int half = r.HS / 2;
+      if (r.table == nullptr) {
+#pragma omp simd
+        for (int i = 0; i < r.HS; i++) from_float(x[i], value(i));
+        continue;
+      }
+      const float* angles = r.table + positions[n] * r.HS;
+#pragma omp simd
+      for (int i = 0; i < half; i++) {
+        const float a = value(i), b = value(i + half), c = angles[2 * i], s = angles[2 * i + 1] * sign;
+        from_float(x[i], a * c - b * s);
+        from_float(x[i + half], b * c + a * s);
+      }
+    }
+  }
+}
+
+// x (N, heads, HS), in place; rstd (N, heads) = unless it is null.
+inline void norm_heads(const RotaryHeads<floatX>& r, float* rstd, const RowPositions& positions, int64_t N) {
+  set_rotated_heads(r, positions, N, 1.0f, [=](int64_t n, int head) {
+    const floatX* x = r.x + n * r.stride + head * r.HS;
+    float squares = 0;
+#pragma omp simd reduction(+ : squares)
+    for (int i = 0; i < r.HS; i++) squares += to_float(x[i]) * to_float(x[i]);
+    const float scale = 1.0f / std::sqrt(squares / float(r.HS) + qknorm_eps);
+    if (rstd != nullptr) rstd[n * r.heads + head] = scale;
+    return [=](int i) { return to_float(x[i]) * scale; };
+  });
+}
+
+// d (N, heads, HS), in place: from the gradient of norm_heads' output that of its input.
+inline void norm_heads_backward(const RotaryHeads<floatX>& d, const HeadNorm& norm, const RowPositions& positions,
+                                int64_t N) {
+  set_rotated_heads(d, positions, N, -1.0f, [=](int64_t n, int head) {
+    const floatX *dy = d.x + n * d.stride + head * d.HS, *y = norm.out + n * norm.stride + head * d.HS;
+    float dot = 0;
+#pragma omp simd reduction(+ : dot)
+    for (int i = 0; i < d.HS; i++) dot += to_float(dy[i]) * to_float(y[i]);
+    const float mean = dot / float(d.HS), rstd = norm.rstd[n * d.heads + head];
+    return [=](int i) { return rstd * (to_float(dy[i]) - to_float(y[i]) * mean); };
+  });
+}

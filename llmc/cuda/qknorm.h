@@ -1,0 +1,90 @@
+// QK-norm (llmc/ops/qknorm.h).
+#pragma once
+#include <cstdint>
+#include "llmc/ops/qknorm.h"
+#include "llmc/ops/rotary.h"
+#include "llmc/ops/rows.h"
+#include "rotary.h"
+#include "vec.h"
+
+// Neighbouring lanes, as many as a power of two that is HS / 8 or more, have a head of a row, each channels [i, i + 4)
+// and [i + HS/2, i + HS/2 + 4) of it, so that it has both of each pair that is rotated.
+struct LaneOfHead {
+  int64_t group, row;  // of the heads of all rows
+  int head, i;
+  bool has_channels;
+
+  __device__ LaneOfHead(const RotaryHeads<floatX>& r, int64_t groups, int lanes) {
+    const int64_t thread = int64_t(blockIdx.x) * rotary_threads + threadIdx.x;
+    group = thread / lanes, i = int(thread % lanes) * 4;
+    row = group / r.heads, head = int(group % r.heads);
+    has_channels = group < groups && i < r.HS / 2;
+  }
+  __device__ int64_t place(int64_t stride, int HS) const { return row * stride + head * HS + i; }
+};
+
+__device__ inline float sum_of_lanes(float x, int lanes) {
+  for (int offset = lanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(full_warp, x, offset);
+  return x;
+}
+
+__device__ inline const float* angles_of(const RotaryHeads<floatX>& r, const RowPositions& positions,
+                                         const LaneOfHead& lane) {
+  return r.table == nullptr ? nullptr : r.table + (positions[lane.row] * (r.HS / 2) + lane.i) * 2;
+}
+
+__global__ void __launch_bounds__(rotary_threads)
+    norm_heads_kernel(RotaryHeads<floatX> r, float* rstd, RowPositions positions, int64_t groups, int lanes) {
+  const LaneOfHead lane(r, groups, lanes);
+  floatX* first = r.x + lane.place(r.stride, r.HS);
+  float a[4] = {}, b[4] = {}, squares = 0;
+  if (lane.has_channels) load4(a, first), load4(b, first + r.HS / 2);
+  for (int j = 0; j < 4; j++) squares += a[j] * a[j] + b[j] * b[j];
+  const float scale = rsqrtf(sum_of_lanes(squares, lanes) / float(r.HS) + qknorm_eps);
+  if (!lane.has_channels) return;
+  if (rstd != nullptr && lane.i == 0) rstd[lane.group] = scale;
+  for (int j = 0; j < 4; j++) a[j] *= scale, b[j] *= scale;
+  if (const float* angles = angles_of(r, positions, lane)) turn_pairs(a, b, angles, 1.0f);
+  store4(first, a);
+  store4(first + r.HS / 2, b);
+}
+
+__global__ void __launch_bounds__(rotary_threads)
+    norm_heads_backward_kernel(RotaryHeads<floatX> d, HeadNorm norm, RowPositions positions, int64_t groups,
+                               int lanes) {
+  const LaneOfHead lane(d, groups, lanes);
+  const int half = d.HS / 2;
+  floatX* first = d.x + lane.place(d.stride, d.HS);
+  const floatX* out = norm.out + lane.place(norm.stride, d.HS);
+  float a[4] = {}, b[4] = {}, ya[4] = {}, yb[4] = {}, dot = 0;
+  if (lane.has_channels) load4(a, first), load4(b, first + half), load4(ya, out), load4(yb, out + half);
+  for (int j = 0; j < 4; j++) dot += a[j] * ya[j] + b[j] * yb[j];
+  const float mean = sum_of_lanes(dot, lanes) / float(d.HS);
+  if (!lane.has_channels) return;
+  const float scale = norm.rstd[lane.group];
+  for (int j = 0; j < 4; j++) a[j] = scale * (a[j] - ya[j] * mean), b[j] = scale * (b[j] - yb[j] * mean);
+  if (const float* angles = angles_of(d, positions, lane)) turn_pairs(a, b, angles, -1.0f);
+  store4(first, a);
+  store4(first + half, b);
+}
+
+template <class Kernel, class Kept>
+void launch_norm_heads(Kernel kernel, const RotaryHeads<floatX>& r, const Kept& kept, const RowPositions& positions,
+                       int64_t N) {
+  int lanes = 1;  // at most 16: heads have at most 128 channels, and multiples of 8
+  while (lanes * 8 < r.HS) lanes *= 2;
+  const int64_t groups = N * r.heads;
+  launch(kernel, dim3(unsigned(ceil_div(groups * lanes, rotary_threads))), dim3(rotary_threads), 0, gpu().stream, r,
+         kept, positions, groups, lanes);
+}
+
+// x (N, heads, HS), in place; rstd (N, heads) = unless it is null.
+inline void norm_heads(const RotaryHeads<floatX>& r, float* rstd, const RowPositions& positions, int64_t N) {
+  launch_norm_heads(norm_heads_kernel, r, rstd, positions, N);
+}
+
+// d (N, heads, HS), in place: from the gradient of norm_heads' output that of its input.
+inline void norm_heads_backward(const RotaryHeads<floatX>& d, const HeadNorm& norm, const RowPositions& positions,
+                                int64_t N) {
+  launch_norm_heads(norm_heads_backward_kernel, d, norm, positions, N);
+}

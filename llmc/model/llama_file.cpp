@@ -1,0 +1,135 @@
+#include "llama_file.h"
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include "llmc/utils/error.h"
+#include "llmc/utils/files.h"
+#include "llmc/utils/json.h"
+
+using json = nlohmann::ordered_json;
+
+void check_is_llama(const ModelConfig& c) {
+  for (const WiringTerm& term : c.wiring.terms) {
+    const std::string name = info_of(term).syntax.name();
+    bool is_known = false;
+    for (const char* known : {"rmsnorm", "rope", "swiglu", "gqa", "untied"}) is_known = is_known || name == known;
+    if (!is_known)
+      user_error("the model's wiring is %s; Llama's architecture has no %s", c.wiring.text.c_str(), name.c_str());
+  }
+  const WiringTable table = c.whole_model();
+  if (!table.rmsnorm || table.rope == 0 || table.activation != Activation::swiglu)
+    user_error("the model's wiring is %s; Llama's architecture is rmsnorm rope swiglu", c.wiring.text.c_str());
+  if (c.bias) user_error("the model has biases, and Llama's architecture has none; train it with --no-bias");
+}
+
+static json read_config(const std::string& folder) {
+  const std::string path = folder + "/config.json";
+  const std::optional<std::string> text = try_read_file(path);
+  if (!text) user_error("%s: cannot be read: %s", path.c_str(), strerror(errno));
+  json config = parse_json(*text);
+  if (!config.is_object()) user_error("%s: is not a JSON object", path.c_str());
+  return config;
+}
+
+bool is_llama_folder(const std::string& folder) {
+  const std::optional<std::string> text = try_read_file(folder + "/config.json");
+  const json config = text ? parse_json(*text) : json();
+  return config.is_object() && config.value("model_type", json()) == "llama";
+}
+
+ModelConfig read_llama_config(const std::string& folder) {
+  const std::string path = folder + "/config.json";
+  const json config = read_config(folder);
+  auto value = [&](const char* key, const json& fallback) {
+    const auto it = config.find(key);
+    const json found = it == config.end() || it->is_null() ? fallback : *it;
+    const bool fits = fallback.is_number_integer() ? found.is_number_integer() && found >= 0 && found < 1 << 30
+                      : fallback.is_number()       ? found.is_number()
+                                                   : found.type() == fallback.type();
+    if (!fits) user_error("%s: \"%s\" is %s, which is not a value for it", path.c_str(), key, found.dump().c_str());
+    return found;
+  };
+  ModelConfig c;
+  c.num_layers = value("num_hidden_layers", 0), c.num_heads = value("num_attention_heads", 0);
+  c.channels = value("hidden_size", 0), c.vocab_size = value("vocab_size", 0);
+  c.max_seq_len = value("max_position_embeddings", 2048), c.layer_norm_eps = value("rms_norm_eps", 1e-6);
+  c.bias = false;
+  const json rope = value("rope_parameters", json::object());
+  auto refuse_unless = [&](bool holds, const char* key) {
+    if (!holds)
+      user_error("%s: %s is %s, which is not known", path.c_str(), key, config.value(key, json()).dump().c_str());
+  };
+  refuse_unless(value("hidden_act", "silu") == "silu", "hidden_act");
+  for (const char* key : {"attention_bias", "mlp_bias"}) refuse_unless(!value(key, false).get<bool>(), key);
+  refuse_unless(config.value("rope_scaling", json()).is_null(), "rope_scaling");
+  refuse_unless(rope.value("rope_type", json("default")) == "default", "rope_parameters");
+  refuse_unless(c.num_heads == 0 || value("head_dim", c.head_size()) == c.head_size(), "head_dim");
+  const double base = rope.contains("rope_theta") && rope["rope_theta"].is_number()
+                          ? rope["rope_theta"].get<double>()
+                          : value("rope_theta", 1e4).get<double>();
+  const int kv_heads = value("num_key_value_heads", c.num_heads), hidden = value("intermediate_size", 11008);
+  std::string wiring = format("rmsnorm rope(%.12g) swiglu(%d)", base, hidden);
+  if (!value("tie_word_embeddings", false).get<bool>()) wiring += " untied";
+  if (kv_heads != c.num_heads) wiring += format(" gqa(%d)", kv_heads);
+  try {
+    c.wiring = parse_wiring(wiring);
+    validate(c);
+  } catch (const UserError& e) { user_error("%s: %s", path.c_str(), e.what()); }
+  return c;
+}
+
+std::string llama_config_json(const ModelConfig& c, std::optional<int> end_of_text) {
+  const WiringTable table = c.wiring_table();
+  json config = {{"architectures", {"LlamaForCausalLM"}},
+                 {"model_type", "llama"},
+                 {"hidden_act", "silu"},
+                 {"vocab_size", c.vocab_size},
+                 {"hidden_size", c.channels},
+                 {"intermediate_size", c.hidden_size()},
+                 {"num_hidden_layers", c.num_layers},
+                 {"num_attention_heads", c.num_heads},
+                 {"num_key_value_heads", table.num_kv_heads},
+                 {"head_dim", c.head_size()},
+                 {"max_position_embeddings", c.max_seq_len},
+                 {"rms_norm_eps", c.layer_norm_eps},
+                 {"rope_theta", table.rope},
+                 {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", table.rope}}},
+                 {"attention_bias", false},
+                 {"mlp_bias", false},
+                 {"tie_word_embeddings", !table.untied},
+                 {"torch_dtype", "float32"}};
+  for (const char* key : {"bos_token_id", "eos_token_id"}) config[key] = end_of_text ? json(*end_of_text) : json();
+  return config.dump(1) + "\n";
+}
+
+ParameterTable llama_table(const ModelConfig& c, const ParameterTable& table) {
+  ParameterTable view;
+  const auto add = [&](const std::string& name, const std::string& from, int64_t first_row = 0, int64_t rows = 0) {
+    int index = 0;
+    while (table.tensor(index).name != from) index++;
+    TensorSpec tensor = table.tensor(index);
+    const int64_t row_elements = tensor.shape.size() == 2 ? tensor.shape[1] : 1;
+    tensor.name = name, tensor.offset += size_t(first_row * row_elements) * tensor.element_bytes;
+    if (rows > 0) tensor.shape[0] = rows;
+    ParameterSpec spec;
+    spec.tensor = int(view.layout.tensors.size()), spec.file_shape = tensor.shape;
+    view.layout.tensors.push_back(tensor);
+    view.specs.push_back(spec);
+  };
+  const int64_t C = c.channels, KV = int64_t(c.wiring_table().num_kv_heads) * c.head_size(), H = c.hidden_size();
+  add("model.embed_tokens.weight", "wte.weight");
+  for (int l = 0; l < c.num_layers; l++) {
+    const std::string to = "model.layers." + std::to_string(l) + ".", from = "h." + std::to_string(l) + ".";
+    add(to + "input_layernorm.weight", from + "ln_1.weight");
+    add(to + "self_attn.q_proj.weight", from + "attn.c_attn.weight", 0, C);
+    add(to + "self_attn.k_proj.weight", from + "attn.c_attn.weight", C, KV);
+    add(to + "self_attn.v_proj.weight", from + "attn.c_attn.weight", C + KV, KV);
+    add(to + "self_attn.o_proj.weight", from + "attn.c_proj.weight");
+    add(to + "post_attention_layernorm.weight", from + "ln_2.weight");
+    add(to + "mlp.gate_proj.weight", from + "mlp.c_fc.weight", 0, H);
+    add(to + "mlp.up_proj.weight", from + "mlp.c_fc.weight", H, H);
+    add(to + "mlp.down_proj.weight", from + "mlp.c_proj.weight");
+  }
+  add("model.norm.weight", "ln_f.weight");
+  if (c.wiring_table().untied) add("lm_head.weight", "lm_head.weight");
+  return view;
+}

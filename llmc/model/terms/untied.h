@@ -1,0 +1,13 @@
+// The output head's weight, lm_head.weight (V, C), is not that of the embeddings.
+#pragma once
+#include "term.h"
+
+struct UntiedTerm : Term {
+  static constexpr TermSyntax syntax = {"untied"};
+  static constexpr const char* help = "the output head has a weight of its own, and not the embeddings'";
+  static constexpr TermFeatures features = {heads};
+  void apply(WiringTable& t) const {
+    t.untied = true;
+    t.notes.push_back("output head: a weight of its own");
+  }
+};
