@@ -72,26 +72,34 @@ inline BlockSize float_block_size(char op_a, int64_t m, int64_t n) {
   return block_size(m, n, {256, op_a == 'T' ? 768 : 384}, 16);
 }
 
-// c = alpha op(a) op(b) + beta c of a block, in this thread. sgemm reads the columns of a transposed matrix; where they
-// are 2 KB or more apart they compete for a few sets of the first cache, which takes twice as long as with a copy.
+// c = alpha op(a) op(b) + beta c of a block, in this thread. sgemm reads the columns of a transposed matrix, and AVX2's
+// reads b where it lies; where rows are a multiple of 2 KB apart these compete for a few sets of the caches, which takes
+// two to four times as long as with a copy.
 inline void multiply_block(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a,
                            int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
   const OneThread alone;
-  auto sgemm = [=](char op, int64_t depth, const float* a, int64_t lda, const float* b, float beta) {
-    CHECK(dnnl_sgemm(op, op_b, m, n, depth, alpha, a, lda, b, ldb, beta, c, ldc) == dnnl_success);
-  };
-  if (op_a == 'N' || lda < 512 || n < 64) return sgemm(op_a, k, a, lda, b, beta);
-  constexpr int64_t most_depth = 512, lines = 16;  // of k at once: a copy of 256 rows is as large as Zen 3's L2
-  thread_local std::vector<float> rows;
-  rows.resize(std::max(rows.size(), size_t(m * most_depth)));
-  for (int64_t first = 0; first < k; first += most_depth) {
+  const bool copies_a = op_a == 'T' && lda >= 512 && n >= 64,
+             copies_b = op_b == 'N' && ldb % 512 == 0 && n < ldb && m >= 64;
+  // Of k at once: a copy of 256 rows is as large as Zen 3's L2.
+  const int64_t most_depth = copies_a || copies_b ? 512 : k, lines = 16;
+  thread_local std::vector<float> rows_of_a, rows_of_b;
+  for (int64_t first = 0; first < k || first == 0; first += most_depth) {
     const int64_t depth = std::min(most_depth, k - first);
-    for (int64_t line = 0; line < depth; line += lines) {
-      const int64_t end = std::min(line + lines, depth);
-      for (int64_t i = 0; i < m; i++)
-        for (int64_t j = line; j < end; j++) rows[size_t(i * depth + j)] = a[(first + j) * lda + i];
+    const float *a_part = a + first * (op_a == 'N' ? 1 : lda), *b_part = b + first * (op_b == 'N' ? ldb : 1);
+    if (copies_a) {
+      rows_of_a.resize(std::max(rows_of_a.size(), size_t(m * depth)));
+      for (int64_t line = 0; line < depth; line += lines)
+        for (int64_t i = 0; i < m; i++)
+          for (int64_t j = line; j < std::min(line + lines, depth); j++)
+            rows_of_a[size_t(i * depth + j)] = a_part[j * lda + i];
     }
-    sgemm('N', depth, rows.data(), depth, b + first * (op_b == 'N' ? ldb : 1), first == 0 ? beta : 1.0f);
+    if (copies_b) {
+      rows_of_b.resize(std::max(rows_of_b.size(), size_t(n * depth)));
+      for (int64_t j = 0; j < depth; j++) memcpy(&rows_of_b[size_t(j * n)], b_part + j * ldb, size_t(n) * sizeof(float));
+    }
+    CHECK(dnnl_sgemm(copies_a ? 'N' : op_a, op_b, m, n, depth, alpha, copies_a ? rows_of_a.data() : a_part,
+                     copies_a ? depth : lda, copies_b ? rows_of_b.data() : b_part, copies_b ? n : ldb,
+                     first == 0 ? beta : 1.0f, c, ldc) == dnnl_success);
   }
 }
 
