@@ -339,7 +339,7 @@ void gpt2_muon_update(GPT2& model) {
                          acts.muon_step,
                          acts.stats};
   muon_momentum(args);
-  for (const MuonBatch& batch : model.training->batches) muon_update(args, orthogonalize(acts, args, batch), batch);
+  for (const MuonBatch& batch : model.training->batches) update_by_muon(acts, args, batch);
 }
 
 // Update number `step`, from 1, by AdamW and, of the matrices that are planned so, by Muon, with gradients clipped by

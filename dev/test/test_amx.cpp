@@ -1,4 +1,4 @@
-// The bf16 programs on an emulated AMX unit (dev/emu_amx): the unit against the manual, then oneDNN's kernels for AMX
+// The bf16 programs on an emulated AMX unit (dev/emu_amx): the unit against the manual, then the matmuls for AMX
 // in the operations (build/bf16/test_ops_cpu, build/bf16/test_attention_cpu), the model (build/bf16/test_gpt2_sla_cpu)
 // and the trainer. Every process of this test runs with it, but on a CPU that has AMX, which would execute a part of
 // its instructions itself: there the tests of the unit are of the CPU's own, and the programs' own tests use that.
@@ -167,15 +167,15 @@ TEST(Tiles, AreRefusedWhereACpuWouldStop) {
 }
 
 // ----------------------------------------------------------------------------
-// oneDNN's kernels for it
+// Matmuls by it
 
 class OnTiles : public CommandLine {
  protected:
-  // oneDNN's kernels for AMX use instructions of AVX512-BF16 as well.
+  // Programs that multiply by AMX are compiled for AVX512-BF16.
   void SetUp() override {
     if (cpu_has_amx()) GTEST_SKIP() << "this CPU has AMX, which all tests of bf16 programs use";
     if (system("grep -qw avx512_bf16 /proc/cpuinfo") != 0)
-      GTEST_SKIP() << "this CPU has no AVX512-BF16, which kernels for AMX use as well";
+      GTEST_SKIP() << "this CPU has no AVX512-BF16, which matmuls by AMX are compiled for";
   }
   // How many products of tiles a program's processes have made.
   static long long products(const Outcome& o) {

@@ -1,20 +1,16 @@
-// Matrix products on oneDNN: sgemm for floats, its matmul primitive for bf16, with sums in fp32. Matrices are
-// row-major; op: 'N' as it is, 'T' transposed; ld: elements from one row to the next.
-//
-// Weights are not packed in advance: that would gain 2 to 12 % of a matmul, and take another copy of them after each
-// update.
+// Matrix products: oneDNN's sgemm for floats, bf16_panels.h for bf16, with sums in fp32. Matrices are row-major; op:
+// 'N' as it is, 'T' transposed; ld: elements from one row to the next.
 #pragma once
-#include <dnnl.hpp>
+#include <dnnl.h>
 #include <omp.h>
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <unordered_map>
 #include <vector>
 #include "llmc/ops/batched_gemm.h"
 #include "llmc/utils/error.h"
-#include "amx.h"
+#include "bf16_panels.h"
 #include "bf16.h"
 #include "bf16_block.h"
 #include "threads.h"
@@ -40,6 +36,7 @@ class OneThread {
 // several threads.
 struct BlockSize {
   int64_t rows, columns;
+  bool is_lower = false;  // blocks above c's diagonal are left out
 };
 
 // Blocks of at most these sizes: half as many rows where there would be fewer than eight, and columns that are as many
@@ -50,16 +47,19 @@ inline BlockSize block_size(int64_t m, int64_t n, BlockSize most, int64_t width)
   return {are_few ? most.rows / 2 : most.rows, ((n + column_blocks - 1) / column_blocks + width - 1) / width * width};
 }
 
-// op(a) op(b) (m, n) by blocks, which threads own: multiply(rows, columns, a, b, row, column) with the operands of the
-// block whose first element of c has these places.
+// op(a) op(b) (m, n) by blocks, which threads own: multiply(rows, columns, a, b, row, column, matmul) with the operands
+// of the block whose first element of c has these places, and a number that each matmul has for itself.
 template <class T, class Multiply>
 void for_each_block(BlockSize size, char op_a, char op_b, int64_t m, int64_t n, int64_t k, const T* a, int64_t lda,
                     const T* b, int64_t ldb, const Multiply& multiply) {
+  static std::atomic<uint64_t> matmuls{0};
+  const uint64_t matmul = ++matmuls;
 #pragma omp parallel for collapse(2) schedule(dynamic, 1) if (is_worth_threads(0, 2 * m * n * k))
   for (int64_t column = 0; column < n; column += size.columns) {
     for (int64_t row = 0; row < m; row += size.rows) {
+      if (size.is_lower && column >= row + size.rows) continue;
       multiply(std::min(size.rows, m - row), std::min(size.columns, n - column), a + (op_a == 'N' ? row * lda : row),
-               b + (op_b == 'N' ? column : column * ldb), row, column);
+               b + (op_b == 'N' ? column : column * ldb), row, column, matmul);
     }
   }
 }
@@ -73,8 +73,8 @@ inline BlockSize float_block_size(char op_a, int64_t m, int64_t n) {
 }
 
 // c = alpha op(a) op(b) + beta c of a block, in this thread. sgemm reads the columns of a transposed matrix, and AVX2's
-// reads b where it lies; where rows are a multiple of 2 KB apart these compete for a few sets of the caches, which takes
-// two to four times as long as with a copy.
+// reads b where it lies; where rows are a multiple of 2 KB apart these compete for a few sets of the caches, which
+// takes two to four times as long as with a copy.
 inline void multiply_block(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a,
                            int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
   const OneThread alone;
@@ -95,7 +95,8 @@ inline void multiply_block(char op_a, char op_b, int64_t m, int64_t n, int64_t k
     }
     if (copies_b) {
       rows_of_b.resize(std::max(rows_of_b.size(), size_t(n * depth)));
-      for (int64_t j = 0; j < depth; j++) memcpy(&rows_of_b[size_t(j * n)], b_part + j * ldb, size_t(n) * sizeof(float));
+      for (int64_t j = 0; j < depth; j++)
+        memcpy(&rows_of_b[size_t(j * n)], b_part + j * ldb, size_t(n) * sizeof(float));
     }
     CHECK(dnnl_sgemm(copies_a ? 'N' : op_a, op_b, m, n, depth, alpha, copies_a ? rows_of_a.data() : a_part,
                      copies_a ? depth : lda, copies_b ? rows_of_b.data() : b_part, copies_b ? n : ldb,
@@ -109,7 +110,7 @@ inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float al
                  const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
   for_each_block(float_block_size(op_a, m, n), op_a, op_b, m, n, k, a, lda, b, ldb,
                  [=](int64_t rows, int64_t columns, const float* a_block, const float* b_block, int64_t row,
-                     int64_t column) {
+                     int64_t column, uint64_t) {
                    multiply_block(op_a, op_b, rows, columns, k, alpha, a_block, lda, b_block, ldb, beta,
                                   c + row * ldc + column, ldc);
                  });
@@ -118,71 +119,16 @@ inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float al
 // ----------------------------------------------------------------------------
 // bf16
 
-// Whether oneDNN multiplies bf16 with instructions for it, AVX512-BF16 or AMX. It takes the better of what the CPU has
-// and what ONEDNN_MAX_CPU_ISA allows. Elsewhere it has no bf16 matmul, or one that is slower than sgemm.
+// Whether the program has instructions for products of bf16, AVX512-BF16 or AMX, and may use them: oneDNN asks the CPU,
+// and ONEDNN_MAX_CPU_ISA.
 inline bool has_bf16_matmuls() {
+#ifdef __AVX512BF16__
   static const int isa = int(dnnl_get_effective_cpu_isa());
   return (isa & dnnl_cpu_isa_avx512_core_bf16) == dnnl_cpu_isa_avx512_core_bf16;
+#else
+  return false;
+#endif
 }
-
-// oneDNN's primitive for blocks of one shape, in the thread that made it: primitives are compiled when they are made,
-// and their memory objects are told new addresses for each run.
-class Bf16Primitive {
- public:
-  explicit Bf16Primitive(const Bf16Block& s) {
-    static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
-    using Memory = dnnl::memory;
-    auto matrix = [](int64_t rows, int64_t columns, char op, int64_t ld, Memory::data_type type) {
-      return Memory::desc({rows, columns}, type, op == 'N' ? Memory::dims{ld, 1} : Memory::dims{1, ld});
-    };
-    const Memory::data_type bf16 = Memory::data_type::bf16, f32 = Memory::data_type::f32;
-    const Memory::desc a = matrix(s.m, s.k, s.op_a, s.lda, bf16), b = matrix(s.k, s.n, s.op_b, s.ldb, bf16),
-                       c = matrix(s.m, s.n, 'N', s.ldc, f32);
-    dnnl::post_ops post_ops;
-#if DNNL_VERSION_MAJOR >= 3
-    if (s.alpha != 1) post_ops.append_eltwise(dnnl::algorithm::eltwise_linear, s.alpha, 0);
-#else
-    if (s.alpha != 1) post_ops.append_eltwise(1, dnnl::algorithm::eltwise_linear, s.alpha, 0);
-#endif
-    if (s.accumulate) post_ops.append_sum(1);
-    dnnl::primitive_attr attributes;
-    attributes.set_post_ops(post_ops);
-    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-    const OneThread alone;  // so that oneDNN neither cuts a block nor orders its sums by the number of threads
-#if DNNL_VERSION_MAJOR >= 3
-    const dnnl::matmul::primitive_desc desc(cpu, a, b, c, attributes);
-#else
-    const dnnl::matmul::primitive_desc desc({a, b, c}, attributes, cpu);
-#endif
-    primitive_ = dnnl::matmul(desc);
-    stream_ = dnnl::stream(cpu);
-    scratch_bytes_ = desc.scratchpad_desc().get_size();
-    const Memory::desc descs[] = {a, b, c, desc.scratchpad_desc()};
-    const int names[] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_SCRATCHPAD};
-    for (int i = 0; i < 4; i++) {
-      memories_[i] = Memory(descs[i], cpu, DNNL_MEMORY_NONE);
-      args_[i] = {names[i], memories_[i].get()};
-    }
-  }
-
-  void run(const bfloat16* a, const bfloat16* b, float* c) {
-    thread_local std::vector<char> scratch;
-    if (scratch.size() < scratch_bytes_ + 64) scratch.resize(scratch_bytes_ + 64);
-    void* const aligned = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch.data()) + 63) / 64 * 64);
-    const void* const addresses[] = {a, b, c, aligned};
-    for (int i = 0; i < 4; i++)
-      CHECK(dnnl_memory_set_data_handle(memories_[i].get(), const_cast<void*>(addresses[i])) == dnnl_success);
-    const OneThread alone;
-    CHECK(dnnl_primitive_execute(primitive_.get(), stream_.get(), 4, args_) == dnnl_success);
-  }
-
- private:
-  dnnl::matmul primitive_;
-  dnnl::stream stream_;
-  dnnl::memory memories_[4];
-  dnnl_exec_arg_t args_[4];
-  size_t scratch_bytes_;
-};
 
 inline const float* to_floats(std::vector<float>& floats, const bfloat16* x, int64_t rows, int64_t columns,
                               int64_t ld) {
@@ -212,30 +158,21 @@ inline void multiply_as_floats(const Bf16Block& s, const bfloat16* a, const bflo
   }
 }
 
-// Whether the program has instructions for AMX and may use them: oneDNN finds the unit, and has asked the kernel for
-// it.
+// Whether AMX is used: oneDNN finds the unit, and has asked the kernel for it.
 inline bool has_amx() {
-#ifdef __AMX_BF16__
   static const int isa = int(dnnl_get_effective_cpu_isa());
-  return (isa & dnnl_cpu_isa_avx512_core_amx) == dnnl_cpu_isa_avx512_core_amx;
-#else
-  return false;
-#endif
+  return (isa & dnnl_cpu_isa_avx512_core_amx) == dnnl_cpu_isa_avx512_core_amx && has_bf16_matmuls();
 }
 
 // c = alpha op(a) op(b) of a block, or +=. `matmul`: a number of the matmul that it is part of, whose operands do not
 // change meanwhile; 0 if it is none.
 inline void multiply_block(const Bf16Block& s, const bfloat16* a, const bfloat16* b, float* c, uint64_t matmul = 0) {
-#ifdef __AMX_BF16__
-  if (has_amx()) return amx::multiply(s, a, b, c, matmul);
+#ifdef __AVX512BF16__
+  if (has_bf16_matmuls()) return bf16_panels::multiply(s, a, b, c, matmul, has_amx());
 #else
   (void)matmul;
 #endif
-  if (!has_bf16_matmuls()) return multiply_as_floats(s, a, b, c);
-  thread_local std::unordered_map<Bf16Block, Bf16Primitive, Bf16BlockHash> primitives;
-  auto it = primitives.find(s);
-  if (it == primitives.end()) it = primitives.emplace(s, s).first;
-  it->second.run(a, b, c);
+  multiply_as_floats(s, a, b, c);
 }
 
 // It depends on the shape alone, and so do the bits. Measured with 256 to 1,024 tokens, for oneDNN on Zen 5 and for AMX
@@ -253,11 +190,9 @@ inline BlockSize bf16_block_size(char op_a, char op_b, int64_t m, int64_t n) {
 template <class Multiply>
 void for_each_bf16_block(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t lda,
                          const bfloat16* b, int64_t ldb, const Multiply& multiply) {
-  static std::atomic<uint64_t> matmuls{0};
-  const uint64_t matmul = ++matmuls;
   for_each_block(bf16_block_size(op_a, op_b, m, n), op_a, op_b, m, n, k, a, lda, b, ldb,
                  [&](int64_t rows, int64_t columns, const bfloat16* a_block, const bfloat16* b_block, int64_t row,
-                     int64_t column) {
+                     int64_t column, uint64_t matmul) {
                    const Bf16Block block = {rows, columns, k, lda, ldb, 0, 1.0f, op_a, op_b, false};
                    multiply(block, a_block, b_block, row, column, matmul);
                  });
@@ -311,12 +246,46 @@ inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bf
                  });
 }
 
+// sums (m, n) = op(a) op(b) of a block of the matmul that has the number `matmul`.
+inline void sums_of_block(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
+                          const float* b, int64_t ldb, float* sums, uint64_t) {
+  multiply_block(op_a, op_b, m, n, k, 1.0f, a, lda, b, ldb, 0.0f, sums, n);
+}
+inline void sums_of_block(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t lda,
+                          const bfloat16* b, int64_t ldb, float* sums, uint64_t matmul) {
+  multiply_block({m, n, k, lda, ldb, n, 1.0f, op_a, op_b, false}, a, b, sums, matmul);
+}
+
+// c (n, n) = op(a) op(b), which is symmetric: blocks below the diagonal and on it, and what mirrors them.
+template <class T>
+void symmetric_gemm(char op_a, char op_b, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb,
+                    T* c) {
+  constexpr int64_t side = 64;
+  for_each_block({side, side, /*is_lower=*/true}, op_a, op_b, n, n, k, a, lda, b, ldb,
+                 [=](int64_t rows, int64_t columns, const T* a_block, const T* b_block, int64_t row, int64_t column,
+                     uint64_t matmul) {
+                   alignas(64) float sums[side * side];
+                   sums_of_block(op_a, op_b, rows, columns, k, a_block, lda, b_block, ldb, sums, matmul);
+                   for (int64_t i = 0; i < rows; i++) {
+#pragma omp simd
+                     for (int64_t j = 0; j < columns; j++)
+                       from_float(c[(row + i) * n + column + j], sums[i * columns + j]);
+                   }
+                   for (int64_t j = 0; j < columns && row > column; j++) {
+#pragma omp simd
+                     for (int64_t i = 0; i < rows; i++)
+                       from_float(c[(column + j) * n + row + i], sums[i * columns + j]);
+                   }
+                 });
+}
+
 // c_i = op(a_i) op(b_i) for all matrices of a batch, one after the other, as llmc/ops/batched_gemm.h says.
 template <class T>
 void gemm(const BatchedGemm& s, const T* a, const T* b, T* c) {
-  for (int64_t i = 0; i < s.batch; i++)
-    gemm(s.op_a, s.op_b, s.m, s.n, s.k, a + i * s.m * s.k, s.op_a == 'N' ? s.k : s.m, b + i * s.k * s.n,
-         s.op_b == 'N' ? s.n : s.k, false, c + i * s.m * s.n, s.n);
+  const int64_t lda = s.op_a == 'N' ? s.k : s.m, ldb = s.op_b == 'N' ? s.n : s.k;
+  for (int64_t i = 0; i < s.batch; i++, a += s.m * s.k, b += s.k * s.n, c += s.m * s.n)
+    if (s.is_symmetric) symmetric_gemm(s.op_a, s.op_b, s.n, s.k, a, lda, b, ldb, c);
+    else gemm(s.op_a, s.op_b, s.m, s.n, s.k, a, lda, b, ldb, false, c, s.n);
 }
 
 // c (m, n) = op(a) op(b) + bias (n).

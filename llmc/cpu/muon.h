@@ -11,9 +11,16 @@
 #include "threads.h"
 #include "vec.h"
 
-// What the iteration's workspaces may take, in elements, if that is enough for a matrix: one matrix after the other, so
-// that it stays in the caches.
-constexpr int64_t muon_workspace_elements = 0;
+// What the iteration's workspaces may take, in elements, if that is enough for a matrix: room for twelve (256, 256).
+constexpr int64_t muon_workspace_elements = int64_t(4) << 20;
+
+// Calls f(part) for parts of a batch, which are a matrix each. Where there are enough of them a thread takes one from
+// the first to the last operation, so that it stays in the thread's caches; else all threads take one after the other.
+template <class F>
+void for_each_part(const MuonBatch& batch, F f) {
+#pragma omp parallel for schedule(dynamic, 1) if (batch.count >= omp_get_max_threads())
+  for (int64_t i = batch.first; i < batch.first + batch.count; i++) f(MuonBatch{i, 1, batch.n, batch.length});
+}
 
 // *place = s, which the operations after it read.
 inline void muon_set_step(MuonStep* place, const MuonStep& s) { *place = s; }
@@ -46,29 +53,34 @@ inline void muon_momentum(const MuonArgs& args) {
   }
 }
 
-// Calls f(i, j) for all rows i and columns j, in blocks, so that a matrix and its transpose are both read a cache line
-// at a time.
+// Calls f(place in the matrix, place in x) for each element; x is the transpose of a matrix with more rows than
+// columns. Then it goes in blocks, so that both are read a cache line at a time.
 template <class F>
-void for_each_element(int64_t rows, int64_t columns, F f) {
-  constexpr int64_t block = 16;
+void for_each_element(const MuonMatrix& matrix, F f) {
+  const int64_t rows = matrix.rows, columns = matrix.columns;
+  const bool transposed = rows > columns;
+  const int64_t block_rows = transposed ? 16 : 1, block_columns = transposed ? 16 : columns;
 #pragma omp parallel for schedule(static) if (is_worth_threads(8 * rows * columns))
-  for (int64_t row = 0; row < rows; row += block)
-    for (int64_t column = 0; column < columns; column += block)
-      for (int64_t i = row; i < std::min(row + block, rows); i++)
-        for (int64_t j = column; j < std::min(column + block, columns); j++) f(i, j);
+  for (int64_t row = 0; row < rows; row += block_rows)
+    for (int64_t column = 0; column < columns; column += block_columns) {
+      const int64_t last = std::min(column + block_columns, columns);
+      if (!transposed) {
+#pragma omp simd
+        for (int64_t j = row * columns; j < (row + 1) * columns; j++) f(j, j);
+      } else {
+        for (int64_t j = column; j < last; j++)
+          for (int64_t i = row; i < std::min(row + block_rows, rows); i++) f(i * columns + j, j * rows + i);
+      }
+    }
 }
 
 // x (count, n, length) = u / ||u|| of a batch's matrices, transposed if there are more rows than columns.
 inline void muon_normalize(floatX* x, const MuonArgs& args, const MuonBatch& batch) {
   for (int64_t k = 0; k < batch.count; k++, x += batch.n * batch.length) {
     const MuonMatrix& matrix = args.matrices[batch.first + k];
-    const int64_t rows = matrix.rows, columns = matrix.columns;
     const float* const u = args.grads + matrix.begin;
     const float scale = float(1.0 / std::max(std::sqrt(args.squares[batch.first + k]), muon_least_norm));
-    const bool transposed = rows > columns;
-    for_each_element(rows, columns, [=](int64_t i, int64_t j) {
-      from_float(x[transposed ? j * rows + i : i * columns + j], u[i * columns + j] * scale);
-    });
+    for_each_element(matrix, [=](int64_t i, int64_t in_x) { from_float(x[in_x], u[i] * scale); });
   }
 }
 
@@ -95,14 +107,12 @@ inline void muon_update(const MuonArgs& args, const floatX* x, const MuonBatch& 
               step = s.learning_rate * 0.2f * std::sqrt(float(batch.length));
   for (int64_t k = 0; k < batch.count; k++, x += batch.n * batch.length) {
     const MuonMatrix& matrix = args.matrices[batch.first + k];
-    const int64_t rows = matrix.rows, columns = matrix.columns;
-    const bool transposed = rows > columns;
     floatX* const params = args.params + matrix.begin;
     float* const weights = full_precision_weights(params, args.master, matrix.state);
-    for_each_element(rows, columns, [=](int64_t i, int64_t j) {
-      float& w = weights[i * columns + j];
-      w = w * keep - step * to_float(x[transposed ? j * rows + i : i * columns + j]);
-      if constexpr (has_master_weights) from_float(params[i * columns + j], w);
+    for_each_element(matrix, [=](int64_t i, int64_t in_x) {
+      float& w = weights[i];
+      w = w * keep - step * to_float(x[in_x]);
+      if constexpr (has_master_weights) from_float(params[i], w);
     });
   }
 }

@@ -118,6 +118,12 @@ __global__ void __launch_bounds__(muon_tile* muon_tile_rows)
   }
 }
 
+// Calls f(part) for parts of a batch; here it is one part.
+template <class F>
+void for_each_part(const MuonBatch& batch, F f) {
+  f(batch);
+}
+
 // *place = s, which the operations after it read: a CUDA graph of them need not be captured again for another step.
 inline void muon_set_step(MuonStep* place, const MuonStep& s) {
   launch(muon_set_step_kernel, dim3(1), dim3(1), 0, gpu().stream, place, s);

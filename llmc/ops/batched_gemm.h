@@ -8,4 +8,5 @@ struct BatchedGemm {
   int64_t batch;
   char op_a, op_b;
   int64_t m, n, k;
+  bool is_symmetric = false;  // each c_i is, by what a_i and b_i are: a device may compute half of it
 };

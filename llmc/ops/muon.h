@@ -76,3 +76,9 @@ struct MuonStep {
 constexpr int muon_iterations = 5;
 constexpr float muon_a = 3.4445f, muon_b = -4.7750f, muon_c = 2.0315f;
 constexpr double muon_least_norm = 1e-7;  // by which u is divided at least
+
+// The FLOPs of the iteration for a matrix: of A and A A, which are symmetric, half is computed.
+inline double muon_flops(const MuonMatrix& matrix) {
+  const double n = double(matrix.shorter()), length = double(matrix.longer());
+  return muon_iterations * (n * n * length + n * n * n + 2 * n * n * length);
+}

@@ -230,12 +230,17 @@ TEST(Muon, BatchesAreOfEqualSidesAndBoundedSize) {
 }
 
 // Operands that lie closer than cuBLASLt's vectors are wide, too.
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/gemm.h: `b + i * s.k * s.n` -> `b + i * s.m * s.k`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/gemm.h: `b += s.k * s.n` -> `b += s.m * s.k`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/gemm.h: `j < columns && row > column` -> `j < columns && row > column + side`
 // BUG (build/fp32/test_ops_emu) llmc/cuda/matmul.h: `alignment(b, next_b),` -> `alignment_of(b),`
 TEST(BatchedGemm, MultipliesEachPairOfMatrices) {
-  for (const BatchedGemm& s :
-       {BatchedGemm{3, 'N', 'T', 8, 8, 24}, {4, 'N', 'N', 5, 7, 5}, {1, 'T', 'N', 16, 8, 40}, {2, 'T', 'T', 3, 9, 4}}) {
-    const auto a = random_values<floatX>(s.batch * s.m * s.k, 1), b = random_values<floatX>(s.batch * s.k * s.n, 2);
+  for (const BatchedGemm& s : {BatchedGemm{3, 'N', 'T', 8, 8, 24},
+                               {4, 'N', 'N', 5, 7, 5},
+                               {1, 'T', 'N', 16, 8, 40},
+                               {2, 'T', 'T', 3, 9, 4},
+                               {2, 'N', 'T', 136, 136, 40, /*is_symmetric=*/true}}) {
+    const auto a = random_values<floatX>(s.batch * s.m * s.k, 1),
+               b = s.is_symmetric ? a : random_values<floatX>(s.batch * s.k * s.n, 2);
     std::vector<double> expected;
     for (int64_t i = 0; i < s.batch; i++)
       for (int64_t row = 0; row < s.m; row++)

@@ -1,16 +1,21 @@
-// Matmuls of bf16 by AMX, the matrix unit of Intel's server CPUs since Sapphire Rapids, for programs that are compiled
-// for one. Measured on a core of Sapphire Rapids, in the matmuls of GPT-2 124M but the classifier's: oneDNN 2.6 reaches
-// 590 to 850 GFLOP/s, this 840 to 1,050; in attention's products of 128 queries and 256 keys 170 to 510, and 600 to
-// 760. Four tiles of sums stay in registers while two tiles of each operand are loaded.
+// Matmuls of bf16 by AVX512-BF16 or by AMX, the matrix unit of Intel's server CPUs since Sapphire Rapids, for programs
+// that are compiled for AVX512-BF16. oneDNN 2.6 reaches, measured on a core, in GFLOP/s:
+//
+//   Zen 5 (AVX512-BF16), matmuls of GPT-2 124M: 410 to 530, this 425 to 545; in attention's products of 128 queries and
+//   256 keys 330 to 430, this 330 to 490, and 490 to 545 where an operand has been packed before.
+//   Sapphire Rapids (AMX), matmuls of GPT-2 124M but the classifier's: 590 to 850, this 840 to 1,050; in attention's
+//   products 170 to 510, and 600 to 760.
 //
 // A tile is 16 rows of 64 bytes. TDPBF16PS adds to a tile of sums (16, 16) the product of a tile of a, 16 rows of 32
 // elements along k, and of a tile of b, 16 pairs of k: row p has for each of 16 columns the elements 2p and 2p + 1 of
-// k. Both operands are packed into such tiles, padded with zeros.
+// k. Both operands are packed into such tiles, padded with zeros. VDPBF16PS adds to 16 sums the products of a row of a
+// tile of b and a pair of a row of a: it takes the same tiles, or rows of a where they are.
 #pragma once
-#ifdef __AMX_BF16__
+#ifdef __AVX512BF16__
 #include <immintrin.h>
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 #include "bf16.h"
 #include "bf16_block.h"
@@ -18,8 +23,9 @@
 // g++ 12 takes what its own headers leave undefined for a mistake of the caller's.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 
-namespace amx {
+namespace bf16_panels {
 
 constexpr int64_t tile_rows = 16, tile_depth = 32, tile_size = tile_rows * tile_depth;
 constexpr int64_t panel = 2 * tile_rows;  // rows of a, or columns of b, that are multiplied at once
@@ -142,22 +148,62 @@ inline void multiply_panels(const bfloat16* a, const bfloat16* b, int64_t steps,
   asm volatile("" ::: "memory");
 }
 
-// Tiles of 16 rows of 64 bytes in the registers of this thread while it exists.
+// Tiles of 16 rows of 64 bytes in the registers of this thread while it exists, if AMX is used.
 class TileRegisters {
  public:
-  TileRegisters() {
+  explicit TileRegisters(bool by_amx) : by_amx_(by_amx) {
     struct alignas(64) Config {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
       uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
       uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
     };
     static const Config config;
-    asm volatile("" ::: "memory");
-    _tile_loadconfig(&config);
+    if (by_amx_) asm volatile("ldtilecfg (%0)" ::"r"(&config) : "memory");
   }
-  ~TileRegisters() { _tile_release(); }
+  ~TileRegisters() {
+    if (by_amx_) asm volatile("tilerelease");
+  }
   TileRegisters(const TileRegisters&) = delete;
+
+ private:
+  const bool by_amx_;
 };
+
+// Eight rows of a: pair p of k of row r is at x[r * row + p / 16 * step + p % 16 * 2].
+struct RowsOfPairs {
+  const bfloat16* x;
+  int64_t row, step;
+};
+
+// c (8, panel), rows ldc apart, = or += the product of eight rows and a packed panel with so many pairs of k, by
+// VDPBF16PS: the sums are in 16 registers.
+inline void multiply_rows(const RowsOfPairs& a, const bfloat16* b, int64_t pairs, float* c, int64_t ldc,
+                          bool accumulate) {
+  constexpr int64_t rows = 8;
+  __m512 sums[rows][2];
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t half = 0; half < 2; half++)
+      sums[r][half] = accumulate ? _mm512_loadu_ps(c + r * ldc + half * tile_rows) : _mm512_setzero_ps();
+  const bfloat16* x = a.x;
+  auto add_pairs = [&](int64_t count) {
+    for (int64_t p = 0; p < count; p++) {
+      const __m512bh left = __m512bh(_mm512_load_si512(b + p * tile_depth)),
+                     right = __m512bh(_mm512_load_si512(b + tile_size + p * tile_depth));
+#pragma GCC unroll 8
+      for (int64_t r = 0; r < rows; r++) {
+        int pair;
+        memcpy(&pair, x + r * a.row + 2 * p, sizeof pair);
+        const __m512bh both = __m512bh(_mm512_set1_epi32(pair));
+        sums[r][0] = _mm512_dpbf16_ps(sums[r][0], both, left);
+        sums[r][1] = _mm512_dpbf16_ps(sums[r][1], both, right);
+      }
+    }
+  };
+  for (; pairs >= tile_rows; pairs -= tile_rows, x += a.step, b += 2 * tile_size) add_pairs(tile_rows);
+  add_pairs(pairs);
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t half = 0; half < 2; half++) _mm512_storeu_ps(c + r * ldc + half * tile_rows, sums[r][half]);
+}
 
 // The most of k of which an operand is kept after a block: 6 MB of 1,024 rows or columns.
 constexpr int64_t most_kept_depth = 3072;
@@ -192,44 +238,53 @@ class PackedOperand {
   int64_t padded() const { return (count_ + panel - 1) / panel * panel; }
 };
 
-// c (panel, panel), of which (rows, columns) exist, = or += alpha times the product of two packed panels.
-inline void multiply_edge(const bfloat16* a, const bfloat16* b, int64_t steps, const Bf16Block& s, int64_t rows,
-                          int64_t columns, float* c, bool accumulate) {
-  alignas(64) float product[panel * panel];
-  multiply_panels(a, b, steps, product, panel, false);
-  for (int64_t i = 0; i < std::min(panel, rows); i++) {
-    float* row = c + i * s.ldc;
-#pragma omp simd
-    for (int64_t j = 0; j < std::min(panel, columns); j++)
-      row[j] = (accumulate ? row[j] : 0.0f) + s.alpha * product[i * panel + j];
-  }
-}
-
 // c (m, n) = or += alpha op(a) op(b) of a block of the matmul that has the number `matmul`; 0 if nothing else is of it.
-// Each sum is in the order of k, whatever the block.
-inline void multiply(const Bf16Block& s, const bfloat16* a, const bfloat16* b, float* c, uint64_t matmul) {
+// Each sum is in the order of k, whatever the block. `by_amx`: by AMX, else by AVX512-BF16.
+inline void multiply(const Bf16Block& s, const bfloat16* a, const bfloat16* b, float* c, uint64_t matmul, bool by_amx) {
   thread_local PackedOperand a_packed, b_packed;
-  a_packed.set({a, s.lda, s.op_a == 'T'}, s.m, s.k, matmul);
+  const bool packs_a = by_amx || s.op_a == 'T' || s.k % 2 != 0 || s.m % 8 != 0;
+  if (packs_a) a_packed.set({a, s.lda, s.op_a == 'T'}, s.m, s.k, matmul);
   b_packed.set({b, s.ldb, s.op_b == 'N'}, s.n, s.k, matmul);
-  const TileRegisters registers;
+  const TileRegisters registers(by_amx);
   for (int64_t k = 0; k < s.k; k += most_depth) {
     const int64_t depth = std::min(most_depth, s.k - k), steps = (depth + tile_depth - 1) / tile_depth;
     const bool accumulate = s.accumulate || k > 0;
-    const bfloat16 *const b_tiles = b_packed.tiles(k, depth, /*as_pairs=*/true), *const a_tiles =
-                                                                                     a_packed.tiles(k, depth,
-                                                                                                    /*as_pairs=*/false);
+    const bfloat16 *const b_tiles = b_packed.tiles(k, depth, /*as_pairs=*/true),
+                          *const a_tiles = packs_a ? a_packed.tiles(k, depth, /*as_pairs=*/false) : a + k;
+    // to (rows, panel) = or += the product of row i and those that follow it in its panel, and of a panel of columns.
+    auto multiply = [&](int64_t i, int64_t rows, int64_t j, float* to, int64_t ld, bool adds) {
+      const bfloat16 *const b_panel = b_tiles + j * steps * tile_depth, *const a_panel =
+                                                                            a_tiles + i * steps * tile_depth;
+      if (by_amx) return multiply_panels(a_panel, b_panel, steps, to, ld, adds);
+      for (int64_t r = 0; r < rows; r += 8) {
+        const RowsOfPairs x = packs_a ? RowsOfPairs{a_panel + r / tile_rows * tile_size + r % tile_rows * tile_depth,
+                                                    tile_depth, 2 * tile_size}
+                                      : RowsOfPairs{a_tiles + (i + r) * s.lda, s.lda, tile_depth};
+        multiply_rows(x, b_panel, (depth + 1) / 2, to + r * ld, ld, adds);
+      }
+    };
     for (int64_t i = 0; i < s.m; i += panel) {
       for (int64_t j = 0; j < s.n; j += panel) {
-        const bfloat16 *a_panel = a_tiles + i * steps * tile_depth, *b_panel = b_tiles + j * steps * tile_depth;
-        float* to = c + i * s.ldc + j;
-        if (s.alpha == 1 && i + panel <= s.m && j + panel <= s.n)
-          multiply_panels(a_panel, b_panel, steps, to, s.ldc, accumulate);
-        else multiply_edge(a_panel, b_panel, steps, s, s.m - i, s.n - j, to, accumulate);
+        const int64_t rows = std::min(panel, s.m - i), columns = std::min(panel, s.n - j);
+        float* const to = c + i * s.ldc + j;
+        const bool is_whole = columns == panel && (by_amx ? rows == panel : rows % 8 == 0);
+        if (s.alpha == 1 && is_whole) {
+          multiply(i, rows, j, to, s.ldc, accumulate);
+          continue;
+        }
+        alignas(64) float product[panel * panel];
+        multiply(i, rows, j, product, panel, false);
+        for (int64_t r = 0; r < rows; r++) {
+          float* row = to + r * s.ldc;
+#pragma omp simd
+          for (int64_t x = 0; x < columns; x++)
+            row[x] = (accumulate ? row[x] : 0.0f) + s.alpha * product[r * panel + x];
+        }
       }
     }
   }
 }
 
-}  // namespace amx
+}  // namespace bf16_panels
 #pragma GCC diagnostic pop
 #endif
