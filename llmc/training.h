@@ -16,6 +16,7 @@
 #include "llmc/model/config_json.h"
 #include "llmc/model/flops.h"
 #include "llmc/model/gpt2.h"
+#include "llmc/model/limit.h"
 #include "llmc/model/print_model.h"
 #include "llmc/model/stream_memory.h"
 #include "llmc/operations.h"
@@ -45,6 +46,7 @@ struct Trainer {
   std::optional<DocumentLengths> documents;  // of the training data, with the term `documents`
   int64_t counted_segment = -1;              // of the micro-batch before, and its FLOPs per token
   double counted_flops = 0;
+  UpdateCost beside_model = {};  // of an update
 };
 
 // ----------------------------------------------------------------------------
@@ -313,6 +315,9 @@ inline StepResult train_step(Trainer& t) {
   result.skipped = !std::isfinite(stats.loss) || !std::isfinite(result.grad_norm);
   if (result.skipped) model.remembered = 0;  // what is not finite would stay in the segment memory
   count_step(run, result);
+  UpdateCost cost = t.beside_model;
+  cost.flops += rows * double(run.grad_accum_steps) * result.flops_per_token;
+  result.limit_seconds = cost.seconds({run.gemm_peak, run.copy_bandwidth});
   result.seconds = seconds_now() - start;
   return result;
 }
@@ -467,8 +472,11 @@ inline int run_trainer(int argc, char** argv, Trainer& t) {
   std::optional<ModelConfig> in_folder;
   const std::string checkpoint = check_and_plan(t, in_folder);
   if (run.options.dry_run) return finalize(t), 0;
-  if (run.ranks.rank == 0)
-    run.gemm_peak = gemm_peak(0.3);  // before the plan is allocated: its matrices take 400 MB on a large GPU
+  if (run.ranks.rank == 0) {  // before the plan is allocated: these matrices take 400 MB on a large GPU
+    const Ceilings ceilings = measure_ceilings(t.model, 0.3);
+    run.gemm_peak = ceilings.gemm, run.copy_bandwidth = ceilings.copy;
+  }
+  t.beside_model = cost_beside_model(t.model, run.grad_accum_steps);
   allocate(t);
   load_or_init_weights(t, in_folder, checkpoint);
   stop_after_steps();

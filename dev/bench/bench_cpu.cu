@@ -14,6 +14,7 @@
 #include "profile.h"
 #include "../../train_gpt2_sla.cu"
 #include "llmc/model/flops.h"
+#include "llmc/model/limit.h"
 #include "llmc/run/print.h"
 #include "llmc/run/statistics.h"
 #include "random_tokens.h"
@@ -214,12 +215,6 @@ ModelConfig config_of(const std::vector<std::string>& a) {
   return config;
 }
 
-double flops_of_step(const Shape& shape) {
-  std::istringstream words(shape.arguments);
-  const ModelConfig config = config_of({std::istream_iterator<std::string>(words), {}});
-  return flops_per_token(config, make_attention_plan(config), config.max_seq_len) * shape.tokens;
-}
-
 // The model of such arguments, in training: two steps have been made.
 struct Training {
   const ModelConfig config;
@@ -228,19 +223,26 @@ struct Training {
   GPT2 model;
   int64_t steps = 0;
 
-  explicit Training(const std::vector<std::string>& a)
+  explicit Training(const std::vector<std::string>& a, bool muon = false)
       : config(config_of(a)), B(std::stoi(a[5])), T(config.max_seq_len),
         tokens(random_tokens(int64_t(B) * T + 1, config.vocab_size)) {
-    gpt2_declare(model, config, {B, T});
+    PlanOptions plan = {B, T};
+    plan.muon = muon;
+    gpt2_declare(model, config, plan);
     gpt2_allocate(model);
     init_weights(model, 1);
     step(), step();
   }
   void step() { training_step(model, tokens, B, T, ++steps); }
+  UpdateCost cost() const {
+    UpdateCost cost = cost_beside_model(model, 1);
+    cost.flops += flops_per_token(config, model.attention_plan, T) * B * T;
+    return cost;
+  }
 };
 
-// For each line on stdin, a number of seconds: trains for so long, and prints the median time of a step and FLOP/s of a
-// matmul.
+// For each line on stdin, a number of seconds: trains for so long, and prints the median time of a step and the least
+// that it could take.
 void serve_steps(const std::vector<std::string>& a) {
   Training training(a);
   for (double seconds; scanf("%lf", &seconds) == 1;) {
@@ -250,7 +252,7 @@ void serve_steps(const std::vector<std::string>& a) {
       training.step();
       times.push_back(seconds_now() - begin);
     }
-    printf("%.6f %.4g\n", median(times), gemm_peak(0.2));
+    printf("%.6f %.4g\n", median(times), training.cost().seconds(measure_ceilings(training.model, 0.2)));
     fflush(stdout);
   }
 }
@@ -262,7 +264,7 @@ struct Worker {
   pid_t child = -1;
   double ready = 0;             // seconds from its start to its first steps' end, in which PyTorch may compile
   std::vector<double> seconds;  // of a step, in each round
-  double gemm = 0;              // FLOP/s, the highest; 0 if it says none
+  double limit = 1e30;          // the least that a step could take, of all rounds; 1e30 if it says none
 
   Worker(const std::string& name, const std::string& command) : name(name) {
     int in[2], out[2];
@@ -291,10 +293,10 @@ struct Worker {
   bool measure(double for_seconds, bool counts) {
     fprintf(to, "%g\n", for_seconds), fflush(to);
     char line[256];
-    double time = 0, rate = 0;
-    if (fgets(line, sizeof line, from) == nullptr || sscanf(line, "%lf %lf", &time, &rate) < 1) return false;
+    double time = 0, least = 1e30;
+    if (fgets(line, sizeof line, from) == nullptr || sscanf(line, "%lf %lf", &time, &least) < 1) return false;
     if (counts) seconds.push_back(time);
-    gemm = std::max(gemm, rate);
+    limit = std::min(limit, least);
     return true;
   }
   double step_seconds() const { return median(seconds); }
@@ -307,7 +309,7 @@ void print_progress(const std::string& line) { fprintf(stderr, "%s\n", line.c_st
 void compare(const std::string& folder, const std::string& python, int rounds, double seconds, bool quick) {
   const bool has_torch = system((python + " -c 'import torch' >/dev/null 2>&1").c_str()) == 0;
   if (!has_torch) fprintf(stderr, "%s has no PyTorch to compare with\n", python.c_str());
-  printf("| model | trained by | ms/step | tokens/s | of the best of PyTorch | of its own GEMM rate | ready after, s "
+  printf("| model | trained by | ms/step | tokens/s | of the best of PyTorch | of the limit | ready after, s "
          "|\n"
          "| --- | --- | --: | --: | --: | --: | --: |\n");
   fflush(stdout);
@@ -342,9 +344,7 @@ void compare(const std::string& folder, const std::string& python, int rounds, d
       printf("| %s | %s | %.1f | %.0f | %s | %s | %.0f |\n", shape.name, worker.name.c_str(),
              worker.step_seconds() * 1e3, shape.tokens / worker.step_seconds(),
              has_torch ? format("%.2f", best / worker.step_seconds()).c_str() : "",
-             worker.gemm > 0
-                 ? format("%.0f %%", 100 * flops_of_step(shape) / worker.step_seconds() / worker.gemm).c_str()
-                 : "",
+             worker.limit < 1e30 ? format("%.0f %%", 100 * worker.limit / worker.step_seconds()).c_str() : "",
              worker.ready);
     fflush(stdout);
   }
@@ -353,39 +353,18 @@ void compare(const std::string& folder, const std::string& python, int rounds, d
 // ----------------------------------------------------------------------------
 // A step's time by operation
 
-// Bytes a second, read and written, of a copy by all threads: the best of some.
-double copy_bandwidth() {
-  constexpr int64_t bytes = 256 << 20, block = 1 << 20;
-  const std::vector<char> from(size_t(bytes), 1);
-  std::vector<char> to(size_t(bytes), 0);
-  double best = 1e30;
-  for (const double start = seconds_now(); seconds_now() - start < 1;) {
-    const double begin = seconds_now();
-#pragma omp parallel for schedule(static)
-    for (int64_t i = 0; i < bytes; i += block) memcpy(to.data() + i, from.data() + i, size_t(block));
-    best = std::min(best, seconds_now() - begin);
-  }
-  return 2.0 * double(bytes) / best;
-}
-
-// Bytes of weights, gradients and moments that a step of one micro-batch reads and writes at least, with its operations
-// as they are: the gradients are zeroed, added to, read for their norm and by AdamW; the weights are read by the
-// forward and by the backward pass.
-double bytes_of_parameters(const GPT2& model) {
-  const double adamw = 3 * 2 * 4 + 4 + (has_master_weights ? sizeof(floatX) : 0);
-  return double(model.parameters.num_parameters) * (2 * sizeof(floatX) + 4 + 2 * 4 + 4 + adamw);
-}
-
-void bench_profile(const Shape& shape, double seconds) {
+void bench_profile(const Shape& shape, double seconds, bool muon) {
   std::istringstream words(shape.arguments);
-  Training training({std::istream_iterator<std::string>(words), {}});
+  Training training({std::istream_iterator<std::string>(words), {}}, muon);
   profile = Profile();
-  const double gemm = gemm_peak(0.3), copy = copy_bandwidth(), start = seconds_now();
+  const Ceilings most = measure_ceilings(training.model, 0.5);
+  const UpdateCost cost = training.cost();
+  const double start = seconds_now();
   int steps = 0;
   for (; steps < 3 || seconds_now() - start < seconds; steps++) training.step();
-  const double step = (seconds_now() - start) / steps, flops = flops_of_step(shape),
-               bytes = bytes_of_parameters(training.model);
-  printf("\n| %s, %s | calls | ms/step | of the step |\n| --- | --: | --: | --: |\n", shape.name, precision_name);
+  const double step = (seconds_now() - start) / steps;
+  printf("\n| %s, %s%s | calls | ms/step | of the step |\n| --- | --: | --: | --: |\n", shape.name, precision_name,
+         muon ? ", Muon" : "");
   double others = step;
   for (const Profile::Operation& o : profile.sorted()) {
     printf("| %s | %lld | %.2f | %.1f %% |\n", o.name.c_str(), (long long)(o.calls / steps), o.seconds / steps * 1e3,
@@ -394,18 +373,21 @@ void bench_profile(const Shape& shape, double seconds) {
   }
   printf("| all else | | %.2f | %.1f %% |\n| **whole step** | | **%.1f** | |\n", others * 1e3, 100 * others / step,
          step * 1e3);
-  printf("| its FLOPs at the GEMM rate of this run, %.0f GFLOP/s | | %.1f | %.1f %% |\n", gemm * 1e-9,
-         flops / gemm * 1e3, 100 * flops / gemm / step);
+  printf("| its FLOPs at the GEMM rate of this run, %.0f GFLOP/s | | %.1f | %.1f %% |\n", most.gemm * 1e-9,
+         cost.flops / most.gemm * 1e3, 100 * cost.flops / most.gemm / step);
   printf("| %s of weights, gradients and moments at the copy bandwidth, %.1f GB/s | | %.1f | %.1f %% |\n",
-         bytes_text(bytes).c_str(), copy * 1e-9, bytes / copy * 1e3, 100 * bytes / copy / step);
+         bytes_text(cost.bytes).c_str(), most.copy * 1e-9, cost.bytes / most.copy * 1e3,
+         100 * cost.bytes / most.copy / step);
+  printf("| **the limit: their sum** | | **%.1f** | **%.1f %%** |\n", cost.seconds(most) * 1e3,
+         100 * cost.seconds(most) / step);
   fflush(stdout);
 }
 
 // bench_cpu: tables of this precision. bench_cpu compare FOLDER PYTHON ROUNDS SECONDS [--quick]: beside
 // FOLDER/{bf16,fp32}/bench_cpu and PyTorch; quick: not compiled. bench_cpu steps SHAPE: a worker of that. bench_cpu
-// profile SECONDS: the time of each operation in steps of the shapes that are compared. bench_cpu attention ROUNDS
-// [WIRING...]: attention alone, by wiring. bench_cpu lengths LONGEST SECONDS: passes over sequences of 1,024 to LONGEST
-// tokens. bench_cpu ceilings: the rate of matmuls in FLOP/s, and of copies in bytes/s.
+// profile SECONDS: the time of each operation in steps of the shapes that are compared, and of the last one with Muon.
+// bench_cpu attention ROUNDS [WIRING...]: attention alone, by wiring. bench_cpu lengths LONGEST SECONDS: passes over
+// sequences of 1,024 to LONGEST tokens. bench_cpu ceilings: the rate of matmuls in FLOP/s, and of copies in bytes/s.
 int main(int argc, char** argv) {
   configure_threads(argv);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
@@ -413,14 +395,16 @@ int main(int argc, char** argv) {
   const bool quick = argc == 7 && arguments[5] == "--quick";
   if ((argc == 6 || quick) && arguments[0] == "compare")
     return compare(arguments[1], arguments[2], std::stoi(arguments[3]), std::stod(arguments[4]), quick), 0;
-  if (argc == 2 && arguments[0] == "ceilings") return printf("%.6g %.6g\n", gemm_peak(0.5), copy_bandwidth()), 0;
+  if (argc == 2 && arguments[0] == "ceilings")
+    return printf("%.6g %.6g\n", gemm_peak(0.5), copy_bandwidth(256 << 20, 1)), 0;
   if (argc == 4 && arguments[0] == "lengths") return bench_lengths(std::stoi(arguments[1]), std::stod(arguments[2])), 0;
   if (argc >= 3 && arguments[0] == "attention") {
     const std::vector<std::string> wirings(arguments.begin() + 2, arguments.end());
     return bench_attention(std::stoi(arguments[1]), wirings.empty() ? attention_wirings : wirings), 0;
   }
   if (argc == 3 && arguments[0] == "profile") {
-    for (const Shape& shape : compared) bench_profile(shape, std::stod(arguments[1]));
+    for (const Shape& shape : compared) bench_profile(shape, std::stod(arguments[1]), /*muon=*/false);
+    bench_profile(compared[2], std::stod(arguments[1]), /*muon=*/true);
     return 0;
   }
   ModelConfig d12, small;

@@ -44,17 +44,6 @@ Scale scale_tiny() {
   return s;
 }
 
-// Bytes a second, read and written, of a device-to-device copy.
-double copy_bandwidth(size_t bytes) {
-  char* memory = static_cast<char*>(device_malloc(2 * bytes));
-  const double seconds = time_of(
-      GpuTimer(),
-      [&] { CUDA_CHECK(cudaMemcpyAsync(memory + bytes, memory, bytes, cudaMemcpyDeviceToDevice, gpu().stream)); }, 0.2,
-      3);
-  device_free(memory, 2 * bytes);
-  return 2.0 * double(bytes) / seconds;
-}
-
 struct Ceilings {
   double copy;  // bytes/s
   double gemm;  // FLOP/s
@@ -503,7 +492,7 @@ int main(int argc, char** argv) {
       else if (argument == "--json" && i + 1 < argc) json_path = argv[++i];
       else user_error("%s: bench_gpu takes --tiny and --json FILE", argv[i]);
     }
-    const Ceilings ceilings = {copy_bandwidth(scale.copy_bytes), gemm_peak(0.3)};
+    const Ceilings ceilings = {copy_bandwidth(scale.copy_bytes, 0.2), gemm_peak(0.3)};
     printf("%s, %s. Ceilings of this run: copy %.0f GB/s, GEMM %.1f TFLOP/s.\n\n", device_name(), precision_name,
            ceilings.copy * 1e-9, ceilings.gemm * 1e-12);
     json report = {{"device", device_name()},

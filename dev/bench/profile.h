@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 #include "llmc/ops/device_memory.h"
+#include "llmc/model/orthogonalize.h"
 #include "llmc/operations.h"
 #include "llmc/utils/clock.h"
 
@@ -71,3 +72,5 @@ inline Profile profile;
 #define device_memset(...) PROFILED(device_memset, __VA_ARGS__)
 #define sum_of_squares(...) PROFILED(sum_of_squares, __VA_ARGS__)
 #define adamw_update(...) PROFILED(adamw_update, __VA_ARGS__)
+#define muon_momentum(...) PROFILED(muon_momentum, __VA_ARGS__)
+#define update_by_muon(...) PROFILED(update_by_muon, __VA_ARGS__)

@@ -239,20 +239,6 @@ TEST_F(Folders, StepsWithMemoryCountWhatTheyAttendTo) {
   EXPECT_NEAR(memory[0], (memory[1] + memory[2] + memory[3]) / 3, 1e-3) << "the run's is the mean";
 }
 
-// BUG llmc/run/run_history.cpp: `line.contains("flops_per_token") ? number_in(line, "flops_per_token")` ->
-//   `false ? 0`
-TEST_F(Folders, AStepsShareOfThePeakIsOfItsOwnFlops) {
-  fs::create_directory(in("run"));
-  const std::string rate = R"("loss": 3, "tokens_per_second": 10)";
-  write("run/log.jsonl", R"({"run": {"flops_per_token": 80, "process": {"gemm_peak": 1000, "ranks": 2}}})"
-                         "\n{\"step\": 1, \"flops_per_token\": 20, " +
-                             rate + "}\n{\"step\": 2, " + rate + "}\n");
-  const RunHistory history = read_run(in("run"));
-  ASSERT_EQ(history.steps.size(), 2u);
-  EXPECT_DOUBLE_EQ(history.steps[0].gemm_share, 0.1);
-  EXPECT_DOUBLE_EQ(history.steps[1].gemm_share, 0.4) << "that of the run";
-}
-
 // ----------------------------------------------------------------------------
 // Control groups
 

@@ -10,6 +10,7 @@
 #include <initializer_list>
 #include <utility>
 #include "llmc/ops/device_memory.h"
+#include "llmc/utils/clock.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/meminfo.h"
 #include "threads.h"
@@ -43,6 +44,24 @@ inline void device_memset(void* p, int value, size_t bytes) {
 #pragma omp parallel for schedule(static) if (is_worth_threads(int64_t(bytes)))
   for (int64_t i = 0; i < int64_t(bytes); i += block)
     memset(static_cast<char*>(p) + i, value, std::min(block, int64_t(bytes) - i));
+}
+
+// Bytes a second, read and written, of a copy of so many bytes by all threads: the best of `seconds` seconds of runs.
+inline double copy_bandwidth(size_t bytes, double seconds) {
+  const int64_t block = 1 << 18;
+  char* const memory = static_cast<char*>(device_malloc(2 * bytes));
+  device_memset(memory, 1, 2 * bytes);
+  double best = 1e30;
+  const double start = seconds_now();
+  for (int run = 0; run < 3 || seconds_now() - start < seconds; run++) {
+    const double begin = seconds_now();
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < int64_t(bytes); i += block)
+      memcpy(memory + bytes + i, memory + i, size_t(std::min(block, int64_t(bytes) - i)));
+    best = std::min(best, seconds_now() - begin);
+  }
+  device_free(memory, 2 * bytes);
+  return 2.0 * double(bytes) / best;
 }
 
 inline void copy_to_device(void* device, const void* host, size_t bytes) { memcpy(device, host, bytes); }

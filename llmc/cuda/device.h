@@ -339,6 +339,22 @@ struct GpuTimer {
   }
 };
 
+// Bytes a second, read and written, of a copy of so many bytes: the best of `seconds` seconds of runs.
+inline double copy_bandwidth(size_t bytes, double seconds) {
+  char* const memory = static_cast<char*>(device_malloc(2 * bytes));
+  device_memset(memory, 1, 2 * bytes);
+  GpuTimer timer;
+  double best = 1e30, spent = 0;
+  for (int run = 0; run < 3 || spent < seconds; run++) {
+    timer.start();
+    CUDA_CHECK(cudaMemcpyAsync(memory + bytes, memory, bytes, cudaMemcpyDeviceToDevice, gpu().stream));
+    const double time = timer.seconds();
+    best = std::min(best, time), spent += time;
+  }
+  device_free(memory, 2 * bytes);
+  return 2.0 * double(bytes) / best;
+}
+
 constexpr bool device_memory_is_host_memory = false;
 
 struct DeviceMemoryInfo {

@@ -31,8 +31,8 @@ json charts_of(const RunHistory& run) {
   const json rate = series(run, run.steps, &TrainPoint::learning_rate);
   add_chart(charts, "Learning rate", "learning rate", {styled(rate, "learning rate", 2, "line")});
   add_chart(charts, "Speed", "tokens/s", noisy(run, &TrainPoint::tokens_per_second, "tokens/s", 0));
-  add_chart(charts, "Share of the GEMM rate measured at the start", "share",
-            noisy(run, &TrainPoint::gemm_share, "share", 4));
+  add_chart(charts, "Share of the limit: matmuls and copies at the rates measured at the start", "share",
+            noisy(run, &TrainPoint::limit_share, "share", 4));
   add_position_chart(charts, "Loss by position", {styled(by_position(run.positions), "loss", 1, "points")});
   if (!run.positions.empty() && run.positions[0].ponder > 0)
     add_position_chart(charts, "Cycles that tokens run, by position",

@@ -312,7 +312,8 @@ static LogFields describe_process(const Run& run) {
           {"cpu", cpu_name()},
           {"processors", int64_t(std::thread::hardware_concurrency())},
           {"ranks", int64_t(run.ranks.size)},
-          {"gemm_peak", run.gemm_peak}};
+          {"gemm_peak", run.gemm_peak},
+          {"copy_bandwidth", run.copy_bandwidth}};
 }
 
 void open_output(Run& run, const std::string& checkpoint, LogFields description) {
@@ -385,7 +386,8 @@ void print_start(const Run& run, const std::string& checkpoint, const char* prec
       printf("each row reads a stream of its own: %lld streams of %lld segments\n", (long long)run.train->streams,
              (long long)(run.train->num_sequences / run.train->streams));
   }
-  printf("GEMM peak measured: %.0f GFLOP/s in %s\n", run.gemm_peak * 1e-9, precision);
+  printf("measured: matmuls %.0f GFLOP/s in %s, copies %.1f GB/s\n", run.gemm_peak * 1e-9, precision,
+         run.copy_bandwidth * 1e-9);
   if (!checkpoint.empty())
     printf("resumed from %s, at step %lld of %lld\n", checkpoint.c_str(), (long long)run.step, (long long)run.steps);
   fflush(stdout);  // before what stderr has
@@ -402,9 +404,10 @@ using Scalars = std::vector<std::pair<std::string, double>>;
 
 static void log_step(Run& run, const StepResult& r) {
   const double rate = double(run.tokens_per_step()) / r.seconds;
-  LogFields fields = {{"step", run.step},         {"loss", r.loss},        {"grad_norm", r.grad_norm},
-                      {"lr", r.learning_rate},    {"ms", r.seconds * 1e3}, {"data_ms", r.data_seconds * 1e3},
-                      {"tokens_per_second", rate}};
+  LogFields fields = {{"step", run.step},          {"loss", r.loss},
+                      {"grad_norm", r.grad_norm},  {"lr", r.learning_rate},
+                      {"ms", r.seconds * 1e3},     {"data_ms", r.data_seconds * 1e3},
+                      {"tokens_per_second", rate}, {"limit_ms", r.limit_seconds * 1e3}};
   Scalars scalars = {{"train/loss", r.loss},
                      {"train/grad_norm", r.grad_norm},
                      {"train/learning_rate", r.learning_rate},
@@ -427,15 +430,14 @@ static std::string loss_text(double loss, int64_t scored_tokens) {
 }
 
 static std::string progress_text(const Run& run, const StepResult& r) {
-  const double rate = double(run.tokens_per_step()) / r.seconds,
-               share = rate * r.flops_per_token / (run.gemm_peak * run.ranks.size);
+  const double rate = double(run.tokens_per_step()) / r.seconds;
   const double left = run.training_seconds / double(run.step - run.first_step) * double(run.steps - run.step);
   std::string text =
-      format("step %lld/%lld | loss %s%s | norm %.3f | lr %.2e | %.0f ms | %s tok/s | %.0f%% of GEMM peak | %.0f%%, %s "
+      format("step %lld/%lld | loss %s%s | norm %.3f | lr %.2e | %.0f ms | %s tok/s | %.0f%% of the limit | %.0f%%, %s "
              "left",
              (long long)run.step, (long long)run.steps, loss_text(r.loss, r.scored_tokens).c_str(),
              ponder_text(r.ponder).c_str(), r.grad_norm, r.learning_rate, r.seconds * 1e3, count_text(rate).c_str(),
-             100 * share, 100.0 * double(run.step) / double(run.steps), time_text(left).c_str());
+             100 * r.limit_seconds / r.seconds, 100.0 * double(run.step) / double(run.steps), time_text(left).c_str());
   if (r.scored_tokens == 0) text += " | no token is scored: the gradients are 0";
   if (r.skipped)
     text += format(" | skipped, nothing was updated: %lld in a row, %lld in all", (long long)run.bad_steps_in_row,

@@ -36,7 +36,7 @@ struct Run {
   int64_t grad_accum_steps = 1;                     // micro-batches of each rank in an update
   int64_t step = 0, steps = 0;                      // steps done, and steps to do in all
   int64_t skipped_steps = 0, bad_steps_in_row = 0;  // steps without an update: all, and the last in a row
-  double gemm_peak = 0;                             // FLOP/s of one rank, measured
+  double gemm_peak = 0, copy_bandwidth = 0;         // FLOP/s and bytes/s of one rank, measured
   double flops_per_token = 0;                       // of the model; with segment memory, the mean over the run
   std::string data_error;                           // why tokens cannot be loaded any more; "" if they can
   // progress
@@ -62,6 +62,7 @@ struct StepResult {
   double ponder;           // with `act` the cycles a token, Graves' ponder time N + R, in the mean; else 0
   double data_seconds;     // the part of `seconds` that was spent waiting for tokens
   double flops_per_token;  // with segment memory those of the segments that the step has computed
+  double limit_seconds;    // the least that the step could take, by what was measured
   int64_t scored_tokens;   // of all ranks: those whose losses count
   bool skipped;            // loss or norm not finite: nothing was updated
   bool stop_requested;     // some rank asked to stop when it queued the step's update
@@ -107,7 +108,7 @@ LogFields describe_run(const Run& run);
 // Throws UserError unless all ranks have the same data; returns when all have called it.
 void check_same_data(Run& run);
 
-// The lines before the first step: the data, the GEMM peak in `precision`, where the run resumes; and warnings.
+// The lines before the first step: the data, what was measured in `precision`, where the run resumes; and warnings.
 void print_start(const Run& run, const std::string& checkpoint, const char* precision);
 
 // Counts a step, and whether it was skipped.

@@ -54,9 +54,7 @@ static void add_step(RunHistory& run, const json& line, int64_t step) {
   drop_from(run.validations, step);
   drop_from(run.samples, step);
   const double rate = number_in(line, "tokens_per_second");
-  const double flops =
-      line.contains("flops_per_token") ? number_in(line, "flops_per_token") : run.number("flops_per_token", NAN);
-  const double share = rate * flops / (number_in(run.process, "gemm_peak") * number_in(run.process, "ranks"));
+  const double share = number_in(line, "limit_ms") / number_in(line, "ms");
   const bool is_scored = number_in(line, "scored_tokens", 1) > 0;
   run.steps.push_back({step, is_scored ? number_in(line, "loss") : NAN, number_in(line, "grad_norm"),
                        number_in(line, "lr"), number_in(line, "ms") * 1e-3, rate, share, 0, 0,

@@ -15,7 +15,7 @@ struct TrainPoint {
   double loss, grad_norm, learning_rate;
   double step_seconds;  // of this step
   double tokens_per_second;
-  double gemm_share;       // the share of the GEMM rate measured when the process began; 0 to 1
+  double limit_share;      // the least time that the step could take, by what the machine reaches, of its time; 0 to 1
   double seconds, tokens;  // of all steps up to this one
   double ponder;           // with `act` the cycles a token; else NaN
   bool is_scored = true;   // whether some tokens are: without one there is no loss

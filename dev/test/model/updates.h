@@ -8,6 +8,7 @@
 #include "dev/test/values.h"
 #include "dev/test/reference/reference.h"
 #include "llmc/model/flops.h"
+#include "llmc/model/limit.h"
 
 // Ten updates of both, on random tokens. AdamW's epsilon is large here: with a small one the update of an element whose
 // gradient is next to nothing (the keys' biases) is the sign of its rounding errors.
@@ -218,6 +219,30 @@ TEST(Updates, OfMatricesTakeAFewDozenLaunchesInOneGraph) {
   }
 }
 #endif
+
+// ----------------------------------------------------------------------------
+// What an update costs beside the model's own arithmetic
+
+// GPT-2 124M, of whose layers the backward pass computes all but the last again, and three micro-batches an update.
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/limit.h: `flops += 4 * square + ` -> `flops += 6 * square + `
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/limit.h: `(double(micro_batches) * (2` -> `((2`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/ops/muon.h: `n * n * length + n * n * n + 2` -> `2`
+TEST(Cost, CountsRecomputationMuonAndEachMicroBatch) {
+  ModelConfig d12;
+  ASSERT_TRUE(config_from_preset("d12", d12));
+  d12.wiring = Wiring();
+  GPT2 model;  // planned, not allocated
+  PlanOptions plan = {1, 1024, Recompute::block};
+  plan.muon = true;
+  gpt2_declare(model, d12, plan);
+  const double C = 768, T = 1024, cube = C * C * C, again = 2 * (2 + 4) * C * C + 2 * C * (T + 1),
+               muon = 12 * 5 * (4 * (1 + 1 + 2) + 2 * (4 + 1 + 8)) * cube;
+  const UpdateCost cost = cost_beside_model(model, 3);
+  EXPECT_NEAR(cost.flops / (3 * T * 11 * again + muon), 1, 1e-12);
+  const double of_parameter = 3 * (2 * sizeof(floatX) + 2 * 4) + 4 + 4 + 24 + 4 + (has_master_weights ? 2 : 0);
+  EXPECT_EQ(cost.bytes, of_parameter * double(model.parameters.num_parameters));
+  EXPECT_EQ(cost.seconds({cost.flops, cost.bytes / 2}), 3);
+}
 
 // ----------------------------------------------------------------------------
 // Dead rows
