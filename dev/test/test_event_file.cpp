@@ -110,8 +110,9 @@ TEST_F(EventFiles, HaveWhatTheLogHas) {
     };
     add("train/loss", "loss"), add("train/grad_norm", "grad_norm"), add("train/learning_rate", "lr");
     add("train/tokens_per_second", "tokens_per_second"), add("val/loss", "val_loss");
+    add("val/bits_per_byte", "val_bits_per_byte");
   }
-  EXPECT_EQ(expected.size(), 2u + 4 * 200 + 3);
+  EXPECT_EQ(expected.size(), 2u + 4 * 200 + 2 * 3);
   EXPECT_EQ(read_events(first[0]), expected);
   ASSERT_EQ(run(command + " -x 201").exit_status, 0);
   ASSERT_EQ(event_files().size(), 2u);

@@ -23,7 +23,7 @@ struct UpdateCost {
 };
 
 // FLOPs of a token that the backward pass computes again: of attention 2 of 7 products, and no K/V; of an MLP its first
-// half.
+// matmul or its second one.
 inline double recomputed_flops_per_token(const Sublayers& sublayers, const ModelConfig& c, const AttentionPlan& plan,
                                          int64_t T) {
   using What = Recomputation::What;
@@ -35,7 +35,8 @@ inline double recomputed_flops_per_token(const Sublayers& sublayers, const Model
       const bool is_branch = again.what == What::branch;
       if (again.what == What::gates) flops += 2 * matmul_elements(std::get<GruResidual>(s.residual), c);
       if (!is_branch && again.what != What::output) continue;
-      if (is_mlp(s)) flops += matmul_elements(std::get<MlpBranch>(s.branch), c);
+      if (const auto* mlp = std::get_if<MlpBranch>(&s.branch))
+        flops += 2 * double(mlp->C) * double(is_branch ? mlp->F : mlp->H);
       else if (!is_branch) flops += 2 * square;
       else if (const auto* lsh = std::get_if<LshBranch>(&s.branch))
         flops += 2 * matmul_elements(*lsh, c) + attention_flops(*lsh, c, plan, T) * 2 / 7 / double(T);

@@ -433,8 +433,8 @@ static std::string progress_text(const Run& run, const StepResult& r) {
   const double rate = double(run.tokens_per_step()) / r.seconds;
   const double left = run.training_seconds / double(run.step - run.first_step) * double(run.steps - run.step);
   std::string text =
-      format("step %lld/%lld | loss %s%s | norm %.3f | lr %.2e | %.0f ms | %s tok/s | %.0f%% of the limit | %.0f%%, %s "
-             "left",
+      format("step %lld/%lld | loss %s%s | norm %.3f | lr %.2e | %.0f ms | %s tok/s | "
+             "%.0f%% of the limit | %.0f%%, %s left",
              (long long)run.step, (long long)run.steps, loss_text(r.loss, r.scored_tokens).c_str(),
              ponder_text(r.ponder).c_str(), r.grad_norm, r.learning_rate, r.seconds * 1e3, count_text(rate).c_str(),
              100 * r.limit_seconds / r.seconds, 100.0 * double(run.step) / double(run.steps), time_text(left).c_str());
