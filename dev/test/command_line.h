@@ -44,6 +44,7 @@ inline std::vector<json> steps_of(const std::vector<json>& log) {
     if (!line.contains("loss")) continue;
     line.erase("ms");
     line.erase("data_ms");
+    line.erase("limit_ms");
     line.erase("tokens_per_second");
     steps.push_back(line);
   }

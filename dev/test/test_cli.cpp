@@ -353,7 +353,7 @@ TEST_F(LongCommandLine, ARunWhoseOutputIsClosedTrainsToItsEnd) {
 static std::string results_of(const Outcome& o, const std::string& out) {
   std::string results;
   for (json line : read_log(out)) {
-    for (const char* time : {"ms", "data_ms", "tokens_per_second", "stall_ms", "write_ms", "checkpoint"})
+    for (const char* time : {"ms", "data_ms", "limit_ms", "tokens_per_second", "stall_ms", "write_ms", "checkpoint"})
       line.erase(time);
     if (!line.contains("run")) results += line.dump() + "\n";
   }
