@@ -84,8 +84,8 @@ class PtxPrograms : public PtxProgram, public testing::WithParamInterface<PtxRun
 // BUG llmc/cuda/tile_wgmma.h: `swizzle_of_128_bytes = 1` -> `swizzle_of_128_bytes = 2`
 //
 // Bugs of a T4's tiles and copies.
-// BUG llmc/cuda/attention_decode.h: `if constexpr (InTurn) load_decode_tile<false, true>` ->
-//   `if constexpr (false) load_decode_tile<false, true>`
+// BUG llmc/cuda/attention_decode.h: `if constexpr (InTurn) load_decode_tile<false, true, Documents>` ->
+//   `if constexpr (false) load_decode_tile<false, true, Documents>`
 // BUG llmc/cuda/attention_fp32.h: `thread.row - thread.lane + Tiles::columns - 1` ->
 //   `thread.row - thread.lane + Tiles::rows - 1`
 // BUG llmc/cuda/tile.h: `*reinterpret_cast<Piece*>(shared_memory + to) = x` ->
