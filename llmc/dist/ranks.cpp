@@ -60,9 +60,9 @@ static const Launcher* launcher_of(int least) {
   return nullptr;
 }
 
+#ifdef SLA_MPI
 static Ranks ranks_of_mpi() {
   Ranks r;
-#ifdef SLA_MPI
   int threads = 0;
   // Other threads load data and watch the ranks; this one calls MPI.
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &threads);
@@ -75,9 +75,9 @@ static Ranks ranks_of_mpi() {
   MPI_Comm_rank(neighbours, &r.local_rank);
   MPI_Comm_free(&neighbours);
   r.by_mpi = true;
-#endif
   return r;
 }
+#endif
 
 std::string read_private_file(const std::string& path, const char* otherwise) {
   constexpr size_t max_bytes = size_t(1) << 16;

@@ -38,7 +38,7 @@ TEST(DocumentBounds, BeginAtEachEndOfText) {
 
 inline std::vector<double> doubles_of(const DeviceArray<StepStats>& stats) {
   const StepStats s = stats.to_host()[0];
-  return {s.grad_squares, s.loss, s.ponder, s.scored, s.tokens, s.correct, s.stop_requests};
+  return {s.grad_squares, s.loss, s.ponder, s.scored, s.tokens, s.correct, s.text_nats, s.text_bytes, s.stop_requests};
 }
 
 // With a cap, of capped logits; the gradient is that of the logits before.
@@ -226,7 +226,7 @@ TEST(MeanLoss, IsAddedToTheSumInDouble) {
     const DeviceArray<float> d_losses(losses);
     const DeviceArray<int> d_targets(targets);
     const DeviceArray<uint8_t> d_correct(correct);
-    const StepStats before = {1, 0.25, 0.5, 10, 20, 30, 40};
+    const StepStats before = {1, 0.25, 0.5, 10, 20, 30, 40, 50, 60};
     const auto [stats, without] = in_any_order([&] {
       const DeviceArray<StepStats> d_stats(std::vector<StepStats>{before}), d_without(std::vector<StepStats>{before});
       add_losses(d_stats.data, {d_losses.data, d_losses.data, d_correct.data, d_targets.data, n, 7.0});
@@ -234,7 +234,7 @@ TEST(MeanLoss, IsAddedToTheSumInDouble) {
       return std::make_tuple(doubles_of(d_stats), doubles_of(d_without));
     });
     const double sum = (67108864.0 + double(n - 4) + 0.5) / 7.0, scored = 10 + double(n - 2), tokens = 20 + double(n);
-    EXPECT_EQ(stats, std::vector<double>({1, 0.25 + sum, 0.5 + sum, scored, tokens, 32, 40})) << n;
-    EXPECT_EQ(without, std::vector<double>({1, 0.25 + sum, 0.5, scored, tokens, 30, 40})) << n;
+    EXPECT_EQ(stats, std::vector<double>({1, 0.25 + sum, 0.5 + sum, scored, tokens, 32, 40, 50, 60})) << n;
+    EXPECT_EQ(without, std::vector<double>({1, 0.25 + sum, 0.5, scored, tokens, 30, 40, 50, 60})) << n;
   }
 }
