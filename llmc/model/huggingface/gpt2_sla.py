@@ -505,8 +505,9 @@ class GPT2(nn.Module):
             return None
         documents, before = (tokens == self.end_of_text).cumsum(1), getattr(cache, "documents", None)
         if past > 0:
-            if before is None or before.shape != (tokens.shape[0], past):
+            if before is None or before.shape[0] != tokens.shape[0] or before.shape[1] < past:
                 raise ValueError("documents of the cache's tokens are not known; take a cache that this model filled")
+            before = before[:, :past]  # of a cache that was cropped after a rejected draft it has more
             documents = torch.cat((before, before[:, -1:] + documents), dim=1)
         if cache is not None:
             cache.documents = documents
