@@ -47,8 +47,9 @@ inline BlockSize block_size(int64_t m, int64_t n, BlockSize most, int64_t width)
   return {are_few ? most.rows / 2 : most.rows, ((n + column_blocks - 1) / column_blocks + width - 1) / width * width};
 }
 
-// op(a) op(b) (m, n) by blocks, which threads own: multiply(rows, columns, a, b, row, column, matmul) with the operands
-// of the block whose first element of c has these places, and a number that each matmul has for itself.
+// Computes c (m, n) = op(a) op(b) in blocks, each by one thread, which calls multiply(rows, columns, a, b, row, column,
+// matmul): c[row][column] is the first of a block of (rows, columns), a and b point at the block's operands, and
+// `matmul` is this call's number, by which a thread knows an operand that it has packed for the block before.
 template <class T, class Multiply>
 void for_each_block(BlockSize size, char op_a, char op_b, int64_t m, int64_t n, int64_t k, const T* a, int64_t lda,
                     const T* b, int64_t ldb, const Multiply& multiply) {
@@ -77,13 +78,14 @@ inline BlockSize float_block_size(char op_a, int64_t m, int64_t n) {
 // takes two to four times as long as with a copy.
 inline void multiply_block(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a,
                            int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
+  CHECK(k > 0);  // oneDNN takes no empty sums
   const OneThread alone;
   const bool copies_a = op_a == 'T' && lda >= 512 && n >= 64,
              copies_b = op_b == 'N' && ldb % 512 == 0 && n < ldb && m >= 64;
   // Of k at once: a copy of 256 rows is as large as Zen 3's L2.
   const int64_t most_depth = copies_a || copies_b ? 512 : k, lines = 16;
   thread_local std::vector<float> rows_of_a, rows_of_b;
-  for (int64_t first = 0; first < k || first == 0; first += most_depth) {
+  for (int64_t first = 0; first < k; first += most_depth) {
     const int64_t depth = std::min(most_depth, k - first);
     const float *a_part = a + first * (op_a == 'N' ? 1 : lda), *b_part = b + first * (op_b == 'N' ? ldb : 1);
     if (copies_a) {

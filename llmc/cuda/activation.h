@@ -15,7 +15,7 @@ __device__ inline float gelu(float x) {
 // With s = sigmoid(2u): gelu' = s + 2 x s (1 - s) du/dx. 1 - s is e s, which loses no digits where s is near 1. Beyond
 // +-9 gelu' is 0 or 1 to within 1e-26, and e would overflow further out: x is clamped. (Comparisons with NaN are false:
 // it remains NaN.)
-__device__ inline float gelu_derivative(float x) {
+__device__ inline float gelu_slope(float x) {
   x = x > 9.0f ? 9.0f : x < -9.0f ? -9.0f : x;
   const float e = __expf(-2.0f * gelu_scale * x * (1.0f + 0.044715f * x * x));
   const float s = __fdividef(1.0f, 1.0f + e);
@@ -26,7 +26,7 @@ __device__ inline float gelu_derivative(float x) {
 // Each activation's value and slope.
 struct Gelu {
   __device__ static float value(float x) { return gelu(x); }
-  __device__ static float slope(float x) { return gelu_derivative(x); }
+  __device__ static float slope(float x) { return gelu_slope(x); }
 };
 struct Relu2 {
   __device__ static float value(float x) { return x < 0.0f ? 0.0f : x * x; }

@@ -463,8 +463,8 @@ struct DqTiles {
   static constexpr int M = D <= 64 || Large ? 2 : 1, keys = D == 32 || (D == 64 && Large) ? 64 : 32, chunk = 32;
   static constexpr int warps = D > 64 && Large ? 8 : 4, threads = warps * warp_size, blocks_per_sm = 8 / warps;
   static constexpr int warp_queries = 16 * M, queries = warp_queries * warps;
-  static constexpr size_t bytes = (2 * queries + 4 * keys) * D * sizeof(bf16);  // D = 64: 48 or 64 KB, 128: 64 or 160
-                                                                                // KB
+  // D = 64: 48 or 64 KB, 128: 64 or 160 KB.
+  static constexpr size_t bytes = (2 * queries + 4 * keys) * D * sizeof(bf16);
 };
 
 // With relative positions a warp has two results, dq and that of q', which is in registers.

@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(classifier_threads) cap_logits_kernel(floatX* 
   store8(logits + i, x);
 }
 
-// logits (n) = cap tanh(logits / cap). n is a multiple of 8.
+// n is a multiple of 8.
 inline void cap_logits(floatX* logits, int64_t n, float cap) {
   launch(cap_logits_kernel, dim3(unsigned(ceil_div(n, 8 * classifier_threads))), dim3(classifier_threads), 0,
          gpu().stream, logits, n, cap);

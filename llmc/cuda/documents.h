@@ -1,7 +1,4 @@
-// Where the documents of B sequences of T tokens begin and end: each begins at a token `end_of_text`, and the first one
-// of a sequence with it.
-//
-//   document_bounds:  first_keys =, last_queries = (B, T): the first and the last position of each token's document
+// Where documents begin and end: the operation of llmc/cpu/documents.h.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// QK-norm (llmc/ops/qknorm.h).
+// QK-norm: the operations of llmc/cpu/qknorm.h.
 #pragma once
 #include <cstdint>
 #include "llmc/ops/qknorm.h"
@@ -78,12 +78,10 @@ void launch_norm_heads(Kernel kernel, const RotaryHeads<floatX>& r, const Kept& 
          kept, positions, groups, lanes);
 }
 
-// x (N, heads, HS), in place; rstd (N, heads) = unless it is null.
 inline void norm_heads(const RotaryHeads<floatX>& r, float* rstd, const RowPositions& positions, int64_t N) {
   launch_norm_heads(norm_heads_kernel, r, rstd, positions, N);
 }
 
-// d (N, heads, HS), in place: from the gradient of norm_heads' output that of its input.
 inline void norm_heads_backward(const RotaryHeads<floatX>& d, const HeadNorm& norm, const RowPositions& positions,
                                 int64_t N) {
   launch_norm_heads(norm_heads_backward_kernel, d, norm, positions, N);

@@ -135,8 +135,7 @@ static std::string rendezvous_of(const Launcher& l) {
                   run.c_str());
   user_error("process %d of %s, which %s has started, does not know where the others are; type %s ... %s ... "
              "--rendezvous file:%s/rendezvous%s (a path that all machines share), on a single machine "
-             "scripts/launch.sh "
-             "%s %s ..., or --ranks 1 for a run of this process alone",
+             "scripts/launch.sh %s %s ..., or --ranks 1 for a run of this process alone",
              number_of(l.rank, -1), size, l.name, l.name, program_invocation_name,
              std::filesystem::current_path().c_str(), run.empty() ? "" : ("-" + run).c_str(), size,
              program_invocation_name);

@@ -7,7 +7,7 @@
 //   - rows that were left out have no trained values: they are those of a new model.
 // Where layers repeat, before or now (`universal`), each layer takes the weights of the one that has run in its place.
 // Gates, of maps and of the residual stream, halting, rotations, and positions that the model did not have are those of
-// a new model as well.
+// a new model as well. An output head that is `untied` now begins as the embeddings, with which it shared its weight.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -226,16 +226,17 @@ inline std::string describe(const WiringChange& c) {
     line->second.push_back(l);
   }
   const std::vector<std::string>&notes_before = c.plan.table.notes, &notes_now = c.new_plan.table.notes;
-  std::vector<std::string> before = tensor_keys(c.table);
-  const std::vector<std::string> now = tensor_keys(c.new_table);
-  std::string head;
-  for (const std::string& key : now)
-    if (unties_head(c) && begins_with(key, head_name)) head = key;
-  if (unties_head(c)) before.push_back(head);
+  const std::vector<std::string> before = tensor_keys(c.table);
+  std::vector<std::string> now = tensor_keys(c.new_table);
+  std::string head;  // of an output head that begins as the embeddings, and so not as in a new model
+  if (unties_head(c)) {
+    const auto it = std::find_if(now.begin(), now.end(), [](const auto& key) { return begins_with(key, head_name); });
+    head = *it, now.erase(it);
+  }
   std::string text = lines_of_missing("no longer", notes_before, notes_now) +
                      lines_of_missing("from now on", notes_now, notes_before) +
                      lines_of_missing("dropped", before, now) + lines_of_missing("as in a new model", now, before);
-  if (unties_head(c)) text += format("  as %s: %s\n", embeddings_name, head.c_str());
+  if (!head.empty()) text += format("  as %s: %s\n", embeddings_name, head.c_str());
   for (const auto& [change, layers] : lines) text += "  " + layers_text(layers) + ": " + change + "\n";
   return text.empty() ? "  nothing\n" : text;
 }

@@ -49,7 +49,7 @@ static void check_known_function(const json& config, const std::string& path, co
     user_error("%s: scale_attn_weights is false; scores are scaled by 1/sqrt(head size) here", path.c_str());
   for (const char* key : {"scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"})
     if (optional(key, false)) user_error("%s: %s is true; it is not known", path.c_str(), key);
-  const bool untied = c.wiring_table().untied, tied = optional("tie_word_embeddings", !untied);
+  const bool untied = c.whole_model().untied, tied = optional("tie_word_embeddings", !untied);
   if (tied == untied)
     user_error("%s: tie_word_embeddings is %s, but the wiring is %s", path.c_str(), tied ? "true" : "false",
                c.wiring.text.c_str());
@@ -112,7 +112,7 @@ ModelConfig read_config_json(const std::string& folder) {
   try {
     c.wiring = config_wiring(config, path);
     validate(c);
-    if (c.wiring_table().documents && (c.end_of_text < 0 || c.end_of_text >= c.vocab_size))
+    if (c.whole_model().documents && (c.end_of_text < 0 || c.end_of_text >= c.vocab_size))
       user_error("wiring \"%s\": documents begin at the token \"eos_token_id\", which must be one of the vocabulary's",
                  c.wiring.text.c_str());
   } catch (const UserError& e) { user_error("%s: %s", path.c_str(), e.what()); }
@@ -126,14 +126,14 @@ std::string config_json(const ModelConfig& c, std::optional<int> end_of_text) {
   json config = {{"architectures", {is_gpt2 ? "GPT2LMHeadModel" : "GPT2SLAForCausalLM"}},
                  {"model_type", is_gpt2 ? "gpt2" : "gpt2_sla"},
                  {"activation_function", "gelu_new"},
-                 {"tie_word_embeddings", !c.wiring_table().untied}};
+                 {"tie_word_embeddings", !c.whole_model().untied}};
   if (!is_gpt2)
     config["auto_map"] = {{"AutoConfig", "configuration_gpt2_sla.GPT2SLAConfig"},
                           {"AutoModelForCausalLM", "modeling_gpt2_sla.GPT2SLAForCausalLM"}};
   visit_fields(c, [&](const ConfigField& field, const auto& value) { config[field.json] = value; });
   config["wiring"] = c.wiring.text;
   const int of_gpt2 = 50256;  // what transformers takes for the end of text where a config of the type "gpt2" has none
-  if (c.wiring_table().documents) end_of_text = c.end_of_text;
+  if (c.whole_model().documents) end_of_text = c.end_of_text;
   for (const char* key : {"bos_token_id", "eos_token_id"}) {
     if (end_of_text) config[key] = *end_of_text;
     else if (c.vocab_size <= of_gpt2) config[key] = nullptr;

@@ -1,9 +1,9 @@
 #include "llama_file.h"
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include "llmc/utils/error.h"
 #include "llmc/utils/files.h"
 #include "llmc/utils/json.h"
+#include "named_tensors.h"
 
 using json = nlohmann::ordered_json;
 
@@ -21,15 +21,6 @@ void check_is_llama(const ModelConfig& c) {
   if (c.bias) user_error("the model has biases, and Llama's architecture has none; train it with --no-bias");
 }
 
-static json read_config(const std::string& folder) {
-  const std::string path = folder + "/config.json";
-  const std::optional<std::string> text = try_read_file(path);
-  if (!text) user_error("%s: cannot be read: %s", path.c_str(), strerror(errno));
-  json config = parse_json(*text);
-  if (!config.is_object()) user_error("%s: is not a JSON object", path.c_str());
-  return config;
-}
-
 bool is_llama_folder(const std::string& folder) {
   const std::optional<std::string> text = try_read_file(folder + "/config.json");
   const json config = text ? parse_json(*text) : json();
@@ -38,7 +29,8 @@ bool is_llama_folder(const std::string& folder) {
 
 ModelConfig read_llama_config(const std::string& folder) {
   const std::string path = folder + "/config.json";
-  const json config = read_config(folder);
+  const json config = parse_json(read_whole_file(path));
+  if (!config.is_object()) user_error("%s: is not a JSON object", path.c_str());
   auto value = [&](const char* key, const json& fallback) {
     const auto it = config.find(key);
     const json found = it == config.end() || it->is_null() ? fallback : *it;
@@ -103,10 +95,9 @@ std::string llama_config_json(const ModelConfig& c, std::optional<int> end_of_te
 
 ParameterTable llama_table(const ModelConfig& c, const ParameterTable& table) {
   ParameterTable view;
+  const NamedTensors source(table);
   const auto add = [&](const std::string& name, const std::string& from, int64_t first_row = 0, int64_t rows = 0) {
-    int index = 0;
-    while (table.tensor(index).name != from) index++;
-    TensorSpec tensor = table.tensor(index);
+    TensorSpec tensor = table.tensor(source.index.at(from));
     const int64_t row_elements = tensor.shape.size() == 2 ? tensor.shape[1] : 1;
     tensor.name = name, tensor.offset += size_t(first_row * row_elements) * tensor.element_bytes;
     if (rows > 0) tensor.shape[0] = rows;
@@ -130,6 +121,6 @@ ParameterTable llama_table(const ModelConfig& c, const ParameterTable& table) {
     add(to + "mlp.down_proj.weight", from + "mlp.c_proj.weight");
   }
   add("model.norm.weight", "ln_f.weight");
-  if (c.wiring_table().untied) add("lm_head.weight", "lm_head.weight");
+  if (c.whole_model().untied) add("lm_head.weight", "lm_head.weight");
   return view;
 }

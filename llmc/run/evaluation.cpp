@@ -6,6 +6,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include "llmc/text/scored_text.h"
 #include "llmc/utils/command_line.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/files.h"
@@ -71,7 +72,7 @@ bool parse_evaluate_options(int argc, char** argv, EvaluateOptions& o) {
 
 static constexpr double unknown = std::numeric_limits<double>::quiet_NaN();
 
-double TextResult::bits_per_byte() const { return bytes > 0 ? nats_of_bytes / std::log(2.0) / double(bytes) : unknown; }
+double TextResult::bits_per_byte() const { return bytes > 0 ? ::bits_per_byte(nats_of_bytes, double(bytes)) : unknown; }
 
 static const char* name_of(ChoiceScore score) {
   static const char* names[] = {"acc", "acc_per_token", "acc_per_character", "acc_per_byte"};

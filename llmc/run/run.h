@@ -2,7 +2,6 @@
 // checkpoints. What it knows of the model is its vocabulary, its context length and, for files, its table of
 // parameters.
 #pragma once
-#include <cmath>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -14,6 +13,7 @@
 #include "llmc/dist/ranks.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/text/dataloader.h"
+#include "llmc/text/scored_text.h"
 #include "llmc/text/tokenizer.h"
 #include "logger.h"
 #include "options.h"
@@ -131,7 +131,7 @@ struct Validation {
   // The loss in bits a byte of text, which does not depend on the vocabulary; none without one.
   std::optional<double> bits_per_byte() const {
     if (text_bytes == 0) return {};
-    return text_nats / std::log(2.0) / text_bytes;
+    return ::bits_per_byte(text_nats, text_bytes);
   }
   // In percent, where some tokens are not scored; else none.
   std::optional<double> accuracy() const {

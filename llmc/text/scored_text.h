@@ -2,6 +2,7 @@
 // sequences.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -82,6 +83,9 @@ inline ScoredSequence encode_continuation(const Tokenizer& tokenizer, std::strin
   sequence.scored = int64_t(sequence.tokens.size() - before);
   return sequence;
 }
+
+// The loss in bits a byte of text, of losses in nats.
+inline double bits_per_byte(double nats, double bytes) { return nats / std::log(2.0) / bytes; }
 
 // How many bytes of text a token stands for: none, if it is an end of text, or beyond the vocabulary in a model that
 // has more tokens.

@@ -1,7 +1,7 @@
 // CRC-32C (Castagnoli; RFC 3720, as in iSCSI), the checksum of checkpoints, shards and vocabularies. It detects every
-// error that is confined to 32 neighbouring bits, and misses one in 2^32 of the others. x86 (SSE
-// 4.2) and Arm have an instruction for it, so that checking a file takes less time than reading it; zlib's CRC-32, for
-// which x86 has none, would be one more package besides.
+// error that is confined to 32 neighbouring bits, and misses one in 2^32 of the others. x86 (SSE 4.2)
+// and Arm have an instruction for it, so that checking a file takes less time than reading it; zlib's CRC-32, for which
+// x86 has none, would be one more package besides.
 #pragma once
 #include <array>
 #include <cstddef>
