@@ -196,7 +196,7 @@ TEST(AttentionPlan, OfKeysOrValuesAloneProjectsWhatIsUsed) {
 // BUG llmc/model/terms/kv_part.h: `sources.erase(std::unique(` -> `(void)(std::unique(`
 TEST(Wiring, KeysAndValuesOneAfterTheOtherAreBoth) {
   for (const auto& [apart, together] : {std::pair("sla(2,3,k) sla(2,3,v)", "sla(2,3)"),
-                                        {"share(2,v) share(2,k)", "share(2)"},
+
                                         {"also(1,2) sla(2,2,k) sla(2,2,v)", "also(1,2) sla(2,2)"},
                                         {"gqa(2) sla(1,2,v) sla(1,2,k)", "gqa(2) sla(1,2)"}})
     EXPECT_EQ(plan_of(apart, 4, 4).table.source_layers, plan_of(together, 4, 4).table.source_layers) << apart;
