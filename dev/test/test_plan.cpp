@@ -197,7 +197,7 @@ TEST(AttentionPlan, OfKeysOrValuesAloneProjectsWhatIsUsed) {
 TEST(Wiring, KeysAndValuesOneAfterTheOtherAreBoth) {
   for (const auto& [apart, together] : {std::pair("sla(2,3,k) sla(2,3,v)", "sla(2,3)"),
 
-                                        {"also(1,2) sla(2,2,k) sla(2,2,v)", "also(1,2) sla(2,2)"},
+                                        {"also(1,4) sla(1,4,k) sla(1,4,v)", "sla(1,4)"},
                                         {"gqa(2) sla(1,2,v) sla(1,2,k)", "gqa(2) sla(1,2)"}})
     EXPECT_EQ(plan_of(apart, 4, 4).table.source_layers, plan_of(together, 4, 4).table.source_layers) << apart;
 }
