@@ -50,12 +50,12 @@ def rows_in_use(wiring):
     q, k, v = set(), set(), set()
     for l in range(wiring.num_layers):
         for head in range(wiring.num_heads):
-            used = {(source, head * wiring.num_kv_heads // wiring.num_heads) for source in wiring.sources[l][head]}
-            v |= used
+            kv_head = head * wiring.num_kv_heads // wiring.num_heads
+            v |= {(source, kv_head) for _, source in wiring.sources[l][head]}
             if wiring.map_layer(l) == l:
                 q.add((l, head))
                 if not wiring.hashes:
-                    k |= used
+                    k |= {(source, kv_head) for source, _ in wiring.sources[l][head]}
     stored = wiring.stored_layers()
     return sum(len({(l % stored, head) for l, head in used}) for used in (q, k, v)) * (wiring.num_layers // stored)
 

@@ -53,6 +53,8 @@ TEST(Flops, OfAttentionAreThoseOfEachPair) {
                              "also(1,2)",
                              "also(1,2) also(2,1:3)",
                              "share(2)",
+                             "sla(2,2,v)",
+                             "sla(1,3,k) share(2,v)",
                              "gqa(2)",
                              "window(5)",
                              "window(3,SL)",
@@ -119,11 +121,11 @@ TEST(Wiring, TakesASourceOnceHoweverOftenItIsNamed) {
     const WiringTable table = make_attention_plan(model_of(wiring)).table;
     for (int l = 0; l < 4; l++)
       for (int i = 0; i < 4; i++)
-        EXPECT_EQ(table.sources(l, i), l == 0 ? std::vector<int>{0} : (std::vector<int>{l - 1, l})) << wiring;
+        EXPECT_EQ(table.sources(l, i), l == 0 ? std::vector<KVSource>{0} : (std::vector<KVSource>{l - 1, l})) << wiring;
   }
   const WiringTable table = make_attention_plan(model_of("sla(2,4) also(2,4) also(1,4)")).table;
-  EXPECT_EQ(table.sources(3, 0), (std::vector<int>{1, 2}));
-  EXPECT_EQ(table.sources(1, 0), (std::vector<int>{0, 1}));
+  EXPECT_EQ(table.sources(3, 0), (std::vector<KVSource>{1, 2}));
+  EXPECT_EQ(table.sources(1, 0), (std::vector<KVSource>{0, 1}));
 }
 
 // ----------------------------------------------------------------------------
@@ -135,6 +137,8 @@ static const char* const all_terms[] = {"plain",
                                         "also(1,2)",
                                         "share(2)",
                                         "layers(0_0_2_2)",
+                                        "sla(2,2,v)",
+                                        "share(2,k)",
                                         "gqa(2)",
                                         "window(5)",
                                         "strided(3)",

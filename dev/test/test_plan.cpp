@@ -156,8 +156,50 @@ TEST(AttentionPlan, OfGroupedQueriesOverSharedLayersProjectsEachHeadOnce) {
 TEST(AttentionPlan, OfSeveralSourcesHasAHeadInEachOfThem) {
   const AttentionPlan plan = plan_of("also(1,2) also(2,1)", 3, 2);
   ASSERT_EQ(plan.attentions[2][0].uses.size(), 5u);  // layer 0: head 1; layers 1 and 2: heads 0 and 1
-  EXPECT_EQ(plan.table.source_layers[2 * 2 + 1], (std::vector<int>{0, 1, 2}));
-  EXPECT_EQ(plan.table.source_layers[2 * 2 + 0], (std::vector<int>{1, 2}));
+  EXPECT_EQ(plan.table.source_layers[2 * 2 + 1], (std::vector<KVSource>{0, 1, 2}));
+  EXPECT_EQ(plan.table.source_layers[2 * 2 + 0], (std::vector<KVSource>{1, 2}));
+}
+
+// BUG llmc/model/attention_plan.h: `{source.v, kv_head}, {}, false, false}` -> `{source.k, kv_head}, {}, false, false}`
+// BUG llmc/model/attention_plan.h: `map_layer == l ? source.k : map_layer` -> `map_layer == l ? source.v : map_layer`
+TEST(AttentionPlan, OfKeysOrValuesAloneProjectsWhatIsUsed) {
+  const std::vector<int> all = {0, 1, 2, 3}, first = {0}, last = {1, 2, 3}, none;
+  for (Part apart : {Part::k, Part::v}) {
+    const AttentionPlan plan = plan_of(apart == Part::k ? "sla(2,3,k)" : "sla(2,3,v)", 4, 4);
+    const Part other = apart == Part::k ? Part::v : Part::k;
+    for (int l = 0; l < 4; l++) {
+      EXPECT_EQ(plan.projected[apart][l], l < 2 ? all : first) << l;
+      EXPECT_EQ(plan.shared[apart][l], l < 2 ? last : none) << l;
+      EXPECT_EQ(plan.projected[other][l], all) << l;
+      EXPECT_EQ(plan.shared[other][l], none) << l;
+    }
+    EXPECT_EQ(plan.num_accumulators, 2);
+    EXPECT_EQ(plan.accumulator_heads, 3);
+    ASSERT_EQ(plan.attentions[3][0].uses.size(), 4u);
+    for (const KVUse& use : plan.attentions[3][0].uses) {
+      EXPECT_EQ(use.k.layer, apart == Part::k && use.k.head > 0 ? 1 : 3);
+      EXPECT_EQ(use.v.layer, apart == Part::v && use.v.head > 0 ? 1 : 3);
+    }
+    for (const KVUse& use : plan.attentions[1][0].uses) {
+      EXPECT_EQ(use.dk_accumulate, apart == Part::k && use.k.head > 0);
+      EXPECT_EQ(use.dv_accumulate, apart == Part::v && use.v.head > 0);
+    }
+    EXPECT_NE(draw(plan).find(apart == Part::k ? "    3 |  . k1 k1 k1 | projects k 1, v 4 of 4"
+                                               : "    3 |  . v1 v1 v1 | projects k 4, v 1 of 4"),
+              std::string::npos)
+        << draw(plan);
+  }
+  EXPECT_NE(draw(plan_of("sla(2,1,k) share(2,v)", 4, 2)).find("    3 |   v2 k1v2 | projects k 1, v 0 of 2"),
+            std::string::npos);
+}
+
+// BUG llmc/model/terms/kv_part.h: `sources.erase(std::unique(` -> `(void)(std::unique(`
+TEST(Wiring, KeysAndValuesOneAfterTheOtherAreBoth) {
+  for (const auto& [apart, together] : {std::pair("sla(2,3,k) sla(2,3,v)", "sla(2,3)"),
+
+                                        {"also(1,4) sla(1,4,k) sla(1,4,v)", "sla(1,4)"},
+                                        {"gqa(2) sla(1,2,v) sla(1,2,k)", "gqa(2) sla(1,2)"}})
+    EXPECT_EQ(plan_of(apart, 4, 4).table.source_layers, plan_of(together, 4, 4).table.source_layers) << apart;
 }
 
 TEST(AttentionPlan, OfReusedMapsHasNoQueriesAndKeysButTheGroupsFirst) {
@@ -235,6 +277,10 @@ TEST(WiringChange, IsSaidByLayers) {
                                         "  from now on: keys: of those that a query sees, the 4 with the highest "
                                         "scores\n");
   EXPECT_EQ(text("sla(2,3)", "sla(2,1:4)"), "  nothing\n");
+  EXPECT_EQ(text("sla(2,3)", "sla(2,3,k) sla(2,3,v)"), "  nothing\n");
+  EXPECT_EQ(text("plain", "sla(3,2,v)"), "  layer 3: 2 heads attend to K/V of other layers than before; 16 rows of "
+                                         "c_attn "
+                                         "are not used any more\n");
   EXPECT_EQ(text("plain", "rope"), "  from now on: positions: q and k are rotated, base 10000\n"
                                    "  dropped: wpe.weight (1024, 32)\n");
   EXPECT_EQ(text("rope", "plain"), "  no longer: positions: q and k are rotated, base 10000\n"
@@ -293,9 +339,16 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"sla(9,13)", "sla(9,13), at character 1", "1 to 12 of them"},
                {"sla(9,5:13)", "sla(9,5:13)", "can end at 12"},
                {"sla(9,5:5)", "sla(9,5:5)", "holds no head"},
-               {"sla(9)", "sla(9)", "sla(distance, heads)"},
+               {"sla(9)", "sla(9)", "sla(distance, heads[, k|v])"},
                {"sla(9,-1)", "sla(9,-1)", "at least 1"},
-               {"sla(9,x)", "sla(9,x)", "x: is not a whole number; it is sla(distance, heads)"},
+               {"sla(9,x)", "sla(9,x)", "x: is not a whole number; it is sla(distance, heads["},
+               {"sla(9,9,q)", "sla(9,9,q), at character 1", "q is neither k (keys alone) nor v (values alone)"},
+               {"share(2,kv)", "share(2,kv), at character 1", "kv is neither k"},
+               {"also(9,9,v)", "also(9,9,v), at character 1", "it is also(distance, heads)"},
+               {"gqa(4) sla(9,2,v)", "sla(9,2,v), at character 8", "the same keys must have the same values"},
+               {"gqa(4) sla(9,2,k)", "sla(9,2,k), at character 8", "the same values must have the same keys"},
+               {"also(1,1) share(2,v)", "share(2,v), at character 11", "the same values must have the same keys"},
+               {"reuse(2) share(2,v)", "share(2,v), at character 10", "reuse(2), at character 1"},
                {"gqa(5)", "gqa(5), at character 1", "1, 2, 3, 4, 6, 12"},
                {"layers(0_0_3_2)", "layers(0_0_3_2)", "layers 0 to 2"},
                {"layers(0_0)", "layers(0_0)", "the model has 12"},
@@ -396,6 +449,7 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
                            "universal(2) relative",
                            "rmsnorm",
                            "documents sla(2,2)",
+                           "share(2,v) sla(1,1:2,k)",
                            "qknorm",
                            "relu2",
                            "swiglu",

@@ -31,7 +31,9 @@ struct WiringCase {
   const char* name;
   int num_layers, num_heads;
   const char* wiring;
-  const char* dead_kv = "";   // x for each K/V head that no head attends to, by layer that has parameters; "": none
+  // x for each K/V head that no head attends to, k or v if that is its key or its value alone, by layer that has
+  // parameters; "": none
+  const char* dead_kv = "";
   const char* dead_map = "";  // x for each layer whose q and k nobody uses
   bool bias = true;
 };
@@ -46,6 +48,10 @@ const WiringCase wirings[] = {
     {"without_biases", 4, 4, "sla(3,3)", ".... .... .... .xxx", "", false},
     {"plain_without_biases", 2, 4, "plain", "", "", false},
     {"ranges", 5, 4, "sla(1,0:1) sla(3,2:4)", ".... .... .... ..xx x.xx"},
+    {"values", 4, 4, "sla(2,3,v)", ".... .... .vvv .vvv"},
+    {"keys_and_values", 5, 4, "sla(2,3,k) share(2,v)", ".... vvvv .... vxxx .kkk"},
+    {"keys_qknorm_rope_gqa", 4, 4, "qknorm rope gqa(2) sla(1,2,k)", ".. .. .. .k"},
+    {"values_relative_memory", 4, 4, "relative memory(5) sla(2,2,v)", ".... .... ..vv ..vv"},
     {"also", 3, 4, "also(1,2) also(2,1:3)"},
     {"share", 5, 4, "share(2)", ".... xxxx .... xxxx ...."},
     {"layers", 4, 4, "layers(0_0_2_0)", ".... xxxx .... xxxx"},
@@ -318,7 +324,8 @@ TEST_P(ReferenceWiring, DeadHeadsHaveNoGradientAndNoEffect) {
     for (int first = 0; first < width; first += hs) {  // the columns of one head's q, k or v
       const int head = first / hs - config.num_heads;  // of k, then of v; negative for q
       bool dead = head < kv_heads && dead_map[l] == 'x';
-      if (head >= 0) dead |= dead_kv[l * kv_heads + head % kv_heads] == 'x';
+      const char dead_parts = head < 0 ? '.' : dead_kv[l * kv_heads + head % kv_heads];
+      dead |= dead_parts == 'x' || dead_parts == (head < kv_heads ? 'k' : 'v');
       double largest = 0;
       Problem changed = problem;
       for (const std::string& name : {c_attn + ".weight", c_attn + ".bias"}) {
@@ -411,14 +418,15 @@ ModelConfig config_of(const std::string& wiring, int num_layers, int num_heads) 
   return config;
 }
 
-// The sources of each head of each layer: layers separated by spaces, heads by bars.
+// The sources of each head of each layer: layers separated by spaces, heads by bars; k/v where these are of two layers.
 std::string sources_text(const std::string& wiring, int num_layers, int num_heads) {
   const ModelConfig config = config_of(wiring, num_layers, num_heads);
   std::string text;
   for (int l = 0; l < num_layers; l++) {
     for (int head = 0; head < num_heads; head++) {
       text += head > 0 ? "|" : l > 0 ? " " : "";
-      for (int source : reference::source_layers(config, l, head)) text += std::to_string(source);
+      for (const auto& [k, v] : reference::source_layers(config, l, head))
+        text += std::to_string(k) + (k == v ? "" : "/" + std::to_string(v));
     }
   }
   return text;
@@ -435,6 +443,9 @@ TEST(Reference, SourcesAreTheLayersThatTheTermsName) {
   EXPECT_EQ(sources_text("share(2) sla(1,1)", 4, 2), "0|0 0|0 2|1 2|2");
   EXPECT_EQ(sources_text("sla(1,1) share(2)", 4, 2), "0|0 0|0 2|2 2|2");
   EXPECT_EQ(sources_text("layers(0_0_0) also(1,1)", 3, 2), "0|0 0|0 0|01");
+  EXPECT_EQ(sources_text("sla(1,1,v)", 3, 2), "0|0 1|1/0 2|2/1");
+  EXPECT_EQ(sources_text("share(2,k) sla(2,0:1,v)", 4, 2), "0|0 0/1|0/1 2/0|2 2/1|2/3");
+  EXPECT_EQ(sources_text("sla(1,1,k) sla(1,1,v)", 3, 2), "0|0 1|0 2|1");
 }
 
 // A row for each of six queries, an x for each key that it sees.

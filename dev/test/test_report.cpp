@@ -667,6 +667,7 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
   for (const Case& c : {Case{"plain", {"that its own layer projects"}},
                         {"sla(2,1)", {"layers above use it too", "projects none"}},
                         {"also(2,1)", {"in one softmax"}},
+                        {"sla(2,1,v)", {"layers above use it too", "projects none", "keys above, values below"}},
                         {"gqa(1) window(8)", {"1 K/V heads a layer", "does not see all", "keys: last 8"}},
                         {"reuse(2)", {"attention map of the layer named"}},
                         {"topk(3)", {"the 3 with the highest scores"}},
@@ -689,6 +690,8 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
       EXPECT_NE(svg.find(words), std::string::npos) << c.wiring << ": " << words << "\n" << svg;
   }
   EXPECT_EQ(cells(wiring_picture(parse_wiring("sla(2,1)"), 3, 2, "w")), "2 0 1 1 0 0 ");
+  EXPECT_EQ(cells(wiring_picture(parse_wiring("sla(2,1,v)"), 3, 2, "w")), "2 2 0 1 1 0 0 ");
+  EXPECT_EQ(cells(wiring_picture(parse_wiring("sla(1,1,k)"), 3, 2, "w")), "2 1 2 1 0 1 0 0 ");
   EXPECT_EQ(cells(wiring_picture(parse_wiring("also(1,1)"), 3, 2, "w")), "2 1+2 1 0+1 0 0 ");
   EXPECT_EQ(cells(wiring_picture(parse_wiring("reuse(2)"), 3, 2, "w")), "2 2 0 0 0 0 ");
   EXPECT_EQ(wiring_picture(parse_wiring("plain"), 3, 2, "w").find("projects none"), std::string::npos) << "only what "

@@ -124,7 +124,8 @@ TEST(WiringTerms, CombineWithTheseAlone) {
   }
 }
 
-// BUG llmc/model/terms/share.h: `= {first_of_group(l)}` -> `= {l}`
+// BUG llmc/model/terms/share.h: `part.move(t.sources(l, i), first_of_group(l))` -> `part.move(t.sources(l, i), l)`
+// BUG llmc/model/terms/kv_part.h: `v ? layer : source.v` -> `k ? layer : source.v`
 // BUG llmc/model/terms/gqa.h: `t.num_kv_heads = n` -> `t.num_kv_heads = 1`
 // BUG llmc/model/terms/universal.h: `t.stored_layers = n` -> `t.stored_layers = 1`
 TEST(WiringTerms, MakeTheReferencesTableInAnyCombination) {
@@ -144,8 +145,11 @@ TEST(WiringTerms, MakeTheReferencesTableInAnyCombination) {
     for (int l = 0; l < c.num_layers; l++) {
       EXPECT_EQ(table.map_layer[size_t(l)], reference::map_layer(c, l));
       for (int i = 0; i < c.num_heads; i++) {
-        const std::set<int> sources = reference::source_layers(c, l, i);
-        EXPECT_EQ(table.sources(l, i), std::vector<int>(sources.begin(), sources.end())) << l << ", " << i;
+        reference::Sources sources;
+        for (const KVSource& source : table.sources(l, i)) sources.insert({source.k, source.v});
+        EXPECT_EQ(sources, reference::source_layers(c, l, i)) << l << ", " << i;
+        EXPECT_TRUE(std::is_sorted(table.sources(l, i).begin(), table.sources(l, i).end())) << l << ", " << i;
+        EXPECT_EQ(table.sources(l, i).size(), sources.size()) << l << ", " << i;
         for (int t = 0; t < 16; t++)
           for (int j = 0; j <= t; j++)
             ASSERT_EQ(table.mask(l, i).sees(t, j), reference::is_visible(c, l, i, t, j))

@@ -41,7 +41,7 @@ struct KVUse {
 // and those of the layers below, whose outputs are summed with weights.
 struct PlannedAttention {
   int map_layer;            // the layer whose q and masks are used
-  std::vector<KVUse> uses;  // sorted by the layer of k, then by head
+  std::vector<KVUse> uses;  // sorted by the layers of k and of v, then by head
   bool dq_accumulate;
 };
 
@@ -117,23 +117,22 @@ inline double blend_coefficient(double a, int map, int l) { return std::pow(a, l
 // The attentions of layer l.
 inline std::vector<PlannedAttention> plan_attentions(const WiringTable& table, int l) {
   const int num_heads = table.num_heads;
-  std::set<int> layers;  // in which the query heads have sources
+  std::set<KVSource> of_layer;
   for (int i = 0; i < num_heads; i++)
-    for (int layer : table.sources(l, i)) layers.insert(layer);
+    for (const KVSource& source : table.sources(l, i)) of_layer.insert(source);
   std::vector<PlannedAttention> attentions;
   auto add = [&](int map_layer) {
     PlannedAttention attention = {map_layer, {}, false};
-    for (int layer : layers) {
-      // With another layer's attention map, k belongs to that layer and v to layer l; else k and v have the same
-      // source.
-      const int k_layer = map_layer == l ? layer : map_layer;
+    for (const KVSource& source : of_layer) {
+      // With another layer's attention map, k belongs to that layer and v to layer l.
+      const int k_layer = map_layer == l ? source.k : map_layer;
       const size_t first = attention.uses.size();
       for (int i = 0; i < num_heads; i++) {
-        const std::vector<int>& sources = table.sources(l, i);
-        if (!std::binary_search(sources.begin(), sources.end(), layer)) continue;
+        const std::vector<KVSource>& sources = table.sources(l, i);
+        if (!std::binary_search(sources.begin(), sources.end(), source)) continue;
         const int kv_head = table.kv_head(i);  // of which the query heads are neighbours
         if (attention.uses.size() == first || attention.uses.back().k.head != kv_head)
-          attention.uses.push_back({{k_layer, kv_head}, {layer, kv_head}, {}, false, false});
+          attention.uses.push_back({{k_layer, kv_head}, {source.v, kv_head}, {}, false, false});
         attention.uses.back().query_heads.push_back(i);
       }
     }
@@ -253,18 +252,34 @@ inline int64_t kv_bytes_per_token(const ModelConfig& c, const AttentionPlan& pla
   return bytes;
 }
 
+// How the drawing of layer l names a source: "." is the layer itself.
+inline std::string source_text(const KVSource& source, int l) {
+  auto name = [&](int layer) { return layer == l ? "." : std::to_string(layer); };
+  if (source.k == source.v) return name(source.k);
+  return (source.k == l ? "" : "k" + name(source.k)) + (source.v == l ? "" : "v" + name(source.v));
+}
+
 // The plan as text: a row a layer, top layer first, a column a head; after the bar, what the layer projects of each,
 // how many K/V heads of it other layers use, and its masks and attention maps; then what the terms note.
 inline std::string draw(const AttentionPlan& plan) {
   std::string text = "whose K/V each head attends to (rows: layers; columns: heads; \".\": its own layer's; a number: "
-                     "that layer's)\n";
+                     "that layer's";
+  int width = 2;
+  bool any_apart = false;
+  for (int l = 0; l < plan.num_layers; l++)
+    for (int i = 0; i < plan.num_heads; i++)
+      for (const KVSource& source : plan.table.sources(l, i)) {
+        if (source.k == source.v) continue;
+        any_apart = true, width = std::max(width, int(source_text(source, l).size()));
+      }
+  text += any_apart ? "; after k or v: keys or values alone)\n" : ")\n";
   for (int l = plan.num_layers - 1; l >= 0; l--) {
     text += format("  %3d |", l);
     for (int i = 0; i < plan.num_heads; i++) {
       std::string sources;
-      for (int layer : plan.table.sources(l, i))
-        sources += (sources.empty() ? "" : "+") + (layer == l ? "." : std::to_string(layer));
-      text += format(" %2s", sources.c_str());
+      for (const KVSource& source : plan.table.sources(l, i))
+        sources += (sources.empty() ? "" : "+") + source_text(source, l);
+      text += format(" %*s", width, sources.c_str());
     }
     auto projects = [&](Part part) { return plan.projected[part][l].size(); };
     const int kv_heads = plan.table.num_kv_heads;
@@ -273,8 +288,9 @@ inline std::string draw(const AttentionPlan& plan) {
       text += format(" | projects %zu of %d", projects(Part::k), kv_heads);
     else text += format(" | projects k %zu, v %zu of %d", projects(Part::k), projects(Part::v), kv_heads);
     if (projects(Part::q) == 0) text += ", no q";
-    const size_t shared = std::max(plan.shared[Part::k][l].size(), plan.shared[Part::v][l].size());
-    if (shared > 0) text += format(", shares %zu", shared);
+    const size_t shared_k = plan.shared[Part::k][l].size(), shared_v = plan.shared[Part::v][l].size();
+    if (any_apart && shared_k != shared_v) text += format(", shares k %zu, v %zu", shared_k, shared_v);
+    else if (shared_k + shared_v > 0) text += format(", shares %zu", std::max(shared_k, shared_v));
     const int map = plan.attentions[l][0].map_layer;
     if (plan.attentions[l].size() > 1) text += format(", %zu attention maps", plan.attentions[l].size());
     else if (map != l) text += format(", attention map of layer %d", map);

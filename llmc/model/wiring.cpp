@@ -1,6 +1,8 @@
 #include "wiring.h"
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <utility>
 #include "llmc/utils/error.h"
 #include "llmc/utils/text.h"
 
@@ -149,6 +151,28 @@ void check_combinations(const Wiring& w) {
   }
 }
 
+// Why an attention cannot compute the gradients of its keys and values; "" if it can: it writes that of each K head and
+// V head once, so heads that use the same keys must use the same values, and the other way round.
+std::string kv_conflict(const WiringTable& t) {
+  for (int l = 0; l < t.num_layers; l++) {
+    std::map<std::pair<int, int>, int> v_of_k, k_of_v;  // layers, by layer and K/V head
+    for (int i = 0; i < t.num_heads; i++)
+      for (const KVSource& source : t.sources(l, i)) {
+        const int v = v_of_k.try_emplace({source.k, t.kv_head(i)}, source.v).first->second,
+                  k = k_of_v.try_emplace({source.v, t.kv_head(i)}, source.k).first->second;
+        if (v != source.v)
+          return format("in layer %d head %d uses values of layers %d and %d with the same keys, those of layer %d for "
+                        "K/V head %d; the same keys must have the same values",
+                        l, i, v, source.v, source.k, t.kv_head(i));
+        if (k != source.k)
+          return format("in layer %d head %d uses keys of layers %d and %d with the same values, those of layer %d for "
+                        "K/V head %d; the same values must have the same keys",
+                        l, i, k, source.k, source.v, t.kv_head(i));
+      }
+  }
+  return "";
+}
+
 constexpr size_t most_terms = 1000;  // each is compared with those before it, and applied to every head
 }  // namespace
 
@@ -223,6 +247,11 @@ void validate(const Wiring& w, int num_layers, int num_heads) {
     const std::string wrong = std::visit([&](const auto& term) { return term.misfit(num_layers, num_heads); }, t);
     if (!wrong.empty()) term_error(w, t, wrong);
   }
+  for (const WiringTerm& t : w.terms)
+    if (std::visit([](const auto& term) { return term.parts_kv(); }, t)) {
+      const std::string wrong = kv_conflict(wiring_table(w, num_layers, num_heads));
+      if (!wrong.empty()) term_error(w, t, wrong);
+    }
 }
 
 std::string canonical_text(const Wiring& w) {

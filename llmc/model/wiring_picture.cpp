@@ -17,32 +17,39 @@ struct Head {
 
 constexpr int cell = 22, step = 25, left = 62, top = 24, num_colours = 6;
 
-// Whether a head of a layer above uses what the layer projects for head i, or its attention map.
-bool is_used_above(const WiringTable& t, int layer, int head) {
+// Whether a head of a layer above uses the keys (k) or the values (v) that the layer projects for head i, or its
+// attention map.
+bool is_used_above(const WiringTable& t, int layer, int head, bool k, bool v) {
   for (int l = layer + 1; l < t.num_layers; l++) {
     if (t.map_layer[l] == layer) return true;
-    const std::vector<int>& sources = t.sources(l, head);
-    if (std::find(sources.begin(), sources.end(), layer) != sources.end()) return true;
+    for (const KVSource& source : t.sources(l, head))
+      if ((k && source.k == layer) || (v && source.v == layer)) return true;
   }
   return false;
 }
 
-Head head_of(const WiringTable& t, int l, int i) {
+// One, or one for its keys and one for its values if they are of different layers.
+std::vector<Head> boxes_of(const WiringTable& t, int l, int i) {
   const int map = t.map_layer[l];
   const bool is_masked = !t.mask(map, i).is_causal();
-  if (map != l) return {Kind::map, std::to_string(map), map, is_masked};
-  const std::vector<int>& sources = t.sources(l, i);
-  std::string text;
-  for (int layer : sources) text += (text.empty() ? "" : "+") + std::to_string(layer);
-  const Kind kind = sources.size() > 1       ? Kind::several
-                    : sources[0] != l        ? Kind::below
-                    : is_used_above(t, l, i) ? Kind::source
-                                             : Kind::own;
-  return {kind, text, sources[0], is_masked};
+  if (map != l) return {{Kind::map, std::to_string(map), map, is_masked}};
+  const std::vector<KVSource>& sources = t.sources(l, i);
+  if (sources.size() > 1) {
+    std::string text;
+    for (const KVSource& source : sources) text += (text.empty() ? "" : "+") + source_text(source, -1);
+    return {{Kind::several, text, sources[0].k, is_masked}};
+  }
+  auto box_of = [&](int layer, bool k, bool v) {
+    const Kind kind = layer != l ? Kind::below : is_used_above(t, l, i, k, v) ? Kind::source : Kind::own;
+    return Head{kind, std::to_string(layer), layer, is_masked && k};
+  };
+  const auto [k, v] = sources[0];
+  if (k == v) return {box_of(k, true, true)};
+  return {box_of(k, true, false), box_of(v, false, true)};
 }
 
 // The rectangle of a kind; its own projection is filled, what comes from elsewhere hatched.
-std::string box(const Head& h, double x, double y, double size, const std::string& id) {
+std::string box(const Head& h, double x, double y, double size, double height, const std::string& id) {
   const std::string colour = format("var(--source-%d)", h.layer % num_colours);
   std::string style = "fill:var(--cell);stroke:var(--quiet)";
   if (h.kind == Kind::source)
@@ -53,7 +60,7 @@ std::string box(const Head& h, double x, double y, double size, const std::strin
     style = format("fill:url(#%s-%d);stroke:%s;stroke-width:2.5", id.c_str(), h.layer % num_colours, colour.c_str());
   if (h.kind == Kind::map) style = format("fill:none;stroke:%s;stroke-width:2;stroke-dasharray:4 2", colour.c_str());
   std::string svg = format("<rect x=\"%g\" y=\"%g\" width=\"%g\" height=\"%g\" rx=\"3\" style=\"%s\"/>", x, y, size,
-                           size, style.c_str());
+                           height, style.c_str());
   if (h.is_masked) svg += format("<path d=\"M%g %gh5l-5 5z\" style=\"fill:var(--ink)\"/>", x + 1.5, y + 1.5);
   return svg;
 }
@@ -109,20 +116,28 @@ std::vector<std::string> notes(const WiringTable& t) {
 std::string wiring_picture(const Wiring& wiring, int num_layers, int num_heads, const std::string& id) {
   const WiringTable t = wiring_table(wiring, num_layers, num_heads);
   std::map<Kind, Head> kinds;  // a head of each kind that occurs
-  bool any_masked = false;
+  bool any_masked = false, any_apart = false;
   std::string svg = patterns(id) + label(left, 14, "start", format("heads 0 to %d", num_heads - 1));
   for (int l = num_layers - 1; l >= 0; l--) {
     const int y = top + (num_layers - 1 - l) * step;
     svg += label(left - 8, y + 16, "end", format("layer %d", l));
     for (int i = 0; i < num_heads; i++) {
-      const Head head = head_of(t, l, i);
       const int x = left + i * step;
-      svg += box(head, x, y, cell, id) +
-             label(x + cell / 2.0, y + 15, "middle", head.text, "--ink", head.text.size() > 2 ? 8 : 11);
+      const std::vector<Head> boxes = boxes_of(t, l, i);
+      const bool is_apart = boxes.size() > 1;
+      const double height = is_apart ? cell / 2 - 1 : cell, baseline = is_apart ? 8 : 15;
+      for (size_t n = 0; n < boxes.size(); n++) {
+        const Head& head = boxes[n];
+        const double top_of_box = y + double(n) * (cell - height);
+        svg += box(head, x, top_of_box, cell, height, id) + label(x + cell / 2.0, top_of_box + baseline, "middle",
+                                                                  head.text, "--ink",
+                                                                  is_apart || head.text.size() > 2 ? 8 : 11);
+        kinds.emplace(head.kind, head);
+        any_masked |= head.is_masked;
+      }
+      any_apart |= is_apart;
       if (i > 0 && t.kv_head(i) != t.kv_head(i - 1) && t.num_kv_heads < num_heads)
         svg += format("<path d=\"M%g %dv%d\" style=\"stroke:var(--ink);stroke-width:1.5\"/>", x - 1.5, y - 1, cell + 2);
-      kinds.emplace(head.kind, head);
-      any_masked |= head.is_masked;
     }
   }
   int y = top + num_layers * step + 12;
@@ -132,9 +147,10 @@ std::string wiring_picture(const Wiring& wiring, int num_layers, int num_heads, 
   };
   for (auto& [kind, head] : kinds) {
     head.is_masked = false;
-    add_row(box(head, 8, y, 14, id), words_of(kind));
+    add_row(box(head, 8, y, 14, 14, id), words_of(kind));
   }
-  if (any_masked) add_row(box({Kind::own, "", 0, true}, 8, y, 14, id), "does not see all earlier positions");
+  if (any_masked) add_row(box({Kind::own, "", 0, true}, 8, y, 14, 14, id), "does not see all earlier positions");
+  if (any_apart) add_row("", "two boxes in one: keys above, values below");
   for (const std::string& line : notes(t)) add_row("", line);
   const int width = std::max(left + num_heads * step + 4, 420);
   return format("<svg class=\"wiring\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" role=\"img\">\n<title>whose "

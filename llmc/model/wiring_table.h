@@ -7,6 +7,17 @@
 #include "llmc/ops/activation.h"
 #include "llmc/ops/attention_mask.h"
 
+// A source of a head: the layer whose keys it attends to, and the one whose values are theirs.
+struct KVSource {
+  int k, v;
+
+  KVSource(int layer) : KVSource(layer, layer) {}
+  KVSource(int layer_of_k, int layer_of_v) : k(layer_of_k), v(layer_of_v) {}
+  bool operator==(const KVSource& other) const { return k == other.k && v == other.v; }
+  bool operator!=(const KVSource& other) const { return !(*this == other); }
+  bool operator<(const KVSource& other) const { return k != other.k ? k < other.k : v < other.v; }
+};
+
 struct WiringTable {
   enum class Mix {
     none,
@@ -15,11 +26,11 @@ struct WiringTable {
   };  // whether a layer's attention map is its own, or that and the one of the layer below
 
   int num_layers = 0, num_heads = 0, num_kv_heads = 0;
-  std::vector<std::vector<int>> source_layers;  // (L, h): the layers whose K/V the head attends to, ascending
-  std::vector<AttentionMask> masks;             // (L, h)
-  int topk = 0;                                 // 0: all keys
-  bool documents = false;                       // queries see only keys of their own document
-  std::vector<int> map_layer;                   // (L): whose q, k and mask the layer uses; its own, but for `reuse`
+  std::vector<std::vector<KVSource>> source_layers;  // (L, h): whose K/V the head attends to, ascending
+  std::vector<AttentionMask> masks;                  // (L, h)
+  int topk = 0;                                      // 0: all keys
+  bool documents = false;                            // queries see only keys of their own document
+  std::vector<int> map_layer;  // (L): whose q, k and mask the layer uses; its own, but for `reuse`
   Mix mix = Mix::none;
   double blend = 0;         // a
   double rope = 0;          // the base of rotary positions; 0: there are none
@@ -40,8 +51,8 @@ struct WiringTable {
   int lsh_buckets = 0, lsh_rounds = 0;  // 0: attention does not hash
   std::vector<std::string> notes;       // what a drawing of the heads does not show, a line for each term that says it
 
-  const std::vector<int>& sources(int layer, int head) const { return source_layers[layer * num_heads + head]; }
-  std::vector<int>& sources(int layer, int head) { return source_layers[layer * num_heads + head]; }
+  const std::vector<KVSource>& sources(int layer, int head) const { return source_layers[layer * num_heads + head]; }
+  std::vector<KVSource>& sources(int layer, int head) { return source_layers[layer * num_heads + head]; }
   const AttentionMask& mask(int layer, int head) const { return masks[layer * num_heads + head]; }
   AttentionMask& mask(int layer, int head) { return masks[layer * num_heads + head]; }
   // Whether the model has an embedding of each position (wpe).

@@ -43,7 +43,7 @@ class Wiring:
 
     def __init__(self, text, L, h):
         self.L, self.h = L, h
-        self.sources = [[[l] for _ in range(h)] for l in range(L)]  # [l][i]: layers whose K/V head i of layer l reads
+        self.sources = [[[(l, l)] for _ in range(h)] for l in range(L)]  # [l][i]: whose k and whose v head i reads
         self.masks = [[[] for _ in range(h)] for _ in range(L)]     # [l][i]: f(t, j), all true where t may see j <= t
         self.kv_heads = h                                           # of each layer
         self.top = None                                             # keys that each query keeps
@@ -87,19 +87,27 @@ class Wiring:
         a, b = map(int, k.split(":")) if ":" in k else (self.h - int(k), self.h)
         return [(l, i) for l, i in self.everywhere() if l >= int(n) and a <= i < b]
 
-    def term_sla(self, n, k):
+    def move(self, l, i, source, part):
+        """Head i of layer l reads the keys and the values of layer `source`, or those that `part` names alone."""
+        if part not in ("k", "v", "kv"):
+            raise ValueError("keys are k, values v")
+        self.sources[l][i] = sorted({(source if "k" in part else k, source if "v" in part else v)
+                                     for k, v in self.sources[l][i]})
+
+    def term_sla(self, n, k, part="kv"):
         """For l >= n the last k heads read the K/V of layer l - n, same head index."""
         for l, i in self.at_distance(n, k):
-            self.sources[l][i] = [l - int(n)]
+            self.move(l, i, l - int(n), part)
 
     def term_also(self, n, k):
         """The K/V of layer l - n beside what the head reads already: one softmax over the keys of all its sources."""
         for l, i in self.at_distance(n, k):
-            self.sources[l][i] = sorted({*self.sources[l][i], l - int(n)})
+            self.sources[l][i] = sorted({*self.sources[l][i], (l - int(n), l - int(n))})
 
-    def term_share(self, f):
+    def term_share(self, f, part="kv"):
         """All heads read the K/V of the first layer of their group of f."""
-        self.term_layers("_".join(str(l - l % int(f)) for l in range(self.L)))
+        for l, i in self.everywhere():
+            self.move(l, i, l - l % int(f), part)
 
     def term_layers(self, names):
         """All heads of layer l read the K/V of the named layer, which is l or below."""
@@ -107,7 +115,7 @@ class Wiring:
         if len(named) != self.L or any(source > l for l, source in enumerate(named)):
             raise ValueError(f"each of {self.L} layers needs a layer at or below it")
         for l, i in self.everywhere():
-            self.sources[l][i] = [named[l]]
+            self.sources[l][i] = [(named[l], named[l])]
 
     def term_gqa(self, k):
         """k K/V heads a layer; query head i reads K/V head i * k / h."""
@@ -246,6 +254,10 @@ ALL = {  # name: (wiring, options)
     "also": ("also(1,2) also(2,1)", {}),
     "share": ("share(3)", {}),
     "layers": ("layers(0_0_2_1)", {}),
+    "values": ("sla(2,2,v)", {}),
+    "keys": ("sla(1,0:3,k) share(2,v)", {"bias": False}),
+    "keys_and_values": ("qknorm sla(1,2,v) share(3,k) gqa(2) window(9,SL) rope", {"accumulate": 2}),
+    "values_of_memory": ("relative memory(20) also(1,0:2) sla(2,2,v)", {}),
     "gqa": ("gqa(2)", {}),
     "multi_query": ("gqa(1)", {}),
     "window": ("window(5)", {}),
@@ -485,7 +497,7 @@ class Model:
         self.v.append(v)
         own = [self.own_map(l, i, q[:, i, -queries:]) for i in range(h)]
         self.maps.append(self.map_of(l, x, own))
-        out = [self.maps[l][i] @ self.concatenate(self.v, l, i) for i in range(h)]
+        out = [self.maps[l][i] @ self.concatenate(1, l, i) for i in range(h)]
         return self.linear(self.of_layer(l, "attn.c_proj"), torch.cat(out, dim=2))
 
     def rotate(self, x):
@@ -495,10 +507,11 @@ class Model:
         a, b = x[..., :half], x[..., half:]
         return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], dim=3)
 
-    def concatenate(self, kv, l, i):
-        """Query head i of layer l: the k or v of all its sources one after another (B, sources * T, hs)."""
+    def concatenate(self, part, l, i):
+        """Query head i of layer l: the k (part 0) or v (1) of all its sources in a row (B, sources * T, hs)."""
+        kv = (self.k, self.v)[part]
         kv_head = i * self.wiring.kv_heads // self.config["n_head"]
-        return torch.cat([kv[source][:, kv_head] for source in self.wiring.sources[l][i]], dim=1)
+        return torch.cat([kv[source[part]][:, kv_head] for source in self.wiring.sources[l][i]], dim=1)
 
     def own_map(self, l, i, q):
         """q (B, queries, hs) of head i of layer l -> its attention map (B, queries, sources * T), zeros where no key is
@@ -512,7 +525,7 @@ class Model:
             visible = visible & (self.document[:, :, None] == self.document[:, None, :])
         if self.wiring.hashes:
             visible = self.meets(l, i)
-        k, sources = self.concatenate(self.k, l, i).transpose(1, 2), len(self.wiring.sources[l][i])
+        k, sources = self.concatenate(0, l, i).transpose(1, 2), len(self.wiring.sources[l][i])
         if self.wiring.relative:
             u, v = (self.w[self.of_layer(l, f"attn.relative.{name}")][i] for name in "uv")
             scores = (q + u) @ k + self.of_distances(q + v, t - j, self.distances(l, i, T)).repeat(1, 1, sources)

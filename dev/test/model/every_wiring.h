@@ -21,6 +21,20 @@ inline bool none_begins_with(const std::vector<std::string>& terms, const std::v
   return true;
 }
 
+// In some of the terms, k or v alone where the wiring is still one of a model of L layers and h heads.
+inline void take_keys_or_values_alone(Draw draw, std::vector<std::string>& terms, int L, int h) {
+  for (std::string& term : terms) {
+    if (none_begins_with({term}, {"sla(", "share("}) || draw.one_in(3)) continue;
+    const std::string both = term;
+    term.insert(term.size() - 1, draw.one_in(2) ? ",k" : ",v");
+    std::string wiring;
+    for (const std::string& t : terms) wiring += " " + t;
+    try {
+      validate(parse_wiring(wiring), L, h);
+    } catch (const UserError&) { term = both; }
+  }
+}
+
 // A case with a random shape, and a wiring with a term of each kind that it may have, in random order.
 struct RandomCase {
   std::string wiring;
@@ -92,6 +106,7 @@ struct RandomCase {
     if (parts.one_in(4)) terms.push_back("untied");
     if (parts.one_in(4)) terms.push_back(format("softcap(0.%d)", parts(1, 9)));
     if (!has_memory && none_begins_with(terms, {"lsh"}) && Draw{seed + 3000}.one_in(4)) terms.push_back("documents");
+    take_keys_or_values_alone(Draw{seed + 4000}, terms, L, h);
     for (const std::string& term : terms) wiring += (wiring.empty() ? "" : " ") + term;
     if (terms.empty()) wiring = "plain";
     const WiringTable table = wiring_table(parse_wiring(wiring), L, h);
@@ -110,10 +125,14 @@ TEST(RandomWirings, HaveEveryTerm) {
   std::set<std::string> missing;
   for (const WiringTerm& term : known_terms())
     if (!std::holds_alternative<PlainTerm>(term)) missing.insert(info_of(term).syntax.name());
+  missing.insert({"keys alone", "values alone"});
   if (is_bf16) missing.erase("topk"), missing.erase("rmsnorm");  // drawn in fp32 alone
   for (uint64_t seed = 1; seed <= 200; seed++)
-    for (const WiringTerm& term : parse_wiring(RandomCase(seed).wiring).terms)
+    for (const WiringTerm& term : parse_wiring(RandomCase(seed).wiring).terms) {
       missing.erase(info_of(term).syntax.name());
+      if (const auto* sla = std::get_if<SlaTerm>(&term); sla && sla->part.is_one())
+        missing.erase(sla->part.k ? "keys alone" : "values alone");
+    }
   EXPECT_EQ(missing, std::set<std::string>());
 }
 

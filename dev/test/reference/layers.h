@@ -49,16 +49,26 @@ inline bool skips(const ModelConfig& config, const SourceBelow& term, int l, int
   return l >= term.distance && head >= first && head < end;
 }
 
-// The layers whose own keys and values a head of layer l attends to, ascending.
-inline std::set<int> source_layers(const ModelConfig& config, int l, int head) {
-  std::set<int> sources = {l};
+// The layers whose own keys and values a head of layer l attends to, ascending: pairs of the keys' and the values'.
+using Sources = std::set<std::pair<int, int>>;
+
+// `sources` with this layer in place of those of keys and of values, or of one of them.
+inline Sources moved(const Sources& sources, bool keys, bool values, int layer) {
+  Sources now;
+  for (const auto& [k, v] : sources) now.insert({keys ? layer : k, values ? layer : v});
+  return now;
+}
+
+inline Sources source_layers(const ModelConfig& config, int l, int head) {
+  Sources sources = {{l, l}};
   for (const WiringTerm& term : config.wiring.terms) {
     if (const auto* sla = std::get_if<SlaTerm>(&term); sla && skips(config, *sla, l, head))
-      sources = {l - sla->distance};
+      sources = moved(sources, sla->part.k, sla->part.v, l - sla->distance);
     if (const auto* also = std::get_if<AlsoTerm>(&term); also && skips(config, *also, l, head))
-      sources.insert(l - also->distance);
-    if (const auto* share = std::get_if<ShareTerm>(&term)) sources = {l - l % share->n};
-    if (const auto* layers = std::get_if<LayersTerm>(&term)) sources = {layers->layers[l]};
+      sources.insert({l - also->distance, l - also->distance});
+    if (const auto* share = std::get_if<ShareTerm>(&term))
+      sources = moved(sources, share->part.k, share->part.v, l - l % share->n);
+    if (const auto* layers = std::get_if<LayersTerm>(&term)) sources = {{layers->layers[l], layers->layers[l]}};
   }
   return sources;
 }

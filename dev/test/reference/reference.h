@@ -143,13 +143,14 @@ void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers,
   for (int i = 0; i < config.num_heads; i++) {
     HeadCache<Real>& head = layer.heads[i];
     const HeadColumns columns = head_columns(config, i);
-    std::vector<const Array<Real>*> sources;
-    for (int source : source_layers(config, l, i)) sources.push_back(&layers[source].qkv);
+    std::vector<const Array<Real>*> sources_of_k, sources_of_v;
+    for (const auto& [k, v] : source_layers(config, l, i))
+      sources_of_k.push_back(&layers[k].qkv), sources_of_v.push_back(&layers[v].qkv);
     if (map_layer(config, l) != l) {
       head.map = layers[map_layer(config, l)].heads[i].map;
     } else {
       head.q = last_rows(take_columns<Real>({&layer.qkv}, columns.q, B, K, hs), B, T, hs);
-      head.k = lsh ? unit_rows(head.q, hs) : take_columns(sources, columns.k, B, K, hs);
+      head.k = lsh ? unit_rows(head.q, hs) : take_columns(sources_of_k, columns.k, B, K, hs);
       if (find_term<QknormTerm>(config)) {
         head.q_before = head.q, head.k_before = head.k;
         head.q = normed_rows(head.q, hs), head.k = normed_rows(head.k, hs);
@@ -169,7 +170,7 @@ void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers,
       head.own_map = attention_map(head.q, head.k, of_distances, visible, topk ? topk->n : 0, B, T, hs);
       head.map = layer.mix.empty() ? head.own_map : mix_maps(layer.mix, layers[l - 1].heads[i].map, head.own_map);
     }
-    head.v = take_columns(sources, columns.v, B, K, hs);
+    head.v = take_columns(sources_of_v, columns.v, B, K, hs);
     add_columns<Real>({&layer.heads_out}, i * hs, apply_map(head.map, head.v, B, T, hs), B, T, hs);
   }
 }
@@ -299,13 +300,14 @@ void attention_backward(const ModelConfig& config, const std::vector<LayerCache<
   for (int i = 0; i < config.num_heads; i++) {
     const HeadCache<Real>& head = layer.heads[i];
     const HeadColumns columns = head_columns(config, i);
-    std::vector<Array<Real>*> d_sources;
-    for (int source : source_layers(config, l, i)) d_sources.push_back(&shared.d_qkv[source]);
+    std::vector<Array<Real>*> d_sources_of_k, d_sources_of_v;
+    for (const auto& [k, v] : source_layers(config, l, i))
+      d_sources_of_k.push_back(&shared.d_qkv[k]), d_sources_of_v.push_back(&shared.d_qkv[v]);
     const Array<Real> d_out = take_columns<Real>({&d_heads_out}, i * hs, B, T, hs);
     Array<Real>& d_map = shared.d_map[l][i];
     Array<Real> d_q, d_k, d_v, d_of_distances;
     apply_map_backward(head.map, head.v, d_out, d_map, d_v, B, T, hs);
-    add_columns(d_sources, columns.v, d_v, B, K, hs);
+    add_columns(d_sources_of_v, columns.v, d_v, B, K, hs);
     if (map_layer(config, l) != l) {
       add_into(shared.d_map[map_layer(config, l)][i], d_map);
       continue;
@@ -331,7 +333,7 @@ void attention_backward(const ModelConfig& config, const std::vector<LayerCache<
     }
     if (find_term<LshTerm>(config)) d_k = unit_rows_backward(head.q, d_k, hs);
     add_columns({&shared.d_qkv[l]}, columns.q, append_rows(Array<Real>(B * m * hs), d_q, B), B, K, hs);
-    add_columns(d_sources, columns.k, d_k, B, K, hs);
+    add_columns(d_sources_of_k, columns.k, d_k, B, K, hs);
   }
 }
 

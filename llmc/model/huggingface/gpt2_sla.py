@@ -19,7 +19,7 @@ from torch import nn
 
 
 # The number of arguments of each term, at least and at most.
-TERMS = {"plain": (0, 0), "sla": (2, 2), "also": (2, 2), "share": (1, 1), "layers": (1, 1), "gqa": (1, 1),
+TERMS = {"plain": (0, 0), "sla": (2, 3), "also": (2, 2), "share": (1, 2), "layers": (1, 1), "gqa": (1, 1),
          "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "documents": (0, 0),
          "reuse": (1, 1), "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1),
          "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "qknorm": (0, 0), "relu2": (0, 0), "swiglu": (0, 1),
@@ -42,7 +42,8 @@ class Wiring:
 
     def __init__(self, text, L, h, segment=None):
         self.text, self.num_layers, self.num_heads, self.num_kv_heads, self.segment = text, L, h, h, segment
-        self.sources = [[{l} for _ in range(h)] for l in range(L)]  # of each layer and head
+        # Of each layer and head: pairs of the layer whose keys it attends to and the one whose values are theirs.
+        self.sources = [[{(l, l)} for _ in range(h)] for l in range(L)]
         self.masks = []                                             # f(layer, whether a head of the first half, t, j)
         self.topk, self.blend, self.gate, self.maps_in_group = None, None, False, 1
         self.documents = False
@@ -70,11 +71,16 @@ class Wiring:
             first, end = map(int, arguments[1].split(":")) if ":" in arguments[1] else (h - int(arguments[1]), h)
             for l in range(n, L):
                 for head in range(first, end):
-                    self.sources[l][head] = {l - n} | (self.sources[l][head] if name == "also" else set())
+                    if name == "also":
+                        self.sources[l][head].add((l - n, l - n))
+                    else:
+                        self.move(l, head, l - n, arguments[2:])
         elif name == "share":
-            self.sources = [[{l - l % n} for _ in range(h)] for l in range(L)]
+            for l in range(L):
+                for head in range(h):
+                    self.move(l, head, l - l % n, arguments[1:])
         elif name == "layers":
-            self.sources = [[{int(source)} for _ in range(h)] for source in arguments[0].split("_")]
+            self.sources = [[{(int(source), int(source))} for _ in range(h)] for source in arguments[0].split("_")]
             if len(self.sources) != L:
                 raise ValueError(f"wiring {self.text!r} names {len(self.sources)} layers of {L}")
         elif name == "gqa":
@@ -132,6 +138,14 @@ class Wiring:
             self.hashes = n, int(arguments[1])
         elif name == "reversible":
             self.reversible = True
+
+    def move(self, l, head, source, part):
+        """The head attends to K/V of layer `source`; with a part ("k" or "v") to its keys or its values alone."""
+        if part and part[0] not in ("k", "v"):
+            raise ValueError(f"wiring {self.text!r}: {part[0]!r} is neither k nor v")
+        moves_k, moves_v = "v" not in part, "k" not in part
+        self.sources[l][head] = {(source if moves_k else k, source if moves_v else v)
+                                 for k, v in self.sources[l][head]}
 
     def add_sparse(self, how, a1, a2):
         how = how[0] if how else "heads"
@@ -341,14 +355,14 @@ class Attention(nn.Module):
         parts, first = [], 0
         sources = self.sources[layer]
         for head in range(1, self.heads + 1):
-            if head == self.heads or sources[head] != sources[first]:
-                parts.append(projected[sources[first][0]][which][:, first:head])
+            if head == self.heads or sources[head][0][which] != sources[first][0][which]:
+                parts.append(projected[sources[first][0][which]][which][:, first:head])
                 first = head
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
     def of_sources(self, layer, projected, which, head):
         """(B, n * S, hs): the k or v of all of a head's n sources, the lowest layer's first."""
-        return torch.cat([projected[source][which][:, head] for source in self.sources[layer][head]], dim=1)
+        return torch.cat([projected[source[which]][which][:, head] for source in self.sources[layer][head]], dim=1)
 
     def own_maps(self, layer, x, q, projected, maps, positions):
         """The layer's attention map of each head, (B, T, n * S)."""

@@ -10,7 +10,7 @@ struct AlsoTerm : SourceBelow {
 
   double more_attentions(int) const { return 1; }
   void apply(WiringTable& t) const {
-    for_each_head(t, [](std::vector<int>& sources, int layer) {
+    for_each_head(t, [](std::vector<KVSource>& sources, int layer) {
       const auto it = std::lower_bound(sources.begin(), sources.end(), layer);
       if (it == sources.end() || *it != layer) sources.insert(it, layer);
     });
