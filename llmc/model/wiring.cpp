@@ -247,11 +247,11 @@ void validate(const Wiring& w, int num_layers, int num_heads) {
     const std::string wrong = std::visit([&](const auto& term) { return term.misfit(num_layers, num_heads); }, t);
     if (!wrong.empty()) term_error(w, t, wrong);
   }
-  for (const WiringTerm& t : w.terms)
-    if (std::visit([](const auto& term) { return term.parts_kv(); }, t)) {
-      const std::string wrong = kv_conflict(wiring_table(w, num_layers, num_heads));
-      if (!wrong.empty()) term_error(w, t, wrong);
-    }
+  auto moves_one = [](const WiringTerm& t) { return std::visit([](auto& term) { return term.moves_one_part(); }, t); };
+  const auto term = std::find_if(w.terms.begin(), w.terms.end(), moves_one);
+  if (term == w.terms.end()) return;
+  const std::string wrong = kv_conflict(wiring_table(w, num_layers, num_heads));
+  if (!wrong.empty()) term_error(w, *term, wrong);
 }
 
 std::string canonical_text(const Wiring& w) {

@@ -49,7 +49,7 @@ inline bool skips(const ModelConfig& config, const SourceBelow& term, int l, int
   return l >= term.distance && head >= first && head < end;
 }
 
-// The layers whose own keys and values a head of layer l attends to, ascending: pairs of the keys' and the values'.
+// Sources of a head, ascending: the layer whose keys it attends to, and the one whose values are theirs.
 using Sources = std::set<std::pair<int, int>>;
 
 // `sources` with this layer in place of those of keys and of values, or of one of them.
@@ -59,6 +59,7 @@ inline Sources moved(const Sources& sources, bool keys, bool values, int layer) 
   return now;
 }
 
+// What a head of layer l attends to: keys and values as these layers project them.
 inline Sources source_layers(const ModelConfig& config, int l, int head) {
   Sources sources = {{l, l}};
   for (const WiringTerm& term : config.wiring.terms) {

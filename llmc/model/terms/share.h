@@ -13,7 +13,7 @@ struct ShareTerm : LayerGroups {
 
   void read(const TermReader& a) { LayerGroups::read(a), part.read(a, 1); }
   std::string arguments() const { return LayerGroups::arguments() + part.text(); }
-  bool parts_kv() const { return part.is_one(); }
+  bool moves_one_part() const { return part.is_one(); }
   void apply(WiringTable& t) const {
     for (int l = 0; l < t.num_layers; l++)
       for (int i = 0; i < t.num_heads; i++) part.move(t.sources(l, i), first_of_group(l));

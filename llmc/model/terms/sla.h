@@ -15,7 +15,7 @@ struct SlaTerm : SourceBelow {
 
   void read(const TermReader& a) { SourceBelow::read(a), part.read(a, 2); }
   std::string arguments() const { return SourceBelow::arguments() + part.text(); }
-  bool parts_kv() const { return part.is_one(); }
+  bool moves_one_part() const { return part.is_one(); }
   void apply(WiringTable& t) const {
     for_each_head(t, [this](std::vector<KVSource>& sources, int layer) { part.move(sources, layer); });
   }

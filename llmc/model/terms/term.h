@@ -97,7 +97,7 @@ struct Term : Feature {
   std::string arguments() const { return ""; }
   std::string misfit(int, int) const { return ""; }
   // Whether it changes the sources of keys or of values alone.
-  bool parts_kv() const { return false; }
+  bool moves_one_part() const { return false; }
   // How many attentions a head has because of it beside its own, on the average of so many layers, at most.
   double more_attentions(int) const { return 0; }
 };
