@@ -47,14 +47,19 @@ inline BlockSize block_size(int64_t m, int64_t n, BlockSize most, int64_t width)
   return {are_few ? most.rows / 2 : most.rows, ((n + column_blocks - 1) / column_blocks + width - 1) / width * width};
 }
 
+// A number that no other matmul of this process has, of whichever type.
+inline uint64_t next_matmul() {
+  static std::atomic<uint64_t> matmuls{0};
+  return ++matmuls;
+}
+
 // Computes c (m, n) = op(a) op(b) in blocks, each by one thread, which calls multiply(rows, columns, a, b, row, column,
 // matmul): c[row][column] is the first of a block of (rows, columns), a and b point at the block's operands, and
 // `matmul` is this call's number, by which a thread knows an operand that it has packed for the block before.
 template <class T, class Multiply>
 void for_each_block(BlockSize size, char op_a, char op_b, int64_t m, int64_t n, int64_t k, const T* a, int64_t lda,
                     const T* b, int64_t ldb, const Multiply& multiply) {
-  static std::atomic<uint64_t> matmuls{0};
-  const uint64_t matmul = ++matmuls;
+  const uint64_t matmul = next_matmul();
 #pragma omp parallel for collapse(2) schedule(dynamic, 1) if (is_worth_threads(0, 2 * m * n * k))
   for (int64_t column = 0; column < n; column += size.columns) {
     for (int64_t row = 0; row < m; row += size.rows) {
