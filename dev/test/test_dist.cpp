@@ -428,7 +428,7 @@ TEST_F(LongTraining, SumsAnUpdatesNumbersInOneReduceOfHighPriority) {
       return n;
     };
     EXPECT_EQ(count("datatype 8 "), 3) << o.out;
-    EXPECT_EQ(count(format("AllReduce: count %d datatype 8 ", atoi(zero) == 1 ? 7 : 6)), 3) << o.out;
+    EXPECT_EQ(count(format("AllReduce: count %d datatype 8 ", atoi(zero) == 1 ? 9 : 8)), 3) << o.out;
     EXPECT_GT(count("NCCL INFO "), 10);
     EXPECT_EQ(count("stream priority -5\n"), count("NCCL INFO "));
   }

@@ -146,7 +146,11 @@ TEST(AttentionDecode, ReadsWhatIsSeenOnce) {
 #ifdef PRECISION_BF16
 // With a window of w the kernels read, for each tile of queries, the keys from the tile that the first query's window
 // begins in; and for each tile of keys, the queries up to the end of the tile that the last key's window ends in.
-TEST(LONG_ON_EMU(AttentionMasks), ReadTheWindowsTilesAlone) {
+template <bool Large>
+inline void expect_the_windows_tiles_alone() {
+  using Forward = ForwardTiles<64, false>;
+  using Dq = DqTiles<64, Large>;
+  using Dkdv = DkdvTiles<64, Large>;
   const int64_t T = 600, HS = 64;
   for (int w : {1, 60, 64, 65, 200}) {
     Layer layer(with_mask({2, T, HS, {0, 0}, 1}, {w}));
@@ -166,19 +170,24 @@ TEST(LONG_ON_EMU(AttentionMasks), ReadTheWindowsTilesAlone) {
       return rows;
     };
     int64_t query_rows = 0;
-    for (int64_t k0 = 0; k0 < T; k0 += DkdvTiles<64, false>::keys) {
-      const int64_t last_query = std::min<int64_t>(T, k0 + DkdvTiles<64, false>::keys) - 1 + w - 1;
-      query_rows +=
-          std::min<int64_t>(T, (last_query / DkdvTiles<64, false>::queries + 1) * DkdvTiles<64, false>::queries) - k0;
+    for (int64_t k0 = 0; k0 < T; k0 += Dkdv::keys) {
+      const int64_t last_query = std::min<int64_t>(T, k0 + Dkdv::keys) - 1 + w - 1;
+      query_rows += std::min<int64_t>(T, (last_query / Dkdv::queries + 1) * Dkdv::queries) - k0;
     }
     const int64_t heads = 2 * 2, kv_heads = 2, row = HS * int64_t(sizeof(bf16));
-    const int64_t forward =
-        heads * (T + 2 * key_rows(ForwardTiles<64, false>::queries, ForwardTiles<64, false>::keys)) * row;
-    const int64_t dq = heads * (2 * T + 2 * key_rows(DqTiles<64, false>::queries, DqTiles<64, false>::keys)) * row;
+    const int64_t forward = heads * (T + 2 * key_rows(Forward::queries, Forward::keys)) * row;
+    const int64_t dq = heads * (2 * T + 2 * key_rows(Dq::queries, Dq::keys)) * row;
     const int64_t dkdv = kv_heads * 2 * T * row + heads * 2 * query_rows * (row + int64_t(sizeof(float)));
-    EXPECT_EQ(read[1] - read[0], uint64_t(forward)) << "window " << w;
-    EXPECT_EQ(read[2] - read[1], uint64_t(dq + dkdv)) << "window " << w;
+    EXPECT_EQ(read[1] - read[0], uint64_t(forward)) << "window " << w << ", large tiles " << Large;
+    EXPECT_EQ(read[2] - read[1], uint64_t(dq + dkdv)) << "window " << w << ", large tiles " << Large;
   }
+}
+TEST(LONG_ON_EMU(AttentionMasks), ReadTheWindowsTilesAlone) {
+  ASSERT_TRUE(gpu().has_large_shared_memory);
+  expect_the_windows_tiles_alone<true>();
+  gpu().has_large_shared_memory = false;
+  expect_the_windows_tiles_alone<false>();
+  gpu().has_large_shared_memory = true;
 }
 
 TEST(AttentionMasks, ReadTheColumnsTilesAlone) {
