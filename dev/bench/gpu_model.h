@@ -258,7 +258,7 @@ struct ModelledOperation {
 struct InstructionCounts {
   static constexpr double gelu_forward = 130, gelu_backward = 229, classifier = 255, caps = 330, layernorm_forward = 90,
                           layernorm_backward = 270, bias_backward = 21, adamw = 230, sum_of_squares = 44,
-                          embedding = 52, comparison = 20, copy = 20, relu2 = 40, norm_heads = 110,
+                          embedding = 52, comparison = 20, copy = 20, relu2 = 40, norm_heads = 110, mix_values = 60,
                           swiglu_forward = 130, swiglu_backward = 220, rotary = 60;
 };
 
@@ -388,8 +388,15 @@ class StepModel {
     if (rows > 0) linear_forward("matmul_forward, qkv", l, C, rows);
     if (plan.table.qknorm) norm_heads(Pass::forward, l, all ? rotated_channels(l) : none ? 0 : q);
     else if (plan.table.rope > 0) rotate("rotate", l, all ? rotated_channels(l) : none ? 0 : q);
+    if (!plan.first_values(l).empty() && !(again && keeps_values(*model.training, plan, l)))
+      add("mix_values", l, {mix_of_values("mix_values", l, 3, 1)});
     if (plan.table.relative)
       add("relative_forward", l, {matmul_of("distances", relative_distances(model), C, C), relative_queries()});
+  }
+  // It moves as many tensors of the layer's values.
+  ModelledPart mix_of_values(const char* name, int l, double tensors, int kernels) const {
+    const double width = double(plan.first_values(l).size()) * model.config.head_size();
+    return elementwise(name, double(N), width, tensors * x, Counts::mix_values, kernels);
   }
   ModelledPart relative_queries() const {
     return elementwise("relative_queries", double(N), double(C), 3 * x, Counts::copy);
@@ -536,6 +543,7 @@ class StepModel {
     }
     attend(b, l, Pass::backward);
     if (plan.table.relative) relative_backward(l);
+    if (!plan.first_values(l).empty()) add("mix_values_backward", l, {mix_of_values("mix_values_backward", l, 5, 2)});
     project_qkv_backward(l);
     if (has_map_gate(plan, l))
       add("token_gate_backward", l, {elementwise("token_gate_backward", double(N), double(C), 3 * x, Counts::copy, 2)});

@@ -189,6 +189,26 @@ TEST(AttentionPlan, OfKeysOrValuesAloneProjectsWhatIsUsed) {
             std::string::npos);
 }
 
+// BUG llmc/model/attention_plan.h: `if (!plan.first_values(l).empty()) take(0)` -> `if (false) take(0)`
+// BUG llmc/model/attention_plan.h: `use = std::max(use, l);` -> `(void)use;`
+// BUG llmc/model/attention_plan.h: `table.value_residual && l > 0 ? projected[Part::v][l]` ->
+//   `table.value_residual && l > 0 ? projected[Part::k][l]`
+TEST(AttentionPlan, OfValueResidualsHasTheFirstLayersValuesWhereValuesAreProjected) {
+  const AttentionPlan plan = plan_of("vres sla(2,3,v)", 4, 4);
+  const std::vector<int> all = {0, 1, 2, 3}, first = {0};
+  EXPECT_EQ(plan.shared[Part::v][0], all);
+  EXPECT_EQ(plan.shared[Part::v][1], (std::vector<int>{1, 2, 3}));
+  for (int l = 0; l < 4; l++) {
+    EXPECT_EQ(plan.projected[Part::v][l], l < 2 ? all : first) << l;
+    EXPECT_EQ(plan.first_values(l), l == 0 ? std::vector<int>() : l == 1 ? all : first) << l;
+    EXPECT_TRUE(plan.shared[Part::k][l].empty());
+  }
+  EXPECT_EQ(plan.first_values_accumulate, (std::vector<std::vector<char>>{{}, {1, 1, 1, 1}, {1}, {0}}));
+  for (const KVUse& use : plan.attentions[0][0].uses) EXPECT_TRUE(use.dv_accumulate && !use.dk_accumulate);
+  EXPECT_EQ(plan.num_accumulators, 2);
+  EXPECT_EQ(plan_of("vres", 2, 4).accumulator, (std::vector<int>{0, -1}));
+}
+
 // BUG llmc/model/terms/kv_part.h: `sources.erase(std::unique(` -> `(void)(std::unique(`
 TEST(Wiring, KeysAndValuesOneAfterTheOtherAreBoth) {
   for (const auto& [apart, together] : {std::pair("sla(2,3,k) sla(2,3,v)", "sla(2,3)"),
@@ -385,6 +405,10 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"universal(1) act(0.1) gate", "gate, at character 23", "does with sla, also, share"},
                {"relative qknorm", "qknorm, at character 10", "does not combine with relative, at character 1"},
                {"qknorm lsh(4,2)", "lsh(4,2), at character 8", "does not combine with qknorm, at character 1"},
+               {"vres reversible", "reversible, at character 6", "does not combine with vres, at character 1"},
+               {"universal(1) vres", "vres, at character 14", "does not combine with universal(1), at character 1"},
+               {"vres gate", "gate, at character 6", "does not combine with vres, at character 1"},
+               {"vres(2)", "vres(2), at character 1", "it is vres"},
                {"swiglu(0)", "swiglu(0), at character 1", "must be at least 1"},
                {"swiglu(1,2)", "swiglu(1,2), at character 1", "it is swiglu or swiglu(hidden units)"},
                {"swiglu relu2", "relu2, at character 8", "does not combine with swiglu, at character 1"},
@@ -446,6 +470,7 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
                            "documents sla(2,2)",
                            "share(2,v) sla(1,1:2,k)",
                            "qknorm",
+                           "vres rope",
                            "relu2",
                            "swiglu",
                            "swiglu(80) rmsnorm",

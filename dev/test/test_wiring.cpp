@@ -55,40 +55,40 @@ TEST(WiringTerms, CombineWithTheseAlone) {
   const std::map<std::string, std::set<std::string>> parts = {{"rmsnorm", {}},       {"qknorm", {"relative", "lsh"}},
                                                               {"relu2", {"swiglu"}}, {"swiglu", {"relu2"}},
                                                               {"untied", {}},        {"softcap", {}}};
-  const std::map<std::string, std::string> combine = {{"sla", "also share layers gqa window strided fixed topk "
-                                                              "documents rope relative memory universal act "
-                                                              "gru reversible"},
-                                                      {"also", "sla share layers gqa window strided fixed topk "
-                                                               "documents rope relative memory universal act "
-                                                               "gru reversible"},
-                                                      {"share", "sla also layers gqa window strided fixed topk "
-                                                                "documents rope relative memory universal act "
-                                                                "gru reversible"},
-                                                      {"layers", "sla also share gqa window strided fixed topk "
-                                                                 "documents rope relative memory universal act "
-                                                                 "gru reversible"},
-                                                      {"gqa", "sla also share layers window strided fixed topk "
+  const std::map<std::string, std::string> combine = {{"sla", "also share layers gqa vres window strided fixed topk "
+                                                              "documents rope relative memory universal act gru "
+                                                              "reversible"},
+                                                      {"also", "sla share layers gqa vres window strided fixed topk "
+                                                               "documents rope relative memory universal act gru "
+                                                               "reversible"},
+                                                      {"share", "sla also layers gqa vres window strided fixed topk "
+                                                                "documents rope relative memory universal act gru "
+                                                                "reversible"},
+                                                      {"layers", "sla also share gqa vres window strided fixed topk "
+                                                                 "documents rope relative memory universal act gru "
+                                                                 "reversible"},
+                                                      {"gqa", "sla also share layers vres window strided fixed topk "
                                                               "documents reuse blend gate rope relative memory "
                                                               "universal act gru reversible"},
-                                                      {"window", "sla also share layers gqa strided fixed topk "
+                                                      {"vres", "sla also share layers gqa window strided fixed topk "
+                                                               "documents rope"},
+                                                      {"window", "sla also share layers gqa vres strided fixed topk "
                                                                  "documents reuse blend gate rope relative memory "
                                                                  "universal act gru reversible"},
-                                                      {"strided", "sla also share layers gqa window fixed topk "
-                                                                  "documents reuse blend gate rope gru "
-                                                                  "reversible"},
-                                                      {"fixed", "sla also share layers gqa window strided topk "
-                                                                "documents reuse blend gate rope gru "
-                                                                "reversible"},
-                                                      {"topk", "sla also share layers gqa window strided fixed "
+                                                      {"strided", "sla also share layers gqa vres window fixed topk "
+                                                                  "documents reuse blend gate rope gru reversible"},
+                                                      {"fixed", "sla also share layers gqa vres window strided topk "
+                                                                "documents reuse blend gate rope gru reversible"},
+                                                      {"topk", "sla also share layers gqa vres window strided fixed "
                                                                "documents reuse blend gate rope gru"},
-                                                      {"documents", "sla also share layers gqa window strided fixed "
-                                                                    "topk reuse blend gate rope relative universal act "
-                                                                    "gru reversible"},
+                                                      {"documents", "sla also share layers gqa vres window strided "
+                                                                    "fixed topk reuse blend gate rope relative "
+                                                                    "universal act gru reversible"},
                                                       {"reuse", "gqa window strided fixed topk documents rope gru"},
                                                       {"blend", "gqa window strided fixed topk documents rope gru"},
                                                       {"gate", "gqa window strided fixed topk documents rope gru"},
-                                                      {"rope", "sla also share layers gqa window strided fixed topk "
-                                                               "documents reuse blend gate memory universal act "
+                                                      {"rope", "sla also share layers gqa vres window strided fixed "
+                                                               "topk documents reuse blend gate memory universal act "
                                                                "gru reversible"},
                                                       {"relative", "sla also share layers gqa window documents memory "
                                                                    "universal act gru"},

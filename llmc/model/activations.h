@@ -50,6 +50,7 @@ struct Activations {
   float* delta = nullptr;              // (B, h, T): rowsum(dout * out) of attention
   float* layernorm_scratch = nullptr;  // (layernorm_backward_scratch(N, C))
   float* attention_scratch = nullptr;  // (attention_backward_scratch(...))
+  float* value_mix_scratch = nullptr;  // (value_mix_scratch(N)): of `vres`
   // num_accumulators of them, each (N, accumulator_heads * hs), with `memory` (B (M + T), ...): dq | dk | dv of a
   // layer's shared heads.
   std::vector<floatX*> accumulators;
@@ -181,6 +182,8 @@ inline void declare_backward_activations(Activations& acts, ActivationList& list
       attention_backward_scratch(training.B, plan.table.memory + training.T, hs, most_partial_sums(plan));
   if (attention_scratch > 0 && plan.table.lsh_buckets == 0)
     list.add(backward, "attention_scratch", acts.attention_scratch, {attention_scratch});
+  if (plan.table.value_residual)
+    list.add(backward, "value_mix_scratch", acts.value_mix_scratch, {value_mix_scratch(N)});
   acts.accumulators.resize(size_t(plan.num_accumulators));
   for (floatX*& accumulator : acts.accumulators)
     list.add(MemoryGroup::dkv_accumulators, "accumulator", accumulator,

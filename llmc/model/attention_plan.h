@@ -59,6 +59,9 @@ struct AttentionPlan {
   int num_accumulators = 0;
   int accumulator_heads = 0;  // q, k and v heads in an accumulator: the most that any layer shares
 
+  // (L): for each v head of layer 0 that the layer uses in a value residual, whether its gradient is +=.
+  std::vector<std::vector<char>> first_values_accumulate;
+
   // The heads of a full-size layer: with `lsh` keys are queries, and there is no k.
   int heads_of(Part part) const {
     return part == Part::q ? num_heads : part == Part::k && table.lsh_buckets > 0 ? 0 : table.num_kv_heads;
@@ -69,6 +72,10 @@ struct AttentionPlan {
   // come first, then those of k, then those of v.
   int projected_index(Part part, const ProjectedHead& h) const { return index_in(projected, part, h); }
   int shared_index(Part part, const ProjectedHead& h) const { return index_in(shared, part, h); }
+  // The v heads of layer 0 that layer l adds to its own with `vres`: those that it projects itself.
+  std::vector<int> first_values(int l) const {
+    return table.value_residual && l > 0 ? projected[Part::v][l] : std::vector<int>();
+  }
   // Heads that are projected although no attention uses them: where the plan was told to keep them, or where another
   // layer with the same parameters has a use for them.
   std::vector<int> unused(Part part, int layer) const;
@@ -150,21 +157,23 @@ inline void assign_accumulators(AttentionPlan& plan) {
   std::vector<char> busy;
   for (int l = plan.num_layers - 1; l >= 0; l--) {
     if (plan.accumulator[l] >= 0) busy[plan.accumulator[l]] = 0;
+    auto take = [&](int layer) {
+      int& accumulator = plan.accumulator[layer];
+      if (layer == l || accumulator >= 0) return;
+      accumulator = int(std::find(busy.begin(), busy.end(), 0) - busy.begin());
+      if (accumulator == int(busy.size())) busy.push_back(0);
+      busy[accumulator] = 1;
+    };
     for (const PlannedAttention& attention : plan.attentions[l])
-      for_each_head(attention, [&](Part, const ProjectedHead& h) {
-        int& accumulator = plan.accumulator[h.layer];
-        if (h.layer == l || accumulator >= 0) return;
-        accumulator = int(std::find(busy.begin(), busy.end(), 0) - busy.begin());
-        if (accumulator == int(busy.size())) busy.push_back(0);
-        busy[accumulator] = 1;
-      });
+      for_each_head(attention, [&](Part, const ProjectedHead& h) { take(h.layer); });
+    if (!plan.first_values(l).empty()) take(0);
     plan.accumulator_heads = std::max(plan.accumulator_heads, plan.num_shared(l));
   }
   plan.num_accumulators = int(busy.size());
 }
 
 // Which gradients begin with = and which continue with +=, in the order of the backward pass: layers downwards, then
-// attentions.
+// attentions and value residuals.
 inline void plan_accumulation(AttentionPlan& plan) {
   PerPart<std::vector<char>> written;
   for (Part part : all_parts) written[part].resize(size_t(plan.num_layers * plan.num_heads));
@@ -172,13 +181,16 @@ inline void plan_accumulation(AttentionPlan& plan) {
     char& is_written = written[part][h.layer * plan.num_heads + h.head];
     return std::exchange(is_written, char(1)) != 0;
   };
-  for (int l = plan.num_layers - 1; l >= 0; l--)
+  plan.first_values_accumulate.resize(size_t(plan.num_layers));
+  for (int l = plan.num_layers - 1; l >= 0; l--) {
     for (PlannedAttention& attention : plan.attentions[l]) {
       for (int head = 0; head < plan.num_heads; head++)
         attention.dq_accumulate = write(Part::q, {attention.map_layer, head});
       for (KVUse& use : attention.uses)
         use.dk_accumulate = write(Part::k, use.k), use.dv_accumulate = write(Part::v, use.v);
     }
+    for (int head : plan.first_values(l)) plan.first_values_accumulate[l].push_back(write(Part::v, {0, head}));
+  }
 }
 
 // With keep_dead, every layer projects all heads, as the paper's code does. Layers that share parameters project the
@@ -197,6 +209,9 @@ inline AttentionPlan make_attention_plan(const ModelConfig& c, bool keep_dead = 
       for_each_head(attention,
                     [&](Part part, const ProjectedHead& head) { highest_use[part][head.layer * h + head.head] = l; });
   }
+  for (int l = 1; l < L && plan.table.value_residual; l++)
+    for (int i = 0; i < plan.table.num_kv_heads; i++)
+      if (int& use = highest_use[Part::v][i]; keep_dead || highest_use[Part::v][l * h + i] >= 0) use = std::max(use, l);
   for (Part part : all_parts) {
     const int stored = plan.table.stored_layers;
     std::vector<char> is_used(size_t(stored * h), 0);  // in any of the layers with the same parameters

@@ -17,6 +17,7 @@ struct AttentionActs {
   floatX* qkv = nullptr;  // (N, QKV): q | k | v of the projected heads. Null where k and v are kept but q is not:
   floatX *q = nullptr, *kv = nullptr;  //   then q (N, C) and kv (N, QKV - C) are tensors of their own
   floatX* kv_cache = nullptr;          // (slots, capacity, QKV - C): in generation
+  floatX* values = nullptr;            // (N, their width): of `vres` in training, a v + b v_0; else null
   floatX* att = nullptr;               // (N, C): the heads' outputs
   // Of `qknorm`, in training: (N, projected heads of q, or of q and k that are one tensor), (rows of k, those of k).
   float *q_rstd = nullptr, *k_rstd = nullptr;
@@ -35,5 +36,6 @@ struct Binding {
   const AttentionPlan& plan() const { return shape.attention_plan; }
   int64_t head_size() const { return shape.config.head_size(); }
   int64_t q_width(int l) const { return int64_t(plan().projected[Part::q][l].size()) * head_size(); }
+  int64_t v_width(int l) const { return int64_t(plan().projected[Part::v][l].size()) * head_size(); }
   int64_t QKV(int l) const { return qkv_rows(shape.config, plan(), l); }
 };

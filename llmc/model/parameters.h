@@ -21,6 +21,7 @@ struct AttentionParams {
   T *gatew = nullptr, *gateb = nullptr;  // (C), (1): of `gate`, from layer 1 on; else null
   T* relativew = nullptr;                // (C, C): W of `relative`; else null, and so are:
   T *relativeu = nullptr, *relativev = nullptr;  // (h, hs): u and v
+  T* value_mix = nullptr;                        // (2): a and b of `vres`, from layer 1 on; else null
   T *projw = nullptr, *projb = nullptr;          // (C, C), (C)
   const float* rotations = nullptr;              // (h, rounds, hs, buckets / 2): of `lsh`, a constant; else null
 };
@@ -253,6 +254,11 @@ void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const Atte
     b.linear_of_rows(attention.qkvw, attention.qkvb, h + "attn.c_attn", C, full_qkv_rows(c, plan, l), matrix_rows,
                      full_qkv_size(c, plan), weight_std);
     if (has_map_gate(plan, l)) b.linear(attention.gatew, attention.gateb, h + "attn.map_gate", C, 1, weight_std);
+    if (plan.table.value_residual && l > 0) {
+      ParameterSpec spec;
+      spec.ones = {0};
+      b.add(attention.value_mix, h + "attn.value_mix", {2}, std::move(spec));
+    }
     if (plan.table.relative) {
       b.matrix(attention.relativew, h + "attn.relative.weight", C, C, weight_std);
       b.embedding(attention.relativeu, h + "attn.relative.u", c.num_heads, c.head_size(), 0, weight_std);

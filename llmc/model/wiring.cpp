@@ -189,7 +189,7 @@ std::string wiring_help() {
   const struct {
     const char* name;
     unsigned features;
-  } groups[] = {{"whose K/V", Feature::sources | Feature::kv_heads},
+  } groups[] = {{"whose K/V", Feature::sources | Feature::kv_heads | Feature::values},
                 {"which keys",
                  Feature::windows | Feature::patterns | Feature::top_keys | Feature::documents | Feature::hashing},
                 {"whose attention map", Feature::maps},

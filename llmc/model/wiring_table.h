@@ -40,8 +40,9 @@ struct WiringTable {
   bool has_cycles = false;  // of so many layers, and something is added before each: `universal`
   double halting = 0;       // the eps of `act`; 0: tokens do not halt
   double ponder_cost = 0;
-  bool rmsnorm = false;  // norms take no mean and have no bias
-  bool qknorm = false;   // q and k of each head are divided by their root mean square
+  bool rmsnorm = false;         // norms take no mean and have no bias
+  bool qknorm = false;          // q and k of each head are divided by their root mean square
+  bool value_residual = false;  // from layer 1 on values are mixed with what layer 0 projected
   Activation activation = Activation::gelu;
   int hidden_units = 0;                 // of an MLP; 0: as many as hidden_size says
   bool untied = false;                  // the output head has a weight of its own

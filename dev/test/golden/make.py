@@ -62,6 +62,7 @@ class Wiring:
         self.activation = lambda x: F.gelu(x, approximate="tanh")   # of MLPs
         self.gated, self.hidden = 1, lambda C: 4 * C                # of MLPs: products of each hidden unit; the units
         self.qknorm = False
+        self.vres = False
         self.head = "wte.weight"
         self.cap = lambda logits: logits
         self.gru = False                                            # whether sublayers join the stream in gates
@@ -215,6 +216,10 @@ class Wiring:
         """q and k of each head are divided by sqrt(mean(x^2) + 1e-6)."""
         self.qknorm = True
 
+    def term_vres(self):
+        """From layer 1 on v is a v + b v_0, v_0 what layer 0 projected."""
+        self.vres = True
+
     # ---- MLPs and the output head ------------------------------------------------------------------------------------
 
     def term_relu2(self):
@@ -313,6 +318,8 @@ ALL = {  # name: (wiring, options)
     "rmsnorm": ("rmsnorm", {}),
     "qknorm": ("qknorm", {}),
     "qknorm_of_memory": ("qknorm memory(20) rope sla(1,2) gqa(2)", {"accumulate": 2}),
+    "vres": ("vres", {}),
+    "vres_of_sources": ("vres rope gqa(2) sla(2,2) also(1,1)", {"accumulate": 2}),
     "relu2": ("relu2", {}),
     "swiglu": ("swiglu", {}),
     "softcap": ("softcap(0.5)", {}),
@@ -365,6 +372,8 @@ def tensors_of(config, wiring):
             tensors.append((f"h.{l}.attn.rotations", rotations, 0, 1))
         if wiring.mix == "gate" and l > 0:
             linear(f"h.{l}.attn.map_gate", C, 1, 0.3)
+        if wiring.vres and l > 0:
+            tensors.append((f"h.{l}.attn.value_mix", (2,), 0.7, 0.3))
         if wiring.relative:
             tensors.append((f"h.{l}.attn.relative.weight", (C, C), 0, 0.15))
             of_heads = (config["n_head"], C // config["n_head"])
@@ -493,6 +502,9 @@ class Model:
             q, k = self.rotate(q), self.rotate(k)
         if wiring.hashes:
             k = q / q.norm(dim=3, keepdim=True)
+        if wiring.vres and l > 0:
+            a, b = self.w[self.of_layer(l, "attn.value_mix")]
+            v = a * v + b * self.v[0]
         self.k.append(k)
         self.v.append(v)
         own = [self.own_map(l, i, q[:, i, -queries:]) for i in range(h)]

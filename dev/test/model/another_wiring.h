@@ -229,6 +229,23 @@ TEST(AnotherWiring, HasNewGatesOfTheResidualStream) {
   Rewired(four_layers("gru"), "plain").check();
 }
 
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parameters.h: `spec.ones = {0}` -> `spec.ones = {0, 1}`
+TEST(AnotherWiring, BeginsWithTheValuesThatLayersHad) {
+  for (const auto& [before, now] : {std::pair("plain", "vres"), {"sla(2,3)", "vres sla(2,3)"}}) {
+    Rewired mixing(four_layers(before), now);
+    EXPECT_EQ(mixing.expected.at("h.1.attn.value_mix").data, (std::vector<double>{1, 0}));
+    mixing.check();
+    auto trained = make_model(mixing.before, 1, mixing.T);
+    set_weights(*trained, mixing.trained);
+    const auto inputs = random_tokens(mixing.T, 61, 1), targets = random_tokens(mixing.T, 61, 2);
+    gpt2_forward(*trained, inputs.data(), {1, mixing.T});
+    gpt2_loss(*trained, targets.data(), {1, mixing.T}, mixing.T);
+    EXPECT_TRUE(
+        same_bits(to_floats(mixing.model->acts.losses, inputs.size()), to_floats(trained->acts.losses, inputs.size())));
+  }
+  Rewired(four_layers("vres"), "plain").check();
+}
+
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/change_wiring.h: `if (keeps_constants) store(` -> `store(`
 TEST(AnotherWiring, KeepsRotationsOfTheSameBuckets) {
   for (const char* wiring : {"lsh(4,2) reversible", "lsh(8,1)"}) {

@@ -107,6 +107,9 @@ struct RandomCase {
     if (parts.one_in(4)) terms.push_back(format("softcap(0.%d)", parts(1, 9)));
     if (!has_memory && none_begins_with(terms, {"lsh"}) && Draw{seed + 3000}.one_in(4)) terms.push_back("documents");
     take_keys_or_values_alone(Draw{seed + 4000}, terms, L, h);
+    if (!moves_maps && Draw{seed + 5000}.one_in(3) &&
+        none_begins_with(terms, {"relative", "memory", "universal", "gru", "lsh", "reversible"}))
+      terms.push_back("vres");
     for (const std::string& term : terms) wiring += (wiring.empty() ? "" : " ") + term;
     if (terms.empty()) wiring = "plain";
     const WiringTable table = wiring_table(parse_wiring(wiring), L, h);
@@ -189,6 +192,9 @@ const char* const every_term[] = {"plain",
                                   "rmsnorm reversible sla(1,2) rope",
                                   "qknorm",
                                   "qknorm rope gqa(2) sla(2,3) window(9,SL)",
+                                  "vres",
+                                  "vres rope gqa(2) sla(2,3) also(1,1)",
+                                  "vres sla(1,1:2,k) share(2,v)",
                                   "relu2 gqa(2)",
                                   "swiglu gate",
                                   "softcap(0.5)",

@@ -87,12 +87,14 @@ inline bool is_of_gate(const std::string& name) {
 // alone hand on to ln_1 and c_attn where it projects no v, come from inner products of dout with values, which are
 // almost orthogonal to it, so that the rounding errors of dout, all bf16, weigh several times as much. With v of its
 // own, a layer's c_attn and ln_1 have gradients in which that does not show, unless `qknorm` divides those of q and k
-// by the root mean square of a head, which is about an eighth here. What comes through the gates of `gru` has been
-// rounded several times on its way. In fp32 a map's gate in a layer of a single head shows it, and what comes through
-// both.
+// by the root mean square of a head, which is about an eighth here. The shares of `vres` are such products too: of 320
+// models as small as these they were off by 0.6 % (median), 3.3 % at most. What comes through the gates of `gru` has
+// been rounded several times on its way. In fp32 a map's gate in a layer of a single head shows it, and what comes
+// through both.
 inline double tolerance_of(const GPT2& model, const std::string& name) {
   const AttentionPlan& plan = model.attention_plan;
-  const bool is_of_scores = name.find("relative") != std::string::npos || is_of_gate(name);
+  const bool is_of_scores =
+      name.find("relative") != std::string::npos || name.find("value_mix") != std::string::npos || is_of_gate(name);
   if (!is_bf16) return is_of_scores && (is_of_gate(name) || plan.table.gru) ? 4e-5 : tensor_tolerance;
   if (is_of_scores) return 4e-2;
   if (name.compare(0, 2, "h.") != 0) return tensor_tolerance;
@@ -106,6 +108,9 @@ inline double tolerance_of(const GPT2& model, const std::string& name) {
 // Compares the model's gradients, times `weight`, with the reference's.
 inline void expect_gradients(const GPT2& model, const DoubleTensors& grads, double weight = 1) {
   const double norm = reference::global_norm(grads);
+  // All layers' shares are one tensor: terms cancel in a layer's two numbers, of which little may be left.
+  std::vector<float> mixes;
+  std::vector<double> expected_mixes;
   // A gradient that is zero, as that of q where each query sees one key, has rounding errors.
   for (int i = 0; i < model.num_tensors(); i++) {
     const std::string& name = model.tensor(i).name;
@@ -119,8 +124,14 @@ inline void expect_gradients(const GPT2& model, const DoubleTensors& grads, doub
       expected.insert(expected.end(), expected_bias.begin(), expected_bias.end());
     }
     for (float& x : grad) x = float(x * weight);
-    EXPECT_LE(relative_error(grad, expected, norm), tolerance_of(model, name)) << name;
+    if (name.find("value_mix") != std::string::npos) {
+      mixes.insert(mixes.end(), grad.begin(), grad.end());
+      expected_mixes.insert(expected_mixes.end(), expected.begin(), expected.end());
+    } else {
+      EXPECT_LE(relative_error(grad, expected, norm), tolerance_of(model, name)) << name;
+    }
   }
+  EXPECT_LE(relative_error(mixes, expected_mixes, norm), tolerance_of(model, "value_mix"));
 }
 
 inline void expect_equal_to_reference(const GraphCase& c, int recompute, bool keep_dead_kv = false) {
@@ -167,6 +178,12 @@ TEST(LONG_ON_EMU(Reversible), HasTheGradientsOfWhatKeepsEverything48LayersDeep) 
 }
 
 // BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `double(B) * T * double(num_micro_batches)` -> `double(B) * T`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/attention_branch.h: `accumulate = plan.first_values` ->
+//   `accumulate = b.layer > 1 && plan.first_values`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/attention_branch.h: `acts.values != nullptr && part == Part::v`
+//   -> `acts.values != nullptr && part == Part::v && binding.shape.training && h.layer != 1`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/attention_branch.h: `projected_place(binding, Part::v, first_head)`
+//   -> `projected_place(binding, Part::v, own)`
 TEST_P(Graph, HasTheLossesAndGradientsOfTheReference) { expect_equal_to_reference(GetParam(), 0); }
 TEST_P(Graph, HasThemWhenBlocksAreComputedAgain) { expect_equal_to_reference(GetParam(), 3); }
 TEST_P(GraphVariants, HaveThemWhenDeadRowsAreKept) { expect_equal_to_reference(GetParam(), 0, /*keep_dead_kv=*/true); }
@@ -251,6 +268,11 @@ const std::vector<GraphCase> graph_cases =
      {"normed_queries_of_memory", 4, 4, 32, 61, 40, "qknorm rope memory(20) sla(2,2)", true, 2, 33, 4},
      {"normed_queries_of_reused_maps", 4, 4, 32, 61, 40, "qknorm reuse(2)", true, 2, 33, 1},
      {"normed_queries_of_reversible_layers", 4, 4, 32, 61, 40, "qknorm reversible sla(2,3) rope", true, 2, 33, 1},
+     {"mixed_values", 3, 4, 32, 61, 40, "vres", true, 2, 33, 3},
+     {"mixed_values_of_shared_keys", 5, 4, 32, 61, 40, "vres rope sla(2,2) sla(1,0:1) gqa(2)", true, 2, 33, 1},
+     {"mixed_values_of_several_sources", 4, 4, 32, 61, 40, "vres also(1,2) qknorm window(9,SL)", false, 2, 33, 1},
+     {"mixed_values_without_their_keys", 5, 4, 32, 61, 40, "vres sla(1,2,k) sla(2,1:3,v)", true, 2, 33, 1},
+     {"mixed_values_of_scattered_heads", 4, 4, 32, 61, 40, "vres sla(1,1:2) documents", true, 2, 33, 2},
      {"gated_units", 3, 4, 32, 61, 40, "swiglu", true, 2, 33, 3},
      {"gated_units_of_gated_maps", 3, 4, 32, 61, 40, "swiglu(24) gate", false, 2, 33, 1},
      {"capped_logits", 3, 4, 32, 61, 40, "softcap(0.3)", true, 2, 33, 3},

@@ -83,7 +83,8 @@ template <class Real>
 struct LayerCache {
   Norm<Real> ln_1;  // (B, K, ...)   of the memory's rows and the segment's
   Array<Real> qkv;  // (B, K, C + 2 g hs)  what this layer projects, for itself and higher layers; with `lsh` q and v
-  Array<Real> mix;  // (B, T)        a of `blend` and `gate`; empty where the layer's map is its own
+  Array<Real> projected;  // (B, K, C + 2 g hs)  with `vres` qkv as it was projected; else empty
+  Array<Real> mix;        // (B, T)        a of `blend` and `gate`; empty where the layer's map is its own
   Distances<Real> distances;
   Array<Real> rotations;               // (h, rounds, hs, buckets / 2) of `lsh`; empty without it
   HeadBuckets buckets;                 // of `lsh`
@@ -126,6 +127,33 @@ inline HeadColumns head_columns(const ModelConfig& config, int head) {
   const int64_t kv_head = head * g / config.num_heads;
   if (find_term<LshTerm>(config)) return {head * hs, head * hs, C + head * hs};
   return {head * hs, C + kv_head * hs, C + g * hs + kv_head * hs};
+}
+
+// `vres`: layer l's v, of the qkv that it projected, becomes a v + b v_0, v_0 being layer 0's. Widths of a row: C + 2
+// w, of which the last w columns are v.
+template <class Real>
+void mix_values(const Tensors<Real>& params, const std::string& name, std::vector<LayerCache<Real>>& layers, int l,
+                int64_t C, int64_t w) {
+  const std::vector<Real>& ab = params.at(name).data;
+  layers[l].projected = layers[l].qkv;
+  for (int64_t i = 0; i < int64_t(layers[l].qkv.size()); i++)
+    if (i % (C + 2 * w) >= C + w) layers[l].qkv[i] = ab[0] * layers[l].projected[i] + ab[1] * layers[0].qkv[i];
+}
+
+// The gradients of a and b, and d_first, that of what layer 0 projected, are +=; d becomes that of what layer l did.
+template <class Real>
+void mix_values_backward(const Tensors<Real>& params, const std::string& name,
+                         const std::vector<LayerCache<Real>>& layers, int l, int64_t C, int64_t w, Array<Real>& d,
+                         Array<Real>& d_first, Tensors<Real>& grads) {
+  const std::vector<Real>& ab = params.at(name).data;
+  std::vector<Real>& d_ab = grads.at(name).data;
+  for (int64_t i = 0; i < int64_t(d.size()); i++) {
+    if (i % (C + 2 * w) < C + w) continue;
+    d_ab[0] += d[i] * layers[l].projected[i];
+    d_ab[1] += d[i] * layers[0].qkv[i];
+    d_first[i] += ab[1] * d[i];
+    d[i] *= ab[0];
+  }
 }
 
 // Fills layer l's `heads` and `heads_out`, and `buckets` unless they are there; its `qkv`, `mix`, `distances` and
@@ -225,6 +253,8 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
     remembered[l] = last_rows(extended, B, kept, C);
     layer.ln_1 = norm_of(config, params, h + ".ln_1", extended);
     layer.qkv = linear(params, h + ".attn.c_attn", layer.ln_1.out);
+    if (l > 0 && find_term<VresTerm>(config))
+      mix_values(params, h + ".attn.value_mix", acts.layers, l, C, num_kv_heads(config) * config.head_size());
     if (l > 0 && find_term<BlendTerm>(config)) layer.mix.assign(N, Real(find_term<BlendTerm>(config)->share));
     if (l > 0 && find_term<GateTerm>(config)) layer.mix = sigmoid(linear(params, h + ".attn.map_gate", layer.ln_1.out));
     if (find_term<RelativeTerm>(config))
@@ -407,6 +437,9 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
       add_into(grads.at(h + ".attn.relative.u").data, own.d_distances.u);
       add_into(grads.at(h + ".attn.relative.v").data, own.d_distances.v);
     }
+    if (l > 0 && find_term<VresTerm>(config))
+      mix_values_backward(params, h + ".attn.value_mix", cache.layers, l, C, num_kv_heads(config) * config.head_size(),
+                          shared.d_qkv[l], shared.d_qkv[0], grads);
     Array<Real> d_ln_1 = linear_backward(params, h + ".attn.c_attn", layer.ln_1.out, shared.d_qkv[l], grads);
     if (l > 0 && find_term<GateTerm>(config)) {
       const Array<Real> d_gate = sigmoid_backward(layer.mix, own.d_mix);

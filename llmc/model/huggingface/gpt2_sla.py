@@ -22,8 +22,8 @@ from torch import nn
 TERMS = {"plain": (0, 0), "sla": (2, 3), "also": (2, 2), "share": (1, 2), "layers": (1, 1), "gqa": (1, 1),
          "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "documents": (0, 0),
          "reuse": (1, 1), "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1),
-         "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "qknorm": (0, 0), "relu2": (0, 0), "swiglu": (0, 1),
-         "softcap": (1, 1), "untied": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
+         "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "qknorm": (0, 0), "vres": (0, 0), "relu2": (0, 0),
+         "swiglu": (0, 1), "softcap": (1, 1), "untied": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
 
 
 def term_of(text, term):
@@ -54,6 +54,7 @@ class Wiring:
         self.rmsnorm, self.activation, self.softcap, self.untied = False, "gelu", None, False
         self.hidden_units = None  # of swiglu
         self.qknorm = False
+        self.vres = False
         self.gru = False
         self.hashes = None  # of lsh: (buckets, rounds)
         self.reversible = False
@@ -122,6 +123,8 @@ class Wiring:
             self.rmsnorm = True
         elif name == "qknorm":
             self.qknorm = True
+        elif name == "vres":
+            self.vres = True
         elif name == "relu2":
             self.activation = "relu2"
         elif name == "swiglu":
@@ -315,6 +318,7 @@ class Attention(nn.Module):
         self.c_attn = Conv1D(channels, sum(self.widths), bias)
         self.c_proj = Conv1D(channels, channels, bias)
         self.map_gate = Conv1D(channels, 1, bias) if wiring.gate and stored_layer > 0 else None
+        self.value_mix = nn.Parameter(torch.tensor([1.0, 0.0])) if wiring.vres and stored_layer > 0 else None
         self.relative = RelativePositions(self.heads, channels) if wiring.relative else None
         if wiring.hashes:
             buckets, rounds = wiring.hashes
@@ -332,6 +336,9 @@ class Attention(nn.Module):
             q, k = (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6) for y in (q, k))
         if self.wiring.rope is not None:
             q, k = (rotated(y, positions.queries, self.wiring.rope) for y in (q, k))
+        if self.value_mix is not None:
+            first = projected[0][1][:, ::self.heads // self.wiring.num_kv_heads, -T:]
+            v = self.value_mix[0] * v + self.value_mix[1] * first
         if cache is not None:
             k, v = cache.update(k, v, layer)
             if k.shape[2] != positions.keys.shape[1]:

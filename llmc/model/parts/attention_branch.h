@@ -13,6 +13,7 @@
 #include "norm.h"
 #include "relative_attention.h"
 #include "segment_memory.h"
+#include "value_residual.h"
 
 // A matmul from the norm to q, k and v, or to a part of them: out (N, OC) = in weight^T + bias. With `memory` k
 // and v have rows for that too.
@@ -61,9 +62,10 @@ struct AttentionBranch {
   std::vector<Rotation> rotations;      // rotary positions and norms of q and k; without either none
   std::optional<RelativeAttention> relative;
   std::optional<MixedMaps> mixed_maps;  // of `blend` and `gate`
-  std::optional<StoreKV> store_kv;      // in generation, if the layer projects any k or v
-  const KVCache* cache = nullptr;       // in generation; else null
-  const KeyRows* sequences = nullptr;   // (slots): in generation, where the keys of each part's sequence lie
+  std::optional<ValueResidual> value_residual;
+  std::optional<StoreKV> store_kv;     // in generation, if the layer projects any k or v
+  const KVCache* cache = nullptr;      // in generation; else null
+  const KeyRows* sequences = nullptr;  // (slots): in generation, where the keys of each part's sequence lie
   // attentions_of_slot[slot of the cache] in generation, attentions_of_slot[0] for all sequences in training: one
   // attention, or one for each attention map whose output is summed.
   std::vector<std::vector<LayerAttention>> attentions_of_slot;
@@ -82,6 +84,7 @@ inline AttentionBranch make_attention(const AttentionPlan& plan, int l, bool is_
   if (plan.table.memory > 0 && projects_kv && !is_generation) b.memory.emplace();
   if (plan.table.relative) b.relative.emplace();
   if (plan.table.mix != WiringTable::Mix::none) b.mixed_maps.emplace();
+  if (!plan.first_values(l).empty()) b.value_residual.emplace();
   return b;
 }
 
@@ -124,10 +127,11 @@ inline void declare(AttentionBranch& b, ActivationList& list) {
   const int64_t N = shape.rows, C = shape.config.channels, h = shape.config.num_heads;
   const int64_t QKV = qkv_rows(shape.config, plan, b.layer);
   const int64_t q = int64_t(plan.projected[Part::q][b.layer].size()) * shape.config.head_size();
-  const bool q_is_shared = !plan.shared[Part::q][b.layer].empty();
+  // By other layers, of the tokens that are computed.
+  const bool qkv_is_used = !plan.shared[Part::q][b.layer].empty() || (plan.table.value_residual && b.layer == 0);
   constexpr Recompute kept = Recompute::above_all_levels;
   if (shape.generation) {
-    if (q_is_shared) list.add(MemoryGroup::activations, "qkv of shared q", acts.qkv, {N, QKV});
+    if (qkv_is_used) list.add(MemoryGroup::activations, "qkv that other layers use", acts.qkv, {N, QKV});
     else list.of_sublayer(Recompute::block, "qkv", acts.qkv, {N, full_qkv_size(shape.config, plan)});
     list.add(MemoryGroup::kv_cache, "kv", acts.kv_cache,
              {shape.generation->slots, shape.generation->capacity(b.layer), QKV - q});
@@ -137,6 +141,11 @@ inline void declare(AttentionBranch& b, ActivationList& list) {
     if (q > 0) list.of_sublayer(Recompute::block, "q", acts.q, {N, q});
     if (keeps_kv(plan, b.layer)) list.of_sublayer(kept, "kv", acts.kv, {key_rows(shape), QKV - q});
     else list.of_all_sublayers("kv of one layer", acts.kv, {N, full_qkv_size(shape.config, plan) - C});
+  }
+  if (b.value_residual && shape.training) {
+    const int64_t hs = shape.config.head_size(), width = int64_t(plan.projected[Part::v][b.layer].size()) * hs;
+    if (keeps_values(*shape.training, plan, b.layer)) list.of_sublayer(kept, "values", acts.values, {N, width});
+    else list.of_all_sublayers("values of one layer", acts.values, {N, plan.table.num_kv_heads * hs});
   }
   if (plan.table.qknorm && shape.training) declare_head_norms(b, list);
   if (b.memory) declare(*b.memory, list);
@@ -154,20 +163,29 @@ inline void declare(AttentionBranch& b, ActivationList& list) {
 // ----------------------------------------------------------------------------
 // Pointers
 
-// The place of a projected head: `x` points to its first element. For k and v in the cache that is the first row of the
-// sequence in `slot`.
+// The place of a head: `x` points to its first element.
 struct HeadPlace {
   floatX* x;
   int64_t stride;
 };
+// Where its layer has projected it to; in generation, of the new tokens.
+inline HeadPlace projected_place(const Binding& binding, Part part, const ProjectedHead& h) {
+  const AttentionActs& acts = *binding.attention_acts[h.layer];
+  const int64_t QKV = binding.QKV(h.layer), q = binding.q_width(h.layer);
+  const int64_t column = binding.plan().projected_index(part, h) * binding.head_size();
+  if (acts.qkv != nullptr) return {acts.qkv + column, QKV};
+  return part == Part::q ? HeadPlace{acts.q + column, q} : HeadPlace{acts.kv + column - q, QKV - q};
+}
+// Where attention finds it. For k and v in the cache that is the first row of the sequence in `slot`.
 inline HeadPlace head_place(const Binding& binding, Part part, const ProjectedHead& h, int slot) {
   const AttentionActs& acts = *binding.attention_acts[h.layer];
   const int64_t QKV = binding.QKV(h.layer), q = binding.q_width(h.layer);
   const int64_t column = binding.plan().projected_index(part, h) * binding.head_size();
   if (acts.kv_cache != nullptr && part != Part::q)
     return {acts.kv_cache + slot * binding.shape.generation->capacity(h.layer) * (QKV - q) + column - q, QKV - q};
-  if (acts.qkv != nullptr) return {acts.qkv + column, QKV};
-  return part == Part::q ? HeadPlace{acts.q + column, q} : HeadPlace{acts.kv + column - q, QKV - q};
+  if (acts.values != nullptr && part == Part::v)
+    return {acts.values + column - (QKV - binding.v_width(h.layer)), binding.v_width(h.layer)};
+  return projected_place(binding, part, h);
 }
 
 // The place of a head's gradient among those of its layer.
@@ -286,6 +304,29 @@ inline void bind_rotations(AttentionBranch& b, const Binding& binding) {
   }
 }
 
+// Binds the value residual of b's layer. In generation its sum takes the place of what was projected.
+inline void bind_value_residual(AttentionBranch& b, const Binding& binding) {
+  const AttentionPlan& plan = binding.plan();
+  ValueResidual& r = *b.value_residual;
+  const std::vector<int> heads = plan.first_values(b.layer);
+  const int64_t hs = binding.head_size();
+  r.weights = b.w.value_mix, r.dweights = b.g.value_mix, r.scratch = binding.acts.value_mix_scratch;
+  r.is_kept = binding.shape.training && keeps_values(*binding.shape.training, plan, b.layer);
+  for (size_t i = 0; i < heads.size(); i++) {
+    const ProjectedHead own = {b.layer, heads[i]}, first_head = {0, heads[i]};
+    const HeadPlace v = projected_place(binding, Part::v, own), first = projected_place(binding, Part::v, first_head);
+    const HeadPlace out = b.acts.values != nullptr ? head_place(binding, Part::v, own, 0) : v;
+    const HeadPlace d = binding.shape.training ? own_gradient_place(binding, Part::v, own) : HeadPlace{nullptr, 0};
+    const HeadPlace dfirst = gradient_place(binding, b.layer, Part::v, first_head);
+    const bool accumulate = plan.first_values_accumulate[b.layer][i] != 0;
+    // A layer's heads are neighbours, and so are all heads of layer 0, in its accumulator as well.
+    if (i > 0 && heads[i - 1] == heads[i] - 1 && r.mixes.back().accumulate == accumulate) r.mixes.back().width += hs;
+    else
+      r.mixes.push_back({v.x, first.x, out.x, v.stride, first.stride, out.stride, hs, d.x, dfirst.x, d.stride,
+                         dfirst.stride, accumulate});
+  }
+}
+
 // Binds how k and v come into the cache, and where attention finds them.
 inline void bind_cache(AttentionBranch& b, const Binding& binding) {
   const KVCachePlan& cache = *binding.shape.generation;
@@ -325,6 +366,7 @@ inline void bind_branch(AttentionBranch& b, const LayerParams<floatX>& w, const 
     project(b.acts.kv, q, b.QKV - q, keeps_kv(binding.plan(), b.layer), b.memory ? &*b.memory : nullptr);
   }
   bind_rotations(b, binding);
+  if (b.value_residual) bind_value_residual(b, binding);
   if (binding.shape.generation) bind_cache(b, binding);
   for (int slot = 0; slot < (binding.shape.generation ? binding.shape.generation->slots : 1); slot++) {
     b.attentions_of_slot.emplace_back();
@@ -388,6 +430,7 @@ inline void project_qkv(const AttentionBranch& b, const Batch& batch, bool kv_is
     if (r.norm) norm_heads(r.heads, r.norm->rstd, positions_of(r, batch), rows_of(r, batch));
     else rotate(r.heads, positions_of(r, batch), rows_of(r, batch));
   }
+  if (b.value_residual && !is_done(*b.value_residual)) value_residual_forward(*b.value_residual, batch.rows());
   if (b.relative) relative_forward(*b.relative, batch);
   if (b.store_kv) copy_rows(b.store_kv->copy, batch.rows());
 }
@@ -516,6 +559,7 @@ inline void branch_backward(const AttentionBranch& b, const floatX* dout, const 
   if (b.mixed_maps) attend_by_maps_backward(b, *b.mixed_maps, batch);
   else attention_backward(attention_args(b, 0, batch));
   if (b.relative) relative_backward(*b.relative, batch);
+  if (b.value_residual) value_residual_backward(*b.value_residual, batch.rows());
   project_qkv_backward(b, batch);
   if (b.mixed_maps) map_gate_backward(b, *b.mixed_maps, batch);
 }

@@ -29,9 +29,10 @@
 #include "topk.h"
 #include "universal.h"
 #include "untied.h"
+#include "vres.h"
 #include "window.h"
 
-using WiringTerm = std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, WindowTerm, StridedTerm,
-                                FixedTerm, TopkTerm, DocumentsTerm, ReuseTerm, BlendTerm, GateTerm, RopeTerm,
-                                RelativeTerm, MemoryTerm, UniversalTerm, ActTerm, RmsnormTerm, QknormTerm, Relu2Term,
-                                SwigluTerm, UntiedTerm, SoftcapTerm, GruTerm, LshTerm, ReversibleTerm>;
+using WiringTerm = std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, VresTerm, WindowTerm,
+                                StridedTerm, FixedTerm, TopkTerm, DocumentsTerm, ReuseTerm, BlendTerm, GateTerm,
+                                RopeTerm, RelativeTerm, MemoryTerm, UniversalTerm, ActTerm, RmsnormTerm, QknormTerm,
+                                Relu2Term, SwigluTerm, UntiedTerm, SoftcapTerm, GruTerm, LshTerm, ReversibleTerm>;
