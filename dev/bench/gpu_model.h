@@ -259,7 +259,7 @@ struct InstructionCounts {
   static constexpr double gelu_forward = 130, gelu_backward = 229, classifier = 255, caps = 330, layernorm_forward = 90,
                           layernorm_backward = 270, bias_backward = 21, adamw = 230, sum_of_squares = 44,
                           embedding = 52, comparison = 20, copy = 20, relu2 = 40, norm_heads = 110, mix_values = 60,
-                          swiglu_forward = 130, swiglu_backward = 220, rotary = 60;
+                          mix_heads = 20, swiglu_forward = 130, swiglu_backward = 220, rotary = 60;
 };
 
 // The operations of a training step of one micro-batch, in their order: what gpt2_forward_backward and gpt2_update
@@ -390,6 +390,9 @@ class StepModel {
     else if (plan.table.rope > 0) rotate("rotate", l, all ? rotated_channels(l) : none ? 0 : q);
     if (!plan.first_values(l).empty() && !(again && keeps_values(*model.training, plan, l)))
       add("mix_values", l, {mix_of_values("mix_values", l, 3, 1)});
+    if (has_router(plan, l) && qkv_rows(model.config, plan, l) > C &&
+        !(again && keeps_routed(*model.training, plan, l)))
+      add("mix_heads", l, {mix_of_heads("mix_heads", l, l + 1)});
     if (plan.table.relative)
       add("relative_forward", l, {matmul_of("distances", relative_distances(model), C, C), relative_queries()});
   }
@@ -397,6 +400,11 @@ class StepModel {
   ModelledPart mix_of_values(const char* name, int l, double tensors, int kernels) const {
     const double width = double(plan.first_values(l).size()) * model.config.head_size();
     return elementwise(name, double(N), width, tensors * x, Counts::mix_values, kernels);
+  }
+  // k and v of the layer are sums over those of as many layers.
+  ModelledPart mix_of_heads(const char* name, int l, int layers) const {
+    const double width = double(qkv_rows(model.config, plan, l) - C), kv = plan.table.num_kv_heads;
+    return elementwise(name, double(N), width, (layers + 1) * x, layers * kv * Counts::mix_heads, 2);
   }
   ModelledPart relative_queries() const {
     return elementwise("relative_queries", double(N), double(C), 3 * x, Counts::copy);
@@ -544,6 +552,10 @@ class StepModel {
     attend(b, l, Pass::backward);
     if (plan.table.relative) relative_backward(l);
     if (!plan.first_values(l).empty()) add("mix_values_backward", l, {mix_of_values("mix_values_backward", l, 5, 2)});
+    if (plan.table.router && qkv_rows(model.config, plan, l) > C) {
+      if (l > 0) add("mix_heads_backward", l, {mix_of_heads("mix_heads_backward", l, l + 1)});
+      add("mix_heads", l, {mix_of_heads("mix_heads", l, model.config.num_layers - std::max(l, 1))});
+    }
     project_qkv_backward(l);
     if (has_map_gate(plan, l))
       add("token_gate_backward", l, {elementwise("token_gate_backward", double(N), double(C), 3 * x, Counts::copy, 2)});

@@ -68,6 +68,7 @@ TEST(Flops, OfAttentionAreThoseOfEachPair) {
                              "rmsnorm",
                              "qknorm",
                              "vres",
+                             "router",
                              "relu2",
                              "swiglu",
                              "untied softcap(15)",
@@ -160,6 +161,8 @@ static const char* const all_terms[] = {"plain",
                                         "qknorm",
                                         "vres",
                                         "vres sla(2,2) gqa(2)",
+                                        "router",
+                                        "router sla(2,2) gqa(2)",
                                         "relu2",
                                         "swiglu",
                                         "swiglu(8)",
@@ -233,7 +236,10 @@ TEST(Parameters, BeginAsInGpt2ForEveryTerm) {
                           : name == "halt.bias"                                               ? 1
                                                                                               : 0;
       EXPECT_EQ(spec.init_mean, mean) << wiring << ": " << name;
-      EXPECT_EQ(spec.ones, ends_with(name, "value_mix") ? std::vector<int64_t>{0} : std::vector<int64_t>{}) << name;
+      const size_t ones = ends_with(name, "value_mix") ? 1
+                          : ends_with(name, "router")  ? c.wiring_table().num_kv_heads
+                                                       : 0;
+      EXPECT_EQ(spec.ones.size(), ones) << name;
     }
   }
 }
@@ -307,8 +313,8 @@ TEST(WiringChange, IsSaidOfEveryNumberOfEveryTerm) {
        {"rope", "memory(8) rope", "memory(9) rope"},
        {"plain", "universal(1)", "universal(2)", "universal(4)"},
        {"universal(1)", "universal(1) act(0.1)", "universal(1) act(0.2)", "universal(1) act(0.1,0.5)"},
-       {"plain", "gru", "reversible", "rmsnorm", "qknorm", "vres", "relu2", "swiglu", "swiglu(64)", "softcap(15)",
-        "softcap(16)", "untied"},
+       {"plain", "gru", "reversible", "rmsnorm", "qknorm", "vres", "router", "relu2", "swiglu", "swiglu(64)",
+        "softcap(15)", "softcap(16)", "untied"},
        {"plain", "lsh(4,2)", "lsh(8,2)", "lsh(4,1)"}};
   for (const std::vector<const char*>& wirings : same_terms)
     for (const char* before : wirings)

@@ -680,6 +680,7 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
                         {"rmsnorm", {"without mean and bias"}},
                         {"qknorm", {"divided by their root mean square"}},
                         {"vres", {"its own and the first layer's"}},
+                        {"router", {"with weights that are learned, of all K/V heads"}},
                         {"relu2", {"MLPs: ReLU squared"}},
                         {"softcap(15)", {"logits: capped at 15"}},
                         {"swiglu(80)", {"MLPs: SwiGLU of 80 hidden units"}},

@@ -55,39 +55,52 @@ TEST(WiringTerms, CombineWithTheseAlone) {
   const std::map<std::string, std::set<std::string>> parts = {{"rmsnorm", {}},       {"qknorm", {"relative", "lsh"}},
                                                               {"relu2", {"swiglu"}}, {"swiglu", {"relu2"}},
                                                               {"untied", {}},        {"softcap", {}}};
-  const std::map<std::string, std::string> combine = {{"sla", "also share layers gqa vres window strided fixed topk "
+  const std::map<std::string, std::string> combine = {{"sla", "also share layers gqa vres router window strided fixed "
+                                                              "topk "
                                                               "documents rope relative memory universal act gru "
                                                               "reversible"},
-                                                      {"also", "sla share layers gqa vres window strided fixed topk "
+                                                      {"also", "sla share layers gqa vres router window strided fixed "
+                                                               "topk "
                                                                "documents rope relative memory universal act gru "
                                                                "reversible"},
-                                                      {"share", "sla also layers gqa vres window strided fixed topk "
+                                                      {"share", "sla also layers gqa vres router window strided fixed "
+                                                                "topk "
                                                                 "documents rope relative memory universal act gru "
                                                                 "reversible"},
-                                                      {"layers", "sla also share gqa vres window strided fixed topk "
+                                                      {"layers", "sla also share gqa vres router window strided fixed "
+                                                                 "topk "
                                                                  "documents rope relative memory universal act gru "
                                                                  "reversible"},
-                                                      {"gqa", "sla also share layers vres window strided fixed topk "
+                                                      {"gqa", "sla also share layers vres router window strided fixed "
+                                                              "topk "
                                                               "documents reuse blend gate rope relative memory "
                                                               "universal act gru reversible"},
+                                                      {"router", "sla also share layers gqa window strided fixed topk "
+                                                                 "documents rope"},
                                                       {"vres", "sla also share layers gqa window strided fixed topk "
                                                                "documents rope"},
-                                                      {"window", "sla also share layers gqa vres strided fixed topk "
+                                                      {"window", "sla also share layers gqa vres router strided fixed "
+                                                                 "topk "
                                                                  "documents reuse blend gate rope relative memory "
                                                                  "universal act gru reversible"},
-                                                      {"strided", "sla also share layers gqa vres window fixed topk "
+                                                      {"strided", "sla also share layers gqa vres router window fixed "
+                                                                  "topk "
                                                                   "documents reuse blend gate rope gru reversible"},
-                                                      {"fixed", "sla also share layers gqa vres window strided topk "
+                                                      {"fixed", "sla also share layers gqa vres router window strided "
+                                                                "topk "
                                                                 "documents reuse blend gate rope gru reversible"},
-                                                      {"topk", "sla also share layers gqa vres window strided fixed "
+                                                      {"topk", "sla also share layers gqa vres router window strided "
+                                                               "fixed "
                                                                "documents reuse blend gate rope gru"},
-                                                      {"documents", "sla also share layers gqa vres window strided "
+                                                      {"documents", "sla also share layers gqa vres router window "
+                                                                    "strided "
                                                                     "fixed topk reuse blend gate rope relative "
                                                                     "universal act gru reversible"},
                                                       {"reuse", "gqa window strided fixed topk documents rope gru"},
                                                       {"blend", "gqa window strided fixed topk documents rope gru"},
                                                       {"gate", "gqa window strided fixed topk documents rope gru"},
-                                                      {"rope", "sla also share layers gqa vres window strided fixed "
+                                                      {"rope", "sla also share layers gqa vres router window strided "
+                                                               "fixed "
                                                                "topk documents reuse blend gate memory universal act "
                                                                "gru reversible"},
                                                       {"relative", "sla also share layers gqa window documents memory "

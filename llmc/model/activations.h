@@ -51,6 +51,7 @@ struct Activations {
   float* layernorm_scratch = nullptr;  // (layernorm_backward_scratch(N, C))
   float* attention_scratch = nullptr;  // (attention_backward_scratch(...))
   float* value_mix_scratch = nullptr;  // (value_mix_scratch(N)): of `vres`
+  float* router_scratch = nullptr;     // (head_mix_partial_sums(N), the most weights of a layer): of `router`
   // num_accumulators of them, each (N, accumulator_heads * hs), with `memory` (B (M + T), ...): dq | dk | dv of a
   // layer's shared heads.
   std::vector<floatX*> accumulators;
@@ -184,6 +185,9 @@ inline void declare_backward_activations(Activations& acts, ActivationList& list
     list.add(backward, "attention_scratch", acts.attention_scratch, {attention_scratch});
   if (plan.table.value_residual)
     list.add(backward, "value_mix_scratch", acts.value_mix_scratch, {value_mix_scratch(N)});
+  if (plan.table.router)
+    list.add(backward, "router_scratch", acts.router_scratch,
+             {head_mix_partial_sums(N), int64_t(plan.table.num_kv_heads) * plan.table.num_kv_heads * c.num_layers});
   acts.accumulators.resize(size_t(plan.num_accumulators));
   for (floatX*& accumulator : acts.accumulators)
     list.add(MemoryGroup::dkv_accumulators, "accumulator", accumulator,

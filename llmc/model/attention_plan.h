@@ -77,7 +77,7 @@ struct AttentionPlan {
     return table.value_residual && l > 0 ? projected[Part::v][l] : std::vector<int>();
   }
   // Heads that are projected although no attention uses them: where the plan was told to keep them, or where another
-  // layer with the same parameters has a use for them.
+  // layer with the same parameters, or a router, has a use for them.
   std::vector<int> unused(Part part, int layer) const;
 
  private:
@@ -212,6 +212,11 @@ inline AttentionPlan make_attention_plan(const ModelConfig& c, bool keep_dead = 
   for (int l = 1; l < L && plan.table.value_residual; l++)
     for (int i = 0; i < plan.table.num_kv_heads; i++)
       if (int& use = highest_use[Part::v][i]; keep_dead || highest_use[Part::v][l * h + i] >= 0) use = std::max(use, l);
+  // Routers use whatever k and v of the layers up to theirs: all below the highest layer whose own are used.
+  PerPart<int> highest_routed = {{-1, -1, -1}};
+  for (Part part : {Part::k, Part::v})
+    for (int i = 0; i < L * h && plan.table.router; i++)
+      if (highest_use[part][i] >= 0) highest_routed[part] = i / h;
   for (Part part : all_parts) {
     const int stored = plan.table.stored_layers;
     std::vector<char> is_used(size_t(stored * h), 0);  // in any of the layers with the same parameters
@@ -220,7 +225,7 @@ inline AttentionPlan make_attention_plan(const ModelConfig& c, bool keep_dead = 
     plan.projected[part].resize(size_t(L)), plan.shared[part].resize(size_t(L));
     for (int l = 0; l < L; l++)
       for (int i = 0; i < plan.heads_of(part); i++) {
-        if (keep_dead || is_used[l % stored * h + i]) plan.projected[part][l].push_back(i);
+        if (keep_dead || is_used[l % stored * h + i] || l <= highest_routed[part]) plan.projected[part][l].push_back(i);
         if (highest_use[part][l * h + i] > l) plan.shared[part][l].push_back(i);
       }
   }

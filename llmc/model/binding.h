@@ -18,7 +18,9 @@ struct AttentionActs {
   floatX *q = nullptr, *kv = nullptr;  //   then q (N, C) and kv (N, QKV - C) are tensors of their own
   floatX* kv_cache = nullptr;          // (slots, capacity, QKV - C): in generation
   floatX* values = nullptr;            // (N, their width): of `vres` in training, a v + b v_0; else null
-  floatX* att = nullptr;               // (N, C): the heads' outputs
+  // (N, QKV - C): of `router`, from layer 1 on, the sums k | v that attention uses, and their gradient; else null
+  floatX *routed = nullptr, *drouted = nullptr;
+  floatX* att = nullptr;  // (N, C): the heads' outputs
   // Of `qknorm`, in training: (N, projected heads of q, or of q and k that are one tensor), (rows of k, those of k).
   float *q_rstd = nullptr, *k_rstd = nullptr;
   float* lse = nullptr;         // (B, h, T)
@@ -31,6 +33,7 @@ struct Binding {
   const ModelShape& shape;
   const Activations& acts;
   const KVCache* cache;  // of generation
+  const Params<floatX>& params;
   std::vector<const AttentionActs*> attention_acts;
 
   const AttentionPlan& plan() const { return shape.attention_plan; }

@@ -22,6 +22,7 @@ struct AttentionParams {
   T* relativew = nullptr;                // (C, C): W of `relative`; else null, and so are:
   T *relativeu = nullptr, *relativev = nullptr;  // (h, hs): u and v
   T* value_mix = nullptr;                        // (2): a and b of `vres`, from layer 1 on; else null
+  T* router = nullptr;                           // (kv, l + 1, kv): R of `router`, from layer 1 on; else null
   T *projw = nullptr, *projb = nullptr;          // (C, C), (C)
   const float* rotations = nullptr;              // (h, rounds, hs, buckets / 2): of `lsh`, a constant; else null
 };
@@ -120,6 +121,9 @@ inline std::vector<int> full_qkv_rows(const ModelConfig& c, const AttentionPlan&
 
 // Whether layer l has the parameters of `gate`.
 inline bool has_map_gate(const AttentionPlan& plan, int l) { return plan.table.mix == WiringTable::Mix::gate && l > 0; }
+
+// Whether the K/V of layer l is a sum of what the layers up to it have projected.
+inline bool has_router(const AttentionPlan& plan, int l) { return plan.table.router && l > 0; }
 
 // Declares parameters one after the other: each call adds a tensor to the table and sets its pointer into an arena of
 // T that starts at `base`, so that neither can be without the other.
@@ -258,6 +262,12 @@ void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const Atte
       ParameterSpec spec;
       spec.ones = {0};
       b.add(attention.value_mix, h + "attn.value_mix", {2}, std::move(spec));
+    }
+    if (has_router(plan, l)) {
+      const int64_t kv = plan.table.num_kv_heads, sources = l + 1;
+      ParameterSpec spec;
+      for (int64_t g = 0; g < kv; g++) spec.ones.push_back((g * sources + l) * kv + g);
+      b.add(attention.router, h + "attn.router", {kv * sources * kv}, std::move(spec));
     }
     if (plan.table.relative) {
       b.matrix(attention.relativew, h + "attn.relative.weight", C, C, weight_std);

@@ -228,7 +228,7 @@ inline const floatX* bind_residual(Sublayer& s, const LayerParams<floatX>& w, co
 // layers, and `cache` is not null.
 inline void bind_sublayers(Sublayers& sublayers, const ModelShape& shape, const Params<floatX>& params,
                            const Params<float>& grads, const Activations& acts, const KVCache* cache) {
-  Binding binding = {shape, acts, cache, {}};
+  Binding binding = {shape, acts, cache, params, {}};
   for (const Sublayer& s : sublayers.list)
     if (const AttentionBranch* branch = attention_of(s)) binding.attention_acts.push_back(&branch->acts);
   const LayerParams<float> none;

@@ -63,6 +63,7 @@ class Wiring:
         self.gated, self.hidden = 1, lambda C: 4 * C                # of MLPs: products of each hidden unit; the units
         self.qknorm = False
         self.vres = False
+        self.router = False
         self.head = "wte.weight"
         self.cap = lambda logits: logits
         self.gru = False                                            # whether sublayers join the stream in gates
@@ -220,6 +221,11 @@ class Wiring:
         """From layer 1 on v is a v + b v_0, v_0 what layer 0 projected."""
         self.vres = True
 
+    def term_router(self):
+        """From layer 1 on head g of k and v is the sum over layers j and heads i of R[g, j, i] times that of layer j,
+        head i, normed and rotated."""
+        self.router = True
+
     # ---- MLPs and the output head ------------------------------------------------------------------------------------
 
     def term_relu2(self):
@@ -319,6 +325,8 @@ ALL = {  # name: (wiring, options)
     "qknorm": ("qknorm", {}),
     "qknorm_of_memory": ("qknorm memory(20) rope sla(1,2) gqa(2)", {"accumulate": 2}),
     "vres": ("vres", {}),
+    "router": ("router gqa(2)", {}),
+    "router_of_normed_keys": ("router qknorm rope sla(2,2) window(9,SL)", {"accumulate": 2}),
     "vres_of_sources": ("vres rope gqa(2) sla(2,2) also(1,1)", {"accumulate": 2}),
     "relu2": ("relu2", {}),
     "swiglu": ("swiglu", {}),
@@ -374,6 +382,8 @@ def tensors_of(config, wiring):
             linear(f"h.{l}.attn.map_gate", C, 1, 0.3)
         if wiring.vres and l > 0:
             tensors.append((f"h.{l}.attn.value_mix", (2,), 0.7, 0.3))
+        if wiring.router and l > 0:
+            tensors.append((f"h.{l}.attn.router", (wiring.kv_heads**2 * (l + 1),), 0, 0.4))
         if wiring.relative:
             tensors.append((f"h.{l}.attn.relative.weight", (C, C), 0, 0.15))
             of_heads = (config["n_head"], C // config["n_head"])
@@ -416,6 +426,7 @@ class Model:
         self.document = (tokens == self.config.get("eos_token_id", -1)).cumsum(1)  # (B, T): which
         x1 = x2 = self.w["wte.weight"][tokens]  # the residual stream, or the two of reversible
         self.k, self.v, self.maps = [], [], []  # of the layers so far
+        self.projected = []                     # of router: (k, v) of each as it was projected
         states = []                             # (B, T, C) after each cycle
         before, self.remembered = self.remembered, []
         for l in range(self.config["n_layer"]):
@@ -505,6 +516,12 @@ class Model:
         if wiring.vres and l > 0:
             a, b = self.w[self.of_layer(l, "attn.value_mix")]
             v = a * v + b * self.v[0]
+        if wiring.router:
+            self.projected.append((k, v))
+        if wiring.router and l > 0:
+            heads = k.shape[1]
+            weights = self.w[self.of_layer(l, "attn.router")].view(heads, l + 1, heads)
+            k, v = (torch.einsum("gji,jbitc->bgtc", weights, torch.stack(of_layers)) for of_layers in zip(*self.projected))
         self.k.append(k)
         self.v.append(v)
         own = [self.own_map(l, i, q[:, i, -queries:]) for i in range(h)]

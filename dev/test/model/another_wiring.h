@@ -230,10 +230,14 @@ TEST(AnotherWiring, HasNewGatesOfTheResidualStream) {
 }
 
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parameters.h: `spec.ones = {0}` -> `spec.ones = {0, 1}`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parameters.h: `(g * sources + l) * kv + g` -> `g * sources * kv + g`
 TEST(AnotherWiring, BeginsWithTheValuesThatLayersHad) {
-  for (const auto& [before, now] : {std::pair("plain", "vres"), {"sla(2,3)", "vres sla(2,3)"}}) {
+  const std::vector<double> router = {0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0,  // of layer 1: (4, 2, 4)
+                                      0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1};
+  for (const auto& [before, now] : {std::pair("plain", "vres"), {"sla(2,3)", "vres sla(2,3)"}, {"plain", "router"}}) {
     Rewired mixing(four_layers(before), now);
-    EXPECT_EQ(mixing.expected.at("h.1.attn.value_mix").data, (std::vector<double>{1, 0}));
+    if (now == std::string("router")) EXPECT_EQ(mixing.expected.at("h.1.attn.router").data, router);
+    else EXPECT_EQ(mixing.expected.at("h.1.attn.value_mix").data, (std::vector<double>{1, 0}));
     mixing.check();
     auto trained = make_model(mixing.before, 1, mixing.T);
     set_weights(*trained, mixing.trained);
@@ -244,6 +248,7 @@ TEST(AnotherWiring, BeginsWithTheValuesThatLayersHad) {
         same_bits(to_floats(mixing.model->acts.losses, inputs.size()), to_floats(trained->acts.losses, inputs.size())));
   }
   Rewired(four_layers("vres"), "plain").check();
+  Rewired(four_layers("router"), "plain").check();
 }
 
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/change_wiring.h: `if (keeps_constants) store(` -> `store(`

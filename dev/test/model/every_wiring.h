@@ -109,7 +109,7 @@ struct RandomCase {
     take_keys_or_values_alone(Draw{seed + 4000}, terms, L, h);
     if (!moves_maps && Draw{seed + 5000}.one_in(3) &&
         none_begins_with(terms, {"relative", "memory", "universal", "gru", "lsh", "reversible"}))
-      terms.push_back("vres");
+      terms.push_back(Draw{seed + 6000}.one_in(2) ? "router" : "vres");
     for (const std::string& term : terms) wiring += (wiring.empty() ? "" : " ") + term;
     if (terms.empty()) wiring = "plain";
     const WiringTable table = wiring_table(parse_wiring(wiring), L, h);
@@ -195,6 +195,8 @@ const char* const every_term[] = {"plain",
                                   "vres",
                                   "vres rope gqa(2) sla(2,3) also(1,1)",
                                   "vres sla(1,1:2,k) share(2,v)",
+                                  "router gqa(2)",
+                                  "router qknorm rope sla(2,3) window(9,SL)",
                                   "relu2 gqa(2)",
                                   "swiglu gate",
                                   "softcap(0.5)",

@@ -54,6 +54,7 @@ inline DoubleTensors random_parameters(const ModelConfig& config, uint64_t seed)
     const bool is_rectified = is_bf16 && config.wiring_table().gru && name.find("c_proj.bias") != std::string::npos;
     for (size_t i = 0; i < tensor.data.size(); i++) {
       double x = weights_std * random_normal(seed, RandomStream::test, tag, i);
+      if (name.find("attn.router") != std::string::npos) x = 0.4 * x / weights_std;
       if (is_rectified) x += x < 0 ? -0.08 : 0.08;
       tensor.data[i] = double(float(floatX(float((is_scale ? 1 : 0) + x))));
     }

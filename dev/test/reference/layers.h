@@ -198,6 +198,7 @@ Tensors<Real> make_parameters(const ModelConfig& config) {
     if (lsh) add(h + ".attn.rotations", {config.num_heads, lsh->rounds, hs, lsh->buckets / 2});
     if (find_term<GateTerm>(config) && l > 0) add_linear(h + ".attn.map_gate", C, 1);
     if (find_term<VresTerm>(config) && l > 0) add(h + ".attn.value_mix", {2});  // a, b
+    if (find_term<RouterTerm>(config) && l > 0) add(h + ".attn.router", {g * (l + 1) * g});  // (g, l + 1, g)
     if (relative) {
       add(h + ".attn.relative.weight", {C, C});
       for (const char* bias : {"u", "v"}) add(h + ".attn.relative." + bias, {config.num_heads, hs});

@@ -83,8 +83,11 @@ template <class Real>
 struct LayerCache {
   Norm<Real> ln_1;  // (B, K, ...)   of the memory's rows and the segment's
   Array<Real> qkv;  // (B, K, C + 2 g hs)  what this layer projects, for itself and higher layers; with `lsh` q and v
-  Array<Real> projected;  // (B, K, C + 2 g hs)  with `vres` qkv as it was projected; else empty
-  Array<Real> mix;        // (B, T)        a of `blend` and `gate`; empty where the layer's map is its own
+  // (B, K, C + 2 g hs)  with `vres` and `router` qkv before what layers below add to it; else empty. With `router` it
+  // has keys after `qknorm`, of which normed_k is what they were.
+  Array<Real> projected;
+  Array<Real> normed_k;  // (B, K, g hs)
+  Array<Real> mix;       // (B, T)        a of `blend` and `gate`; empty where the layer's map is its own
   Distances<Real> distances;
   Array<Real> rotations;               // (h, rounds, hs, buckets / 2) of `lsh`; empty without it
   HeadBuckets buckets;                 // of `lsh`
@@ -156,6 +159,69 @@ void mix_values_backward(const Tensors<Real>& params, const std::string& name,
   }
 }
 
+// Calls visit(row, out, j, in, r) for each element that `router` adds to one of layer l: to column `out` of a row of
+// qkv R[r] times column `in` of the row of what layer j projected. Widths of a row: C + 2 g hs.
+template <class Visit>
+void for_each_routed(int64_t rows, int l, int64_t C, int64_t g, int64_t hs, Visit visit) {
+  for (int64_t row = 0; row < rows; row++)
+    for (int64_t first : {C, C + g * hs})  // of k, of v
+      for (int64_t a = 0; a < g; a++)
+        for (int64_t j = 0; j <= l; j++)
+          for (int64_t b = 0; b < g; b++)
+            for (int64_t c = 0; c < hs; c++)
+              visit(row, first + a * hs + c, j, first + b * hs + c, (a * (l + 1) + j) * g + b);
+}
+
+// `router`: of layer l's qkv, as it was projected, `projected` becomes what routers use, k after `qknorm`; from layer 1
+// on k and v of qkv become sums of all layers'.
+template <class Real>
+void route(const ModelConfig& config, const Tensors<Real>& params, const std::string& name,
+           std::vector<LayerCache<Real>>& layers, int l) {
+  const int64_t C = config.channels, g = num_kv_heads(config), hs = config.head_size(), width = C + 2 * g * hs;
+  const int64_t rows = int64_t(layers[l].qkv.size()) / width;
+  Array<Real>& projected = layers[l].projected = layers[l].qkv;
+  if (find_term<QknormTerm>(config)) {
+    layers[l].normed_k = take_columns<Real>({&layers[l].qkv}, C, 1, rows, g * hs);
+    const Array<Real> k = normed_rows(layers[l].normed_k, hs);
+    for (int64_t row = 0; row < rows; row++)
+      for (int64_t c = 0; c < g * hs; c++) projected[row * width + C + c] = k[row * g * hs + c];
+  }
+  Array<Real>& qkv = layers[l].qkv = projected;
+  if (l == 0) return;
+  const std::vector<Real>& R = params.at(name).data;
+  for (int64_t i = 0; i < int64_t(qkv.size()); i++)
+    if (i % width >= C) qkv[i] = 0;
+  for_each_routed(rows, l, C, g, hs, [&](int64_t row, int64_t out, int64_t j, int64_t in, int64_t r) {
+    qkv[row * width + out] += R[r] * layers[j].projected[row * width + in];
+  });
+}
+
+// From the gradients of each layer's qkv and those of what routers above have used, d_projected: the gradient of R +=,
+// d_projected of the layers up to l +=; d_qkv[l] becomes the gradient of what c_attn of layer l gave.
+template <class Real>
+void route_backward(const ModelConfig& config, const Tensors<Real>& params, const std::string& name,
+                    const std::vector<LayerCache<Real>>& layers, int l, std::vector<Array<Real>>& d_qkv,
+                    std::vector<Array<Real>>& d_projected, Tensors<Real>& grads) {
+  const int64_t C = config.channels, g = num_kv_heads(config), hs = config.head_size(), width = C + 2 * g * hs;
+  const int64_t rows = int64_t(layers[l].qkv.size()) / width;
+  Array<Real>& d = d_qkv[l];
+  if (l > 0) {
+    const std::vector<Real>& R = params.at(name).data;
+    std::vector<Real>& d_R = grads.at(name).data;
+    for_each_routed(rows, l, C, g, hs, [&](int64_t row, int64_t out, int64_t j, int64_t in, int64_t r) {
+      d_R[r] += d[row * width + out] * layers[j].projected[row * width + in];
+      d_projected[j][row * width + in] += R[r] * d[row * width + out];
+    });
+    for (int64_t i = 0; i < int64_t(d.size()); i++)
+      if (i % width >= C) d[i] = 0;
+  }
+  add_into(d, d_projected[l]);
+  if (!find_term<QknormTerm>(config)) return;
+  const Array<Real> d_k = normed_rows_backward(layers[l].normed_k, take_columns<Real>({&d}, C, 1, rows, g * hs), hs);
+  for (int64_t row = 0; row < rows; row++)
+    for (int64_t c = 0; c < g * hs; c++) d[row * width + C + c] = d_k[row * g * hs + c];
+}
+
 // Fills layer l's `heads` and `heads_out`, and `buckets` unless they are there; its `qkv`, `mix`, `distances` and
 // `rotations`, the layers below, and the tokens (B, T), are given.
 template <class Real>
@@ -181,7 +247,8 @@ void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers,
       head.k = lsh ? unit_rows(head.q, hs) : take_columns(sources_of_k, columns.k, B, K, hs);
       if (find_term<QknormTerm>(config)) {
         head.q_before = head.q, head.k_before = head.k;
-        head.q = normed_rows(head.q, hs), head.k = normed_rows(head.k, hs);
+        head.q = normed_rows(head.q, hs);
+        if (!find_term<RouterTerm>(config)) head.k = normed_rows(head.k, hs);  // route() has done it
       }
       if (rope) head.q = rotate(head.q, rope->base, 1, m, T, hs), head.k = rotate(head.k, rope->base, 1, 0, K, hs);
       Array<Real> of_distances;
@@ -255,6 +322,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
     layer.qkv = linear(params, h + ".attn.c_attn", layer.ln_1.out);
     if (l > 0 && find_term<VresTerm>(config))
       mix_values(params, h + ".attn.value_mix", acts.layers, l, C, num_kv_heads(config) * config.head_size());
+    if (find_term<RouterTerm>(config)) route(config, params, h + ".attn.router", acts.layers, l);
     if (l > 0 && find_term<BlendTerm>(config)) layer.mix.assign(N, Real(find_term<BlendTerm>(config)->share));
     if (l > 0 && find_term<GateTerm>(config)) layer.mix = sigmoid(linear(params, h + ".attn.map_gate", layer.ln_1.out));
     if (find_term<RelativeTerm>(config))
@@ -359,7 +427,7 @@ void attention_backward(const ModelConfig& config, const std::vector<LayerCache<
     if (rope) d_q = rotate(d_q, rope->base, -1, m, T, hs), d_k = rotate(d_k, rope->base, -1, 0, K, hs);
     if (find_term<QknormTerm>(config)) {
       d_q = normed_rows_backward(head.q_before, d_q, hs);
-      d_k = normed_rows_backward(head.k_before, d_k, hs);
+      if (!find_term<RouterTerm>(config)) d_k = normed_rows_backward(head.k_before, d_k, hs);
     }
     if (find_term<LshTerm>(config)) d_k = unit_rows_backward(head.q, d_k, hs);
     add_columns({&shared.d_qkv[l]}, columns.q, append_rows(Array<Real>(B * m * hs), d_q, B), B, K, hs);
@@ -417,6 +485,7 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
     shared.d_map.emplace_back();
     for (const HeadCache<Real>& head : layer.heads) shared.d_map.back().push_back(Array<Real>(head.map.size()));
   }
+  std::vector<Array<Real>> d_projected = find_term<RouterTerm>(config) ? shared.d_qkv : std::vector<Array<Real>>();
   const int k = layers_in_cycle(config);
   for (int l = L - 1; l >= 0; l--) {
     const std::string h = name_of_layer(config, l);
@@ -440,6 +509,8 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
     if (l > 0 && find_term<VresTerm>(config))
       mix_values_backward(params, h + ".attn.value_mix", cache.layers, l, C, num_kv_heads(config) * config.head_size(),
                           shared.d_qkv[l], shared.d_qkv[0], grads);
+    if (find_term<RouterTerm>(config))
+      route_backward(config, params, h + ".attn.router", cache.layers, l, shared.d_qkv, d_projected, grads);
     Array<Real> d_ln_1 = linear_backward(params, h + ".attn.c_attn", layer.ln_1.out, shared.d_qkv[l], grads);
     if (l > 0 && find_term<GateTerm>(config)) {
       const Array<Real> d_gate = sigmoid_backward(layer.mix, own.d_mix);

@@ -22,8 +22,9 @@ from torch import nn
 TERMS = {"plain": (0, 0), "sla": (2, 3), "also": (2, 2), "share": (1, 2), "layers": (1, 1), "gqa": (1, 1),
          "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "documents": (0, 0),
          "reuse": (1, 1), "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1),
-         "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "qknorm": (0, 0), "vres": (0, 0), "relu2": (0, 0),
-         "swiglu": (0, 1), "softcap": (1, 1), "untied": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
+         "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "qknorm": (0, 0), "vres": (0, 0),
+         "router": (0, 0), "relu2": (0, 0), "swiglu": (0, 1), "softcap": (1, 1), "untied": (0, 0), "gru": (0, 0),
+         "lsh": (2, 2), "reversible": (0, 0)}
 
 
 def term_of(text, term):
@@ -55,6 +56,7 @@ class Wiring:
         self.hidden_units = None  # of swiglu
         self.qknorm = False
         self.vres = False
+        self.router = False
         self.gru = False
         self.hashes = None  # of lsh: (buckets, rounds)
         self.reversible = False
@@ -125,6 +127,8 @@ class Wiring:
             self.qknorm = True
         elif name == "vres":
             self.vres = True
+        elif name == "router":
+            self.router = True
         elif name == "relu2":
             self.activation = "relu2"
         elif name == "swiglu":
@@ -319,6 +323,10 @@ class Attention(nn.Module):
         self.c_proj = Conv1D(channels, channels, bias)
         self.map_gate = Conv1D(channels, 1, bias) if wiring.gate and stored_layer > 0 else None
         self.value_mix = nn.Parameter(torch.tensor([1.0, 0.0])) if wiring.vres and stored_layer > 0 else None
+        if wiring.router and stored_layer > 0:
+            kv = wiring.num_kv_heads
+            identity = F.pad(torch.eye(kv)[:, None], (0, 0, stored_layer, 0))  # (kv, layers, kv)
+            self.router = nn.Parameter(identity.flatten())
         self.relative = RelativePositions(self.heads, channels) if wiring.relative else None
         if wiring.hashes:
             buckets, rounds = wiring.hashes
@@ -326,8 +334,8 @@ class Attention(nn.Module):
         self.sources = [[sorted(sources) for sources in of_heads] for of_heads in wiring.sources]  # by layer, by head
 
     def forward(self, layer, x, projected, maps, positions, cache=None):
-        """x (B, T, C) -> (B, T, C). `projected` has the (k, v) of each layer below, (B, h, S, hs), and `maps` the
-        attention maps of their heads; this one appends its own."""
+        """x (B, T, C) -> (B, T, C). `projected` has the (k, v) of each layer below, (B, h, S, hs), and what was
+        projected for the T tokens, `maps` the attention maps of their heads; this one appends its own."""
         B, T, C = x.shape
         parts = self.c_attn(x).split(self.widths, dim=2)
         q, *k, v = (y.view(B, T, -1, self.head_size).transpose(1, 2) for y in parts)
@@ -339,6 +347,9 @@ class Attention(nn.Module):
         if self.value_mix is not None:
             first = projected[0][1][:, ::self.heads // self.wiring.num_kv_heads, -T:]
             v = self.value_mix[0] * v + self.value_mix[1] * first
+        own = (k, v)
+        if self.wiring.router and layer > 0:
+            k, v = self.routed([*(of_layer[2] for of_layer in projected), own])
         if cache is not None:
             k, v = cache.update(k, v, layer)
             if k.shape[2] != positions.keys.shape[1]:
@@ -346,7 +357,7 @@ class Attention(nn.Module):
                                  "all of them are needed, in their order")
         if self.wiring.num_kv_heads < self.heads:
             k, v = (y.repeat_interleave(self.heads // self.wiring.num_kv_heads, dim=1) for y in (k, v))
-        projected.append((k, v))
+        projected.append((k, v, own))
         if self.wiring.needs_maps():
             maps.append(self.own_maps(layer, x, q, projected, maps, positions))
             y = torch.stack([maps[-1][head] @ self.of_sources(layer, projected, 1, head) for head in range(self.heads)],
@@ -356,6 +367,12 @@ class Attention(nn.Module):
             visible = None if positions.is_causal else positions.visible(self.wiring, layer, 0)[:, None]
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=positions.is_causal)
         return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+
+    def routed(self, layers):
+        """The (k, v) that each layer up to this one has projected, (B, kv, T, hs), -> this layer's sums of them."""
+        kv = self.wiring.num_kv_heads
+        weights = self.router.view(kv, len(layers), kv)
+        return (torch.einsum("gji,jbitc->bgtc", weights, torch.stack(part)) for part in zip(*layers))
 
     def by_head(self, layer, projected, which):
         """(B, h, S, hs): each head's k or v, from its one source; neighbouring heads with the same are one slice."""

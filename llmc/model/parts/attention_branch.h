@@ -9,6 +9,7 @@
 #include "llmc/model/binding.h"
 #include "llmc/model/attention_pairs.h"
 #include "llmc/ops/attention_args.h"
+#include "kv_router.h"
 #include "mixed_maps.h"
 #include "norm.h"
 #include "relative_attention.h"
@@ -63,6 +64,7 @@ struct AttentionBranch {
   std::optional<RelativeAttention> relative;
   std::optional<MixedMaps> mixed_maps;  // of `blend` and `gate`
   std::optional<ValueResidual> value_residual;
+  std::optional<KVRouter> router;
   std::optional<StoreKV> store_kv;     // in generation, if the layer projects any k or v
   const KVCache* cache = nullptr;      // in generation; else null
   const KeyRows* sequences = nullptr;  // (slots): in generation, where the keys of each part's sequence lie
@@ -85,6 +87,7 @@ inline AttentionBranch make_attention(const AttentionPlan& plan, int l, bool is_
   if (plan.table.relative) b.relative.emplace();
   if (plan.table.mix != WiringTable::Mix::none) b.mixed_maps.emplace();
   if (!plan.first_values(l).empty()) b.value_residual.emplace();
+  if (plan.table.router && projects_kv) b.router.emplace();
   return b;
 }
 
@@ -128,7 +131,8 @@ inline void declare(AttentionBranch& b, ActivationList& list) {
   const int64_t QKV = qkv_rows(shape.config, plan, b.layer);
   const int64_t q = int64_t(plan.projected[Part::q][b.layer].size()) * shape.config.head_size();
   // By other layers, of the tokens that are computed.
-  const bool qkv_is_used = !plan.shared[Part::q][b.layer].empty() || (plan.table.value_residual && b.layer == 0);
+  const bool qkv_is_used =
+      !plan.shared[Part::q][b.layer].empty() || plan.table.router || (plan.table.value_residual && b.layer == 0);
   constexpr Recompute kept = Recompute::above_all_levels;
   if (shape.generation) {
     if (qkv_is_used) list.add(MemoryGroup::activations, "qkv that other layers use", acts.qkv, {N, QKV});
@@ -141,6 +145,12 @@ inline void declare(AttentionBranch& b, ActivationList& list) {
     if (q > 0) list.of_sublayer(Recompute::block, "q", acts.q, {N, q});
     if (keeps_kv(plan, b.layer)) list.of_sublayer(kept, "kv", acts.kv, {key_rows(shape), QKV - q});
     else list.of_all_sublayers("kv of one layer", acts.kv, {N, full_qkv_size(shape.config, plan) - C});
+  }
+  if (b.router && b.layer > 0) {
+    const bool is_kept = shape.training && keeps_routed(*shape.training, plan, b.layer);
+    if (is_kept) list.of_sublayer(kept, "routed K/V", acts.routed, {N, QKV - q});
+    else list.of_all_sublayers("routed K/V of one layer", acts.routed, {N, full_qkv_size(shape.config, plan) - C});
+    if (shape.training) list.add(MemoryGroup::dkv_accumulators, "drouted", acts.drouted, {N, QKV - q});
   }
   if (b.value_residual && shape.training) {
     const int64_t hs = shape.config.head_size(), width = int64_t(plan.projected[Part::v][b.layer].size()) * hs;
@@ -176,24 +186,36 @@ inline HeadPlace projected_place(const Binding& binding, Part part, const Projec
   if (acts.qkv != nullptr) return {acts.qkv + column, QKV};
   return part == Part::q ? HeadPlace{acts.q + column, q} : HeadPlace{acts.kv + column - q, QKV - q};
 }
+// A head of k or v in a tensor (rows, QKV - C) of its layer's.
+inline HeadPlace kv_place(const Binding& binding, Part part, const ProjectedHead& h, floatX* kv) {
+  const int64_t q = binding.q_width(h.layer);
+  return {kv + binding.plan().projected_index(part, h) * binding.head_size() - q, binding.QKV(h.layer) - q};
+}
 // Where attention finds it. For k and v in the cache that is the first row of the sequence in `slot`.
 inline HeadPlace head_place(const Binding& binding, Part part, const ProjectedHead& h, int slot) {
   const AttentionActs& acts = *binding.attention_acts[h.layer];
   const int64_t QKV = binding.QKV(h.layer), q = binding.q_width(h.layer);
   const int64_t column = binding.plan().projected_index(part, h) * binding.head_size();
   if (acts.kv_cache != nullptr && part != Part::q)
-    return {acts.kv_cache + slot * binding.shape.generation->capacity(h.layer) * (QKV - q) + column - q, QKV - q};
+    return kv_place(binding, part, h, acts.kv_cache + slot * binding.shape.generation->capacity(h.layer) * (QKV - q));
+  if (acts.routed != nullptr && part != Part::q) return kv_place(binding, part, h, acts.routed);
   if (acts.values != nullptr && part == Part::v)
     return {acts.values + column - (QKV - binding.v_width(h.layer)), binding.v_width(h.layer)};
   return projected_place(binding, part, h);
 }
 
-// The place of a head's gradient among those of its layer.
-inline HeadPlace own_gradient_place(const Binding& binding, Part part, const ProjectedHead& h) {
+// The place of the gradient of what a layer projected for a head.
+inline HeadPlace projected_gradient_place(const Binding& binding, Part part, const ProjectedHead& h) {
   const int64_t QKV = binding.QKV(h.layer), column = binding.plan().projected_index(part, h) * binding.head_size();
   if (binding.acts.dkv == nullptr) return {binding.acts.dqkv + column, QKV};
   const int64_t q = binding.q_width(h.layer);
   return part == Part::q ? HeadPlace{binding.acts.dqkv + column, q} : HeadPlace{binding.acts.dkv + column - q, QKV - q};
+}
+// And of what attention finds there.
+inline HeadPlace own_gradient_place(const Binding& binding, Part part, const ProjectedHead& h) {
+  floatX* const drouted = binding.attention_acts[h.layer]->drouted;
+  return drouted != nullptr && part != Part::q ? kv_place(binding, part, h, drouted)
+                                               : projected_gradient_place(binding, part, h);
 }
 
 // Where layer l's attention writes the gradient of a head: in the dqkv of layer l if it projected the head, else in the
@@ -327,6 +349,42 @@ inline void bind_value_residual(AttentionBranch& b, const Binding& binding) {
   }
 }
 
+// Binds the router of b's layer. The heads of a layer that projects any of k, or of v, are all there, side by side.
+inline void bind_router(AttentionBranch& b, const Binding& binding) {
+  const AttentionPlan& plan = binding.plan();
+  KVRouter& r = *b.router;
+  const int l = b.layer, L = plan.num_layers, kv = plan.table.num_kv_heads;
+  r.dweights = b.g.router, r.scratch = binding.acts.router_scratch;
+  r.is_kept = binding.shape.training && keeps_routed(*binding.shape.training, plan, l);
+  // The weights of layer j's heads in the sums of layer l, (kv, kv).
+  auto weights = [&](int l, int j) { return binding.params.layers[size_t(l)].attention.router + j * kv; };
+  auto add = [&](std::vector<OwnedHeadMix>& mixes, HeadPlace out, bool accumulate, const floatX* dout,
+                 const std::vector<MixedHeads<floatX>>& sources) {
+    mixes.push_back({DeviceArray<MixedHeads<floatX>>(sources), {}, dout});
+    mixes.back()
+        .mix = {out.x, out.stride, binding.head_size(), kv, accumulate, mixes.back().sources.data, int(sources.size())};
+  };
+  for (Part part : {Part::k, Part::v}) {
+    const ProjectedHead own = {l, 0};
+    if (plan.projected[part][l].empty()) continue;
+    std::vector<MixedHeads<floatX>> below, above;
+    for (int j = 0; j <= l; j++) {
+      const HeadPlace x = projected_place(binding, part, {j, 0});
+      below.push_back({x.x, x.stride, weights(l, j), int64_t(l + 1) * kv, 1});
+    }
+    if (l > 0)
+      add(r.sums, kv_place(binding, part, own, b.acts.routed), /*accumulate=*/false,
+          b.acts.drouted != nullptr ? own_gradient_place(binding, part, own).x : nullptr, below);
+    if (!binding.shape.training) continue;
+    for (int j = std::max(l, 1); j < L && !plan.projected[part][j].empty(); j++) {
+      const HeadPlace d = own_gradient_place(binding, part, {j, 0});
+      above.push_back({d.x, d.stride, weights(j, l), 1, int64_t(j + 1) * kv});
+    }
+    // Layer 0's attention uses what it projected, so that its gradient is there.
+    add(r.dprojected, projected_gradient_place(binding, part, own), /*accumulate=*/l == 0, nullptr, above);
+  }
+}
+
 // Binds how k and v come into the cache, and where attention finds them.
 inline void bind_cache(AttentionBranch& b, const Binding& binding) {
   const KVCachePlan& cache = *binding.shape.generation;
@@ -335,8 +393,8 @@ inline void bind_cache(AttentionBranch& b, const Binding& binding) {
   b.sequences = binding.acts.sequences + group * cache.slots;
   const RowCopy copy = {b.acts.kv_cache,
                         width,
-                        b.acts.qkv + q,
-                        b.QKV,
+                        b.acts.routed != nullptr ? b.acts.routed : b.acts.qkv + q,
+                        b.acts.routed != nullptr ? width : b.QKV,
                         width,
                         binding.acts.cache_rows + group,
                         int64_t(cache.groups.size())};
@@ -367,6 +425,7 @@ inline void bind_branch(AttentionBranch& b, const LayerParams<floatX>& w, const 
   }
   bind_rotations(b, binding);
   if (b.value_residual) bind_value_residual(b, binding);
+  if (b.router) bind_router(b, binding);
   if (binding.shape.generation) bind_cache(b, binding);
   for (int slot = 0; slot < (binding.shape.generation ? binding.shape.generation->slots : 1); slot++) {
     b.attentions_of_slot.emplace_back();
@@ -431,6 +490,7 @@ inline void project_qkv(const AttentionBranch& b, const Batch& batch, bool kv_is
     else rotate(r.heads, positions_of(r, batch), rows_of(r, batch));
   }
   if (b.value_residual && !is_done(*b.value_residual)) value_residual_forward(*b.value_residual, batch.rows());
+  if (b.router && !is_done(*b.router)) router_forward(*b.router, batch.rows());
   if (b.relative) relative_forward(*b.relative, batch);
   if (b.store_kv) copy_rows(b.store_kv->copy, batch.rows());
 }
@@ -560,6 +620,7 @@ inline void branch_backward(const AttentionBranch& b, const floatX* dout, const 
   else attention_backward(attention_args(b, 0, batch));
   if (b.relative) relative_backward(*b.relative, batch);
   if (b.value_residual) value_residual_backward(*b.value_residual, batch.rows());
+  if (b.router) router_backward(*b.router, batch.rows());
   project_qkv_backward(b, batch);
   if (b.mixed_maps) map_gate_backward(b, *b.mixed_maps, batch);
 }
@@ -573,7 +634,8 @@ inline double matmul_elements(const AttentionBranch& b, const ModelConfig& c, co
                               const Segments& segments) {
   const double C = c.channels, qkv = double(qkv_rows(c, plan, b.layer));
   const double of_memory = (qkv - C) * segments.mean_memory(plan.table.memory, c.max_seq_len) / c.max_seq_len;
-  return (qkv + of_memory) * C + C * C + (has_map_gate(plan, b.layer) ? C : 0);
+  const double of_router = has_router(plan, b.layer) ? (qkv - C) * (b.layer + 1) * plan.table.num_kv_heads : 0;
+  return (qkv + of_memory) * C + of_router + C * C + (has_map_gate(plan, b.layer) ? C : 0);
 }
 
 // The FLOPs of a layer's attention for a sequence of T tokens, forward and backward: 2 matrix products forward and 5

@@ -21,6 +21,7 @@
 #include "reversible.h"
 #include "rmsnorm.h"
 #include "rope.h"
+#include "router.h"
 #include "share.h"
 #include "sla.h"
 #include "softcap.h"
@@ -32,7 +33,8 @@
 #include "vres.h"
 #include "window.h"
 
-using WiringTerm = std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, VresTerm, WindowTerm,
-                                StridedTerm, FixedTerm, TopkTerm, DocumentsTerm, ReuseTerm, BlendTerm, GateTerm,
-                                RopeTerm, RelativeTerm, MemoryTerm, UniversalTerm, ActTerm, RmsnormTerm, QknormTerm,
-                                Relu2Term, SwigluTerm, UntiedTerm, SoftcapTerm, GruTerm, LshTerm, ReversibleTerm>;
+using WiringTerm =
+    std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, VresTerm, RouterTerm, WindowTerm,
+                 StridedTerm, FixedTerm, TopkTerm, DocumentsTerm, ReuseTerm, BlendTerm, GateTerm, RopeTerm,
+                 RelativeTerm, MemoryTerm, UniversalTerm, ActTerm, RmsnormTerm, QknormTerm, Relu2Term, SwigluTerm,
+                 UntiedTerm, SoftcapTerm, GruTerm, LshTerm, ReversibleTerm>;
