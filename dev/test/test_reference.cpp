@@ -100,7 +100,7 @@ const WiringCase wirings[] = {
     {"vres", 3, 4, "vres"},
     {"vres_keys_and_values_apart", 4, 4, "vres sla(1,2,k) sla(2,1:3,v)", ".... .... .vv. .vxk"},
     {"router", 3, 4, "router"},
-    {"router_qknorm_rope_gqa_sla", 4, 4, "router qknorm rope gqa(2) sla(2,2)", ".. .. .x .x"},
+    {"router_qknorm_rope_gqa_sla", 4, 4, "router qknorm rope gqa(2) sla(2,2)"},
     {"vres_rope_gqa_sla_also", 4, 4, "vres rope gqa(2) sla(2,2) also(1,1)", ".. .. .. .x"},
     {"relu2", 3, 4, "relu2"},
     {"swiglu", 2, 4, "swiglu(7)"},
