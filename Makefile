@@ -21,7 +21,10 @@ ifdef DEBUG
 OPTIMIZE = -O1 -g -march=$(march) -DSLA_DEBUG
 endif
 CPPFLAGS += -I. $(addprefix -I,$(INCLUDES))
-CXXFLAGS += $(CXXSTD) $(WARNINGS) $(OPTIMIZE) -fopenmp
+# To collect garbage is a tenth of g++'s time. It need not below half a gigabyte.
+KEEP_GARBAGE := --param ggc-min-heapsize=524288
+KEEP_GARBAGE := $(shell $(CXX) -Werror $(KEEP_GARBAGE) -E -x c++ /dev/null >/dev/null 2>&1 && echo '$(KEEP_GARBAGE)')
+CXXFLAGS += $(CXXSTD) $(WARNINGS) $(KEEP_GARBAGE) $(OPTIMIZE) -fopenmp
 # Code without a hot loop: tests, JSON, command lines, sockets. -O3 takes twice as long to compile it. (-O given last
 # wins.)
 COLD := $(if $(DEBUG),,-O1)
@@ -103,7 +106,7 @@ NVCCFLAGS = $(CXXSTD) -O3 -lineinfo $(if $(findstring 90a,$(GENCODE)),-DSLA_SM_9
 # With -O2 it takes twice as long to compile, and the tests run no faster. -g1 is enough for stack traces with lines; -g
 # would take nearly twice as long as well, for the places of variables in optimized code.
 EMU_OPTIMIZE := -O1 -g1
-EMUFLAGS := $(CXXSTD) $(WARNINGS) -Wno-unknown-pragmas $(EMU_OPTIMIZE) -march=native -fno-math-errno \
+EMUFLAGS := $(CXXSTD) $(WARNINGS) $(KEEP_GARBAGE) -Wno-unknown-pragmas $(EMU_OPTIMIZE) -march=native -fno-math-errno \
   -ffp-contract=fast -fopenmp -fsanitize=address,alignment -fno-sanitize-recover=all \
   -fsanitize-recover=address --param asan-instrumentation-with-call-threshold=2147483647 -DSLA_EMU -DSLA_NCCL \
   -Idev/emu/include
@@ -116,6 +119,10 @@ EMU_OBJ := $(BUILD)/obj/emu$(if $(WERROR),_werror)
 
 # What users run on a GPU or, as NAME_cpu, on the CPU.
 PROGRAMS := train_gpt2_sla sample_gpt2_sla evaluate_gpt2_sla
+
+# Programs that are linked with the model's functions, which are compiled once for all of them. (By nvcc each program is
+# compiled alone, as one file with the model's.)
+WITH_MODEL := $(PROGRAMS) test_gpt2_sla
 
 # Host code that includes heavy headers (JSON, command line) is compiled by itself, once, whatever the device, and
 # linked from a library.
@@ -138,8 +145,8 @@ TESTS := $(FIRST_TESTS) $(filter-out $(FIRST_TESTS),$(EMU_TESTS) $(CPU_TESTS) $(
 # `make test` leaves these out: all of their tests take long, they or what they run take long to compile, or they find
 # little that the same program in the other precision does not. Of all others it runs the tests whose names do not begin
 # with Long.
-LATER_TESTS := $(addprefix $(BUILD)/,\
-  test_amx test_arm64 test_emu_mbarrier test_emu_wgmma test_evaluate test_faults test_formats test_gpu_check \
+LATER_TESTS := $(filter $(BUILD)/test_emu%,$(HOST_TESTS)) $(addprefix $(BUILD)/,\
+  test_amx test_arm64 test_dist test_evaluate test_faults test_formats test_gpu_check \
   test_hostile test_huggingface test_machine_code test_mutants test_ptx test_reference test_scripts \
   bf16/test_gpt2_sla_cpu \
   bf16/test_gpt2_sla_emu bf16/test_memory_emu \
@@ -148,8 +155,7 @@ LATER_TESTS := $(addprefix $(BUILD)/,\
 QUICK_TESTS := $(filter-out $(LATER_TESTS),$(TESTS))
 # What CI leaves out of the products of shapes, wirings and precisions. PART=k/n: of the tests of these programs every
 # n-th is run, from the k-th on. LEAVE_OUT=fp32 or bf16: no tests of that precision.
-SHARDED_TESTS := $(EMU_TESTS) $(CPU_TESTS) $(addprefix $(BUILD)/,test_amx test_dist test_emu_triton test_ptx \
-  test_reference)
+SHARDED_TESTS := $(EMU_TESTS) $(CPU_TESTS) $(addprefix $(BUILD)/,test_amx test_dist test_ptx test_reference)
 ifneq ($(PART),)
 ifeq ($(shell echo '$(PART)' | awk -F/ '/^[0-9]+\/[0-9]+$$/ && $$1 > 0 && $$1 <= $$2'),)
 $(error PART=$(PART): it must be k/n, such as 2/3)
@@ -172,8 +178,7 @@ TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) \
   $(BUILD)/emulated_amx.so $(BUILD)/onednn_cpuid.txt \
   $(PTX)
 # What the tests of `make test` run.
-QUICK_TESTED_PROGRAMS := $(PROGRAMS:%=$(BUILD)/fp32/%_cpu) report data/tokenize data/convert data/probe \
-  $(BUILD)/fp32/train_gpt2_sla_emu
+QUICK_TESTED_PROGRAMS := $(PROGRAMS:%=$(BUILD)/fp32/%_cpu) report data/tokenize data/convert data/probe
 
 .PHONY: all help train paper test test-all list-tests mutants bench-cpu memory-table gpu-model gpu-check fuzz clean
 .PHONY: setup programs what-is-here gpu-checked gpu-bundle
@@ -423,14 +428,24 @@ $(BUILD)/test_corpus: $(OBJ)/data/shards.o
 $(BUILD)/test_%: $(OBJ)/dev/test/test_%.o $(HOST_LIB) $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(MPI_LIBS) $(GTEST) -o $@
 
+# The model's object comes before that of its tests: of an inline function that both have, the linker takes the first.
+linked = $(filter %/model.o,$^) $(filter-out %/model.o,$(filter %.o %.a,$^))
+
 # On the CPU
 
-CPU_LINK = @mkdir -p $(@D); set -x; $(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(MPI_LIBS) $(ONEDNN)
+CPU_LINK = @mkdir -p $(@D); set -x; $(CXX) $(CXXFLAGS) $(linked) $(MPI_LIBS) $(ONEDNN)
 
 define cpu_programs
 $(OBJ)/cpu/$(1)/%.o: %.cu $(OBJ)/flags
 	@mkdir -p $$(@D)
 	$$(COMPILE) -DSLA_CPU $$(precision_flags.$(1)) -x c++ -c $$< -o $$@
+
+$(OBJ)/cpu/$(1)/model.o: train_gpt2_sla.cu $(OBJ)/flags
+	@mkdir -p $$(@D)
+	$$(COMPILE) -DSLA_CPU -DSLA_NO_MAIN $$(precision_flags.$(1)) -x c++ -c $$< -o $$@
+$(WITH_MODEL:%=$(OBJ)/cpu/$(1)/%.o): private CPPFLAGS += -DSLA_LINKED_MODEL
+$(OBJ)/cpu/$(1)/test_gpt2_sla.o: private CXXFLAGS += $(COLD)
+$(WITH_MODEL:%=$(BUILD)/$(1)/%_cpu): $(OBJ)/cpu/$(1)/model.o
 
 $(BUILD)/$(1)/%_cpu: $(OBJ)/cpu/$(1)/%.o $(HOST_LIB) $(BUILD)/flags
 	$$(CPU_LINK) $$(if $$(filter test_%,$$*),$$(GTEST)) -o $$@
@@ -444,7 +459,7 @@ $(eval $(foreach p,fp32 bf16,$(call cpu_programs,$(p))))
 # On an emulated GPU. The host code is that of the other programs: no sanitizer, and it lays out no arena.
 
 EMU_LIBS := -rdynamic -lboost_context $(ONEDNN) -ldl $(MPI_LIBS)
-EMU_LINK = @mkdir -p $(@D); set -x; $(CXX) $(EMUFLAGS) $(filter %.o %.a,$^) $(EMU_LIBS)
+EMU_LINK = @mkdir -p $(@D); set -x; $(CXX) $(EMUFLAGS) $(linked) $(EMU_LIBS)
 
 $(EMU_OBJ)/%.o: %.cpp $(EMU_OBJ)/flags
 	@mkdir -p $(@D)

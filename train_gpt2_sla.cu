@@ -20,6 +20,7 @@
 #include "llmc/ops/precision.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/random.h"
+#ifndef SLA_LINKED_MODEL  // else the functions below are those of another object
 
 // ----------------------------------------------------------------------------
 // The model's memory
@@ -147,6 +148,13 @@ void gpt2_allocate(GPT2& model, const GPT2* weights_of) {
 // ----------------------------------------------------------------------------
 // Forward
 
+void gpt2_forward_sublayer(GPT2& model, int i, const Batch& batch) {
+  const Sublayer& sublayer = model.sublayer(i);
+  const Timeline::Scope span = model.timeline.span("forward", sublayer.bucket);
+  std::visit([&](const auto& branch) { branch_forward(branch, batch); }, sublayer.branch);  // acts.branch_out =
+  residual_forward(sublayer, model.norm(i + 1), batch);  // the residual stream after it, and what follows
+}
+
 // Computes the final hidden states, last_norm.out (N, C), of acts.tokens (N), where N is batch.rows().
 void gpt2_forward(GPT2& model, const Batch& batch) {
   CHECK(1 <= batch.rows() && batch.rows() <= model.rows && batch.T <= model.config.max_seq_len);
@@ -156,12 +164,7 @@ void gpt2_forward(GPT2& model, const Batch& batch) {
     document_bounds(a.first_keys, a.last_queries, a.tokens, model.config.end_of_text, batch.B, batch.T);
   embed(model.sublayers, model.embeddings(), model.acts, batch);
   norm_forward(model.norm(0), batch.rows());
-  for (int i = 0; i < model.sublayers.size(); i++) {
-    const Sublayer& sublayer = model.sublayer(i);
-    const Timeline::Scope span = model.timeline.span("forward", sublayer.bucket);
-    std::visit([&](const auto& branch) { branch_forward(branch, batch); }, sublayer.branch);  // acts.branch_out =
-    residual_forward(sublayer, model.norm(i + 1), batch);  // the residual stream after it, and what follows
-  }
+  for (int i = 0; i < model.sublayers.size(); i++) gpt2_forward_sublayer(model, i, batch);
 }
 
 // Computes the final hidden states, last_norm.out (N, C), of `tokens` (N) in host memory, which are copied to
@@ -228,7 +231,7 @@ void gpt2_reduce_bucket(GPT2& model, size_t index) {
 
 // grads += the gradients of what gpt2_forward and gpt2_loss computed last. acts.dnorm holds the gradient of the final
 // hidden states. With `sum_over_ranks` a bucket's gradients are summed as soon as they are complete.
-void gpt2_backward(GPT2& model, const Batch& batch, bool sum_over_ranks = false) {
+void gpt2_backward(GPT2& model, const Batch& batch, bool sum_over_ranks) {
   const Sublayers& sublayers = model.sublayers;
   auto complete = [&](int bucket) {
     if (sum_over_ranks) gpt2_reduce_bucket(model, size_t(bucket));
@@ -252,7 +255,7 @@ void gpt2_zero_grad(GPT2& model) { device_memset(model.grad_memory, 0, model.par
 
 // What is computed on the micro-batch in acts.tokens and acts.targets: acts.stats->loss += its mean loss, grads += the
 // gradients of batch.dloss * sum(losses). Then the layers remember it.
-void gpt2_forward_backward(GPT2& model, const Batch& batch, bool sum_over_ranks = false) {
+void gpt2_forward_backward(GPT2& model, const Batch& batch, bool sum_over_ranks) {
   gpt2_forward(model, batch);
   gpt2_loss(model, batch, double(batch.rows()), /*backward=*/true);
   gpt2_backward(model, batch, sum_over_ranks);
@@ -452,6 +455,7 @@ std::vector<float> gpt2_generate(GPT2& model, std::vector<int>& tokens, int leng
   return ponder;
 }
 
+#endif
 // ----------------------------------------------------------------------------
 // main
 

@@ -116,7 +116,7 @@ TEST_F(LongCommandLine, TheCpuAndTheEmulatedGpuTrainAlike) {
     EXPECT_NEAR(cpu[i].at("loss").get<double>(), emulated[i].at("loss").get<double>(), 1e-5) << "step " << i + 1;
 }
 
-TEST_F(CommandLine, HeadsThatTheGpusAttentionDoesNotTakeAreRefused) {
+TEST_F(LongCommandLine, HeadsThatTheGpusAttentionDoesNotTakeAreRefused) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   for (const char* shape : {"--channels 20 --heads 4", "--channels 272 --heads 2"}) {
     const Outcome o = run(emulated_trainer + "-i " + in("tokens.bin") + " -t 32 --layers 2 --vocab-size 257 " + shape);

@@ -681,7 +681,7 @@ TEST_F(LongTraining, ABatchThatRanksCannotDivideIsOneError) {
   EXPECT_FALSE(fs::exists(in("never")));
 }
 
-TEST_F(Training, OnlyRankZeroPrints) {
+TEST_F(LongTraining, OnlyRankZeroPrints) {
   const Outcome o = run_ranks(2, "build/fp32/train_gpt2_sla_emu" + arguments("-x 1 -d 16 -j '' -s 1 -g 4"));
   EXPECT_EQ(o.exit_status, 0) << o.err;
   for (const char* line : {"memory plan", "1 micro-batches of 1 x 8 tokens on each of 2 ranks", "step 1/1 |",

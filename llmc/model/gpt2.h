@@ -102,14 +102,20 @@ void gpt2_declare(GPT2& model, const ModelConfig& config, const PlanOptions& o);
 void gpt2_declare_generation(GPT2& model, const ModelConfig& config, const GenerationOptions& o);
 MemoryPlan gpt2_memory_plan(const ModelConfig& config, int B, PlanOptions o);
 void gpt2_allocate(GPT2& model, const GPT2* weights_of = nullptr);
+void gpt2_fill_activations(GPT2& model, int value);
 
 // ----------------------------------------------------------------------------
 // Training
 
 void gpt2_zero_grad(GPT2& model);
+void gpt2_forward_sublayer(GPT2& model, int i, const Batch& batch);
+void gpt2_forward(GPT2& model, const Batch& batch);
+void gpt2_backward(GPT2& model, const Batch& batch, bool sum_over_ranks = false);
+void gpt2_forward_backward(GPT2& model, const Batch& batch, bool sum_over_ranks = false);
 void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, int T, int64_t num_micro_batches,
                      bool last = true);
 void gpt2_request_stop(GPT2& model, bool asks);
+void gpt2_square_grads(GPT2& model);
 void gpt2_update(GPT2& model, int64_t step, const UpdateOptions& o);
 void gpt2_gather_masters(GPT2& model, float* host);
 
@@ -117,6 +123,7 @@ void gpt2_gather_masters(GPT2& model, float* host);
 // Losses
 
 void gpt2_zero_loss(GPT2& model);
+void gpt2_forward(GPT2& model, const int* tokens, const Batch& batch);
 void gpt2_forward_segments(GPT2& model, const int* tokens, int64_t B, int64_t T);
 void gpt2_loss(GPT2& model, const int* targets, const Batch& batch, double divisor);
 void gpt2_sum_losses_over_ranks(GPT2& model);

@@ -89,8 +89,7 @@ inline std::vector<reference::HeadBuckets> buckets_of_pass(GPT2& model, const st
   embed(model.sublayers, model.embeddings(), model.acts, batch);
   norm_forward(model.norm(0), N);
   for (int i = 0; i < model.sublayers.size(); i++) {
-    std::visit([&](const auto& branch) { branch_forward(branch, batch); }, model.sublayer(i).branch);
-    residual_forward(model.sublayer(i), model.norm(i + 1), batch);
+    gpt2_forward_sublayer(model, i, batch);
     const auto* branch = std::get_if<LshBranch>(&model.sublayer(i).branch);
     if (branch == nullptr) continue;
     std::vector<int> buckets(size_t(N * h * rounds));  // (N, h, rounds)
