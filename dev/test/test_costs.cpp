@@ -70,6 +70,7 @@ TEST(Flops, OfAttentionAreThoseOfEachPair) {
                              "relu2",
                              "swiglu",
                              "untied softcap(15)",
+                             "dense",
                              "gru",
                              "universal(2)",
                              "universal(2) act(0.1)",
@@ -162,6 +163,8 @@ static const char* const all_terms[] = {"plain",
                                         "swiglu(8)",
                                         "untied",
                                         "untied softcap(15)",
+                                        "dense",
+                                        "dense sla(2,2) gqa(2)",
                                         "gru",
                                         "universal(1) gru",
                                         "lsh(4,2)",
@@ -230,6 +233,7 @@ TEST(Parameters, BeginAsInGpt2ForEveryTerm) {
                           : name == "halt.bias"                                               ? 1
                                                                                               : 0;
       EXPECT_EQ(spec.init_mean, mean) << wiring << ": " << name;
+      EXPECT_EQ(spec.ones, ends_with(name, ".dense") ? std::vector<int64_t>{spec.layer + 1} : std::vector<int64_t>{});
     }
   }
 }
@@ -304,7 +308,7 @@ TEST(WiringChange, IsSaidOfEveryNumberOfEveryTerm) {
        {"plain", "universal(1)", "universal(2)", "universal(4)"},
        {"universal(1)", "universal(1) act(0.1)", "universal(1) act(0.2)", "universal(1) act(0.1,0.5)"},
        {"plain", "gru", "reversible", "rmsnorm", "qknorm", "relu2", "swiglu", "swiglu(64)", "softcap(15)",
-        "softcap(16)", "untied"},
+        "softcap(16)", "untied", "dense"},
        {"plain", "lsh(4,2)", "lsh(8,2)", "lsh(4,1)"}};
   for (const std::vector<const char*>& wirings : same_terms)
     for (const char* before : wirings)

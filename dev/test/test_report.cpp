@@ -679,6 +679,7 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
                         {"documents", {"only keys of its own document"}},
                         {"rmsnorm", {"without mean and bias"}},
                         {"qknorm", {"divided by their root mean square"}},
+                        {"dense", {"the outputs of all layers below, in learned shares"}},
                         {"relu2", {"MLPs: ReLU squared"}},
                         {"softcap(15)", {"logits: capped at 15"}},
                         {"swiglu(80)", {"MLPs: SwiGLU of 80 hidden units"}},

@@ -56,40 +56,39 @@ TEST(WiringTerms, CombineWithTheseAlone) {
                                                               {"relu2", {"swiglu"}}, {"swiglu", {"relu2"}},
                                                               {"untied", {}},        {"softcap", {}}};
   const std::map<std::string, std::string> combine = {{"sla", "also share layers gqa window strided fixed topk "
-                                                              "documents rope relative memory universal act "
-                                                              "gru reversible"},
+                                                              "documents rope relative memory universal act gru "
+                                                              "reversible dense"},
                                                       {"also", "sla share layers gqa window strided fixed topk "
-                                                               "documents rope relative memory universal act "
-                                                               "gru reversible"},
+                                                               "documents rope relative memory universal act gru "
+                                                               "reversible dense"},
                                                       {"share", "sla also layers gqa window strided fixed topk "
-                                                                "documents rope relative memory universal act "
-                                                                "gru reversible"},
+                                                                "documents rope relative memory universal act gru "
+                                                                "reversible dense"},
                                                       {"layers", "sla also share gqa window strided fixed topk "
-                                                                 "documents rope relative memory universal act "
-                                                                 "gru reversible"},
+                                                                 "documents rope relative memory universal act gru "
+                                                                 "reversible dense"},
                                                       {"gqa", "sla also share layers window strided fixed topk "
                                                               "documents reuse blend gate rope relative memory "
-                                                              "universal act gru reversible"},
+                                                              "universal act gru reversible dense"},
                                                       {"window", "sla also share layers gqa strided fixed topk "
                                                                  "documents reuse blend gate rope relative memory "
-                                                                 "universal act gru reversible"},
+                                                                 "universal act gru reversible dense"},
                                                       {"strided", "sla also share layers gqa window fixed topk "
-                                                                  "documents reuse blend gate rope gru "
-                                                                  "reversible"},
+                                                                  "documents reuse blend gate rope gru reversible "
+                                                                  "dense"},
                                                       {"fixed", "sla also share layers gqa window strided topk "
-                                                                "documents reuse blend gate rope gru "
-                                                                "reversible"},
+                                                                "documents reuse blend gate rope gru reversible dense"},
                                                       {"topk", "sla also share layers gqa window strided fixed "
-                                                               "documents reuse blend gate rope gru"},
+                                                               "documents reuse blend gate rope gru dense"},
                                                       {"documents", "sla also share layers gqa window strided fixed "
                                                                     "topk reuse blend gate rope relative universal act "
-                                                                    "gru reversible"},
+                                                                    "gru reversible dense"},
                                                       {"reuse", "gqa window strided fixed topk documents rope gru"},
                                                       {"blend", "gqa window strided fixed topk documents rope gru"},
                                                       {"gate", "gqa window strided fixed topk documents rope gru"},
                                                       {"rope", "sla also share layers gqa window strided fixed topk "
-                                                               "documents reuse blend gate memory universal act "
-                                                               "gru reversible"},
+                                                               "documents reuse blend gate memory universal act gru "
+                                                               "reversible dense"},
                                                       {"relative", "sla also share layers gqa window documents memory "
                                                                    "universal act gru"},
                                                       {"memory", "sla also share layers gqa window rope relative gru"},
@@ -97,6 +96,8 @@ TEST(WiringTerms, CombineWithTheseAlone) {
                                                                     "relative act gru"},
                                                       {"act", "sla also share layers gqa window documents rope "
                                                               "relative universal gru"},
+                                                      {"dense", "sla also share layers gqa window strided fixed topk "
+                                                                "documents rope"},
                                                       {"gru", "sla also share layers gqa window strided fixed topk "
                                                               "documents reuse blend gate rope relative memory "
                                                               "universal act lsh"},

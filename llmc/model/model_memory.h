@@ -146,6 +146,7 @@ inline std::vector<float> initial_values(const ModelMemory& model, int index, ui
   const TensorSpec& tensor = model.tensor(index);
   const int64_t rows = tensor.shape[0], columns = tensor.num_elements() / rows;
   std::vector<float> host(size_t(tensor.num_elements()), float(spec.init_mean));
+  for (int64_t i : spec.ones) host[size_t(i)] = 1;
   if (spec.init_std == 0) return host;
 #pragma omp parallel for schedule(static)
   for (int64_t row = 0; row < rows; row++)

@@ -19,6 +19,7 @@ struct ParameterSpec {
   bool transposed = false;               // a linear weight: (out, in) here, (in, out) there
   bool decay = false;                    // weight decay applies: two or more dimensions
   double init_mean = 0, init_std = 0;
+  std::vector<int64_t> ones = {};  // elements that are 1 in a new model, whatever the others are
   // For each row of this tensor, its row in the full-size tensor (out, in). Empty if they are the same.
   std::vector<int> full_rows = {};
   // Rows of each of the matrices in this tensor, one below the other, that Muon updates (llmc/ops/muon.h). Empty if it

@@ -37,7 +37,8 @@ struct Feature {
     activations = 1 << 15,  // what MLPs make of hidden units
     heads = 1 << 16,        // whose weight the output head has
     caps = 1 << 17,         // how large logits are
-    documents = 1 << 18     // masks that follow from tokens
+    documents = 1 << 18,    // masks that follow from tokens
+    inputs = 1 << 20        // what a layer takes of those below
   };
 };
 
