@@ -56,39 +56,39 @@ TEST(WiringTerms, CombineWithTheseAlone) {
                                                               {"relu2", {"swiglu"}}, {"swiglu", {"relu2"}},
                                                               {"untied", {}},        {"softcap", {}}};
   const std::map<std::string, std::string> combine = {{"sla", "also share layers gqa window strided fixed topk "
-                                                              "documents rope relative memory universal act gru "
-                                                              "reversible dense"},
+                                                              "documents rope relative memory universal act dense gru "
+                                                              "reversible"},
                                                       {"also", "sla share layers gqa window strided fixed topk "
-                                                               "documents rope relative memory universal act gru "
-                                                               "reversible dense"},
+                                                               "documents rope relative memory universal act dense gru "
+                                                               "reversible"},
                                                       {"share", "sla also layers gqa window strided fixed topk "
-                                                                "documents rope relative memory universal act gru "
-                                                                "reversible dense"},
+                                                                "documents rope relative memory universal act dense "
+                                                                "gru reversible"},
                                                       {"layers", "sla also share gqa window strided fixed topk "
-                                                                 "documents rope relative memory universal act gru "
-                                                                 "reversible dense"},
+                                                                 "documents rope relative memory universal act dense "
+                                                                 "gru reversible"},
                                                       {"gqa", "sla also share layers window strided fixed topk "
                                                               "documents reuse blend gate rope relative memory "
-                                                              "universal act gru reversible dense"},
+                                                              "universal act dense gru reversible"},
                                                       {"window", "sla also share layers gqa strided fixed topk "
                                                                  "documents reuse blend gate rope relative memory "
-                                                                 "universal act gru reversible dense"},
+                                                                 "universal act dense gru reversible"},
                                                       {"strided", "sla also share layers gqa window fixed topk "
-                                                                  "documents reuse blend gate rope gru reversible "
-                                                                  "dense"},
+                                                                  "documents reuse blend gate rope dense gru "
+                                                                  "reversible"},
                                                       {"fixed", "sla also share layers gqa window strided topk "
-                                                                "documents reuse blend gate rope gru reversible dense"},
+                                                                "documents reuse blend gate rope dense gru reversible"},
                                                       {"topk", "sla also share layers gqa window strided fixed "
-                                                               "documents reuse blend gate rope gru dense"},
+                                                               "documents reuse blend gate rope dense gru"},
                                                       {"documents", "sla also share layers gqa window strided fixed "
                                                                     "topk reuse blend gate rope relative universal act "
-                                                                    "gru reversible dense"},
+                                                                    "dense gru reversible"},
                                                       {"reuse", "gqa window strided fixed topk documents rope gru"},
                                                       {"blend", "gqa window strided fixed topk documents rope gru"},
                                                       {"gate", "gqa window strided fixed topk documents rope gru"},
                                                       {"rope", "sla also share layers gqa window strided fixed topk "
-                                                               "documents reuse blend gate memory universal act gru "
-                                                               "reversible dense"},
+                                                               "documents reuse blend gate memory universal act dense "
+                                                               "gru reversible"},
                                                       {"relative", "sla also share layers gqa window documents memory "
                                                                    "universal act gru"},
                                                       {"memory", "sla also share layers gqa window rope relative gru"},
