@@ -36,14 +36,14 @@ inline void weighted_sum_backward(float* dweights, const floatX* dout, const std
     const int64_t first = piece * weighted_sum_piece, count = std::min(weighted_sum_piece, n - first);
     for (int64_t t = 0; t < columns; t++) {
       const floatX *x = terms[size_t(t)].x + first, *d = dout + first;
-      double sum = 0;  // a norm that reads the sum makes dout almost orthogonal to it: large terms cancel
+      float sum = 0;
 #pragma omp simd reduction(+ : sum)
-      for (int64_t i = 0; i < count; i++) sum += double(to_float(d[i]) * to_float(x[i]));
-      scratch[piece * columns + t] = float(sum);
+      for (int64_t i = 0; i < count; i++) sum += to_float(d[i]) * to_float(x[i]);
+      scratch[piece * columns + t] = sum;
     }
   }
   for (int64_t t = 0; t < columns; t++) {
-    double sum = 0;
+    double sum = 0;  // a single number, in which large terms may cancel
     for (int64_t piece = 0; piece < pieces; piece++) sum += scratch[piece * columns + t];
     dweights[t] += float(sum);
   }

@@ -85,16 +85,19 @@ inline bool is_of_gate(const std::string& name) {
 
 // In bf16 some kinds of gradients are less exact. Those of a map's gate and of relative positions, and what a layer's q
 // alone hand on to ln_1 and c_attn where it projects no v, come from inner products of dout with values, which are
-// almost orthogonal to it, so that the rounding errors of dout, all bf16, weigh several times as much. Those of the
-// weights of `dense` are inner products with the terms of a sum to which dout is almost orthogonal. With v of its own,
-// a layer's c_attn and ln_1 have gradients in which that does not show, unless `qknorm` divides those of q and k by the
-// root mean square of a head, which is about an eighth here. What comes through the gates of `gru` has been rounded
-// several times on its way. In fp32 a map's gate in a layer of a single head shows it, and what comes through both.
+// almost orthogonal to it, so that the rounding errors of dout, all bf16, weigh several times as much. With v of its
+// own, a layer's c_attn and ln_1 have gradients in which that does not show, unless `qknorm` divides those of q and k
+// by the root mean square of a head, which is about an eighth here. What comes through the gates of `gru` has been
+// rounded several times on its way. In fp32 a map's gate in a layer of a single head shows it, and what comes through
+// both. Those of the weights of `dense` are inner products of dout with the terms of a sum to which the norm that reads
+// it makes dout almost orthogonal: in random wirings their errors are up to 1.1e-5, and 5.3e-2 in bf16; to round dout
+// to bf16, and nothing else, makes them as large as 2.5e-2.
 inline double tolerance_of(const GPT2& model, const std::string& name) {
   const AttentionPlan& plan = model.attention_plan;
+  if (name.find(".dense") != std::string::npos) return is_bf16 ? 6e-2 : 2e-5;
   const bool is_of_scores = name.find("relative") != std::string::npos || is_of_gate(name);
   if (!is_bf16) return is_of_scores && (is_of_gate(name) || plan.table.gru) ? 4e-5 : tensor_tolerance;
-  if (is_of_scores || name.find(".dense") != std::string::npos) return 4e-2;
+  if (is_of_scores) return 4e-2;
   if (name.compare(0, 2, "h.") != 0) return tensor_tolerance;
   const int layer = atoi(name.c_str() + 2);
   const bool is_of_qkv = name.find("ln_1") != std::string::npos || name.find("c_attn") != std::string::npos;
