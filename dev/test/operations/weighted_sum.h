@@ -12,8 +12,10 @@
 // BUG (build/fp32/test_ops_emu) llmc/cuda/weighted_sum.h: `add_column_sums(dweights + first,` ->
 //   `add_column_sums(dweights,`
 TEST(WeightedSum, HasTheSumAndTheGradientsOfItsWeights) {
-  for (const auto& [n, count] : {std::pair<int64_t, int>(8, 2), {1000, 3}, {8192, 1}, {16392, 13}, {2056, 67}})
+  for (const std::pair<int64_t, int64_t>& shape :
+       {std::pair<int64_t, int64_t>(8, 2), {1000, 3}, {8192, 1}, {16392, 13}, {2056, 67}})
     for (bool accumulate : {false, true}) {
+      const int64_t n = shape.first, count = shape.second;
       SCOPED_TRACE(testing::Message() << count << " terms of " << n << (accumulate ? ", +=" : ", ="));
       const auto x = random_values<floatX>(count * n, 1), weights = random_values<floatX>(count, 2),
                  before = random_values<floatX>(n, 3), dout = random_values<floatX>(n, 4);
