@@ -24,6 +24,7 @@
 #include "llmc/cpu/optimizer.h"
 #include "llmc/cpu/token_gate.h"
 #include "llmc/cpu/value_mix.h"
+#include "llmc/cpu/weighted_sum.h"
 #else
 #include "llmc/cuda/activation.h"
 #include "llmc/cuda/attention.h"
@@ -46,6 +47,7 @@
 #include "llmc/cuda/rotary.h"
 #include "llmc/cuda/token_gate.h"
 #include "llmc/cuda/value_mix.h"
+#include "llmc/cuda/weighted_sum.h"
 #endif
 #if defined(SLA_NCCL) && !defined(SLA_CPU)
 #include "llmc/dist/collectives.h"

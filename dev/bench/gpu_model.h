@@ -258,8 +258,8 @@ struct ModelledOperation {
 struct InstructionCounts {
   static constexpr double gelu_forward = 130, gelu_backward = 229, classifier = 255, caps = 330, layernorm_forward = 90,
                           layernorm_backward = 270, bias_backward = 21, adamw = 230, sum_of_squares = 44,
-                          embedding = 52, comparison = 20, copy = 20, relu2 = 40, norm_heads = 110, mix_values = 60,
-                          mix_heads = 20, swiglu_forward = 130, swiglu_backward = 220, rotary = 60;
+                          embedding = 52, comparison = 20, copy = 20, term_of_sum = 24, relu2 = 40, norm_heads = 110,
+                          mix_values = 60, mix_heads = 20, swiglu_forward = 130, swiglu_backward = 220, rotary = 60;
 };
 
 // The operations of a training step of one micro-batch, in their order: what gpt2_forward_backward and gpt2_update
@@ -365,6 +365,18 @@ class StepModel {
   void residual_forward(const Sublayer& sublayer) {
     std::visit([&](const auto& residual) { residual_forward(residual, sublayer.layer); }, sublayer.residual);
     if (sublayer.cycle_end) cycle_end_forward(*sublayer.cycle_end, sublayer.layer);
+    if (sublayer.dense) dense_forward(*sublayer.dense);
+  }
+  // A sum of so many tensors (N, C), or of products with them.
+  ModelledPart sum_part(const char* name, int terms, int kernels = 1) const {
+    return elementwise(name, double(N), double(C), (terms + 1) * x, terms * Counts::term_of_sum, kernels);
+  }
+  // The norm that follows does not have the stream at hand, but reads it again.
+  void dense_forward(const DenseSum& d) { add("weighted_sum", d.layer, {sum_part("weighted_sum", d.layer + 2)}); }
+  void dense_backward(const DenseSum& d) {
+    add("weighted_sum_backward", d.layer,
+        {sum_part("weighted_sum_backward", d.layer + 2, 2),
+         sum_part("weighted_sum", model.config.num_layers - d.layer)});
   }
   // What it takes beside a sum and a LayerNorm that are one pass, and beside the coordinates: the stream is read again.
   void cycle_end_forward(const CycleEnd& end, int l) {
@@ -507,6 +519,7 @@ class StepModel {
                        std::holds_alternative<MlpBranch>(sublayer.branch) ? H : C, C);
         if (const auto* gru = std::get_if<GruResidual>(&sublayer.residual)) branch_relu(*gru, sublayer.layer);
         break;
+      case What::input: dense_forward(*sublayer.dense); break;
       case What::gates: gates_forward(std::get<GruResidual>(sublayer.residual), sublayer.layer); break;
       case What::stream:
       case What::taken_back: add("stream_add", sublayer.layer, {stream_part("stream_add")}); break;
@@ -579,6 +592,7 @@ class StepModel {
     for (int i = sublayers.size() - 1; i >= 0; i--) {
       const Sublayer& sublayer = sublayers.list[size_t(i)];
       for (const Recomputation& again : sublayer.again) compute_again(again);
+      if (sublayer.dense) dense_backward(*sublayer.dense);
       if (sublayer.cycle_end) cycle_end_backward(*sublayer.cycle_end, sublayer.layer);
       std::visit([&](const auto& residual) { residual_backward(residual, sublayer.layer); }, sublayer.residual);
       std::visit([&](const auto& branch) { branch_backward(branch, sublayer.layer); }, sublayer.branch);

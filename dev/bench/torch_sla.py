@@ -91,8 +91,9 @@ class Config:
         L, C, hs = self.num_layers, self.channels, self.channels // self.num_heads
         of_attention = rows_in_use(self.wiring) * hs * C + (L - 1) * C * self.wiring.gate
         of_gates = 12 * L * C * C * self.wiring.gru
+        of_dense = L * (L + 3) // 2 * C * self.wiring.dense
         of_halting = L // self.wiring.stored_layers() * C * (self.wiring.halting is not None)
-        weights = self.vocab_size * C + 9 * L * C * C + of_attention + of_gates + of_halting
+        weights = self.vocab_size * C + 9 * L * C * C + of_attention + of_gates + of_dense + of_halting
         scored, multiplied = pairs(self.wiring, T)
         of_multiplied = 10 if self.wiring.relative else 6
         return 6 * weights + 2 * hs * (of_multiplied * multiplied + scored) / T

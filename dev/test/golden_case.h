@@ -45,7 +45,8 @@ inline const std::vector<std::string>& golden_case_names() {
                                                  "f_gtrxl",         "f_lsh",          "f_reversible",  "f_reformer",
                                                  "m_strided_fixed", "n_rmsnorm",      "n_relu2",       "n_untied",
                                                  "n_swiglu",        "n_qknorm",       "n_documents",   "n_modern",
-                                                 "n_keys",          "n_values",       "n_vres",        "n_router"};
+                                                 "n_keys",          "n_values",       "n_vres",        "n_router",
+                                                 "n_dense"};
   return names;
 }
 

@@ -72,6 +72,7 @@ TEST(Flops, OfAttentionAreThoseOfEachPair) {
                              "relu2",
                              "swiglu",
                              "untied softcap(15)",
+                             "dense",
                              "gru",
                              "universal(2)",
                              "universal(2) act(0.1)",
@@ -168,6 +169,8 @@ static const char* const all_terms[] = {"plain",
                                         "swiglu(8)",
                                         "untied",
                                         "untied softcap(15)",
+                                        "dense",
+                                        "dense sla(2,2) gqa(2)",
                                         "gru",
                                         "universal(1) gru",
                                         "lsh(4,2)",
@@ -236,10 +239,13 @@ TEST(Parameters, BeginAsInGpt2ForEveryTerm) {
                           : name == "halt.bias"                                               ? 1
                                                                                               : 0;
       EXPECT_EQ(spec.init_mean, mean) << wiring << ": " << name;
-      const size_t ones = ends_with(name, "value_mix") ? 1
-                          : ends_with(name, "router")  ? c.wiring_table().num_kv_heads
-                                                       : 0;
+      const size_t ones = ends_with(name, "value_mix") || ends_with(name, ".dense") ? 1
+                          : ends_with(name, "router")                               ? c.wiring_table().num_kv_heads
+                                                                                    : 0;
       EXPECT_EQ(spec.ones.size(), ones) << name;
+      if (ends_with(name, ".dense")) {
+        EXPECT_EQ(spec.ones[0], spec.layer + 1);
+      }
     }
   }
 }
@@ -314,7 +320,7 @@ TEST(WiringChange, IsSaidOfEveryNumberOfEveryTerm) {
        {"plain", "universal(1)", "universal(2)", "universal(4)"},
        {"universal(1)", "universal(1) act(0.1)", "universal(1) act(0.2)", "universal(1) act(0.1,0.5)"},
        {"plain", "gru", "reversible", "rmsnorm", "qknorm", "vres", "router", "relu2", "swiglu", "swiglu(64)",
-        "softcap(15)", "softcap(16)", "untied"},
+        "softcap(15)", "softcap(16)", "untied", "dense"},
        {"plain", "lsh(4,2)", "lsh(8,2)", "lsh(4,1)"}};
   for (const std::vector<const char*>& wirings : same_terms)
     for (const char* before : wirings)

@@ -240,14 +240,14 @@ TEST_F(LongTraining, HasTheSameBitsPerByteWithTwoRanks) {
   EXPECT_NEAR(last(train(2, "2", bytes), "val_bits_per_byte", NAN) / alone, 1, 1e-6);
 }
 
-// A gate's parameters, K/V heads of groups, gradients of shared q, masks, layers whose gradients add up, and tokens
-// that halt.
+// A gate's parameters, K/V heads of groups, gradients of shared q, masks, sums of outputs, layers whose gradients add
+// up, and tokens that halt.
 TEST_F(LongTraining, HasTheSameLossesWithAnyNumberOfRanksAndWiring) {
   const std::string own = " -i " + in("tokens.bin") + " -j " + in("tokens.bin") +
                           " --layers 3 --heads 2 --channels 16 --vocab-size 64 " +
                           "--max-seq-len 8 -t 8 -b 1 -d 48 -l 1e-2 -k constant -m 5 -v 6 ";
   for (const char* wiring :
-       {"gate gqa(1) window(5,SL)", "reuse(2) fixed(4,1)", "modern", "universal(1) relative gru act(0.1)"}) {
+       {"gate gqa(1) window(5,SL)", "reuse(2) fixed(4,1)", "dense modern", "universal(1) relative gru act(0.1)"}) {
     SCOPED_TRACE(wiring);
     const auto train_on = [&](int ranks, const std::string& out, const std::string& more) {
       const Outcome o =

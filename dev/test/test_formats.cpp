@@ -388,6 +388,7 @@ TEST_F(LlamaFolder, IsRefusedForWhatLlamaHasNot) {
                                      {"rmsnorm rope swiglu qknorm", "has no qknorm"},
                                      {"rmsnorm rope swiglu softcap(15)", "has no softcap"},
                                      {"rmsnorm rope swiglu sla(1,2)", "has no sla"},
+                                     {"dense rmsnorm rope swiglu", "has no dense"},
                                      {"rmsnorm rope untied", "Llama's architecture is rmsnorm rope swiglu"},
                                      {"modern", "has no qknorm"}}) {
     fs::remove_all(in("own"));

@@ -365,7 +365,7 @@ TEST(ModelledStep, ComputesAgainWhatIsRecomputed) {
 // No part is faster than the GPU's memory and tensor cores are, and each takes the share of them that is assumed.
 TEST(ModelledStep, IsNotFasterThanTheGpu) {
   for (const GpuSpec& gpu : {h100_sxm(), a100_sxm()})
-    for (const char* wiring : {"plain", "sla(9,9)", "topk(64)", "blend(0.5)", "gate"}) {
+    for (const char* wiring : {"plain", "sla(9,9)", "topk(64)", "blend(0.5)", "gate", "dense"}) {
       const ModelledModel m(wiring, 2, 2048, Recompute::nothing, gpu);
       m.sum([&](const ModelledOperation& operation, const ModelledPart& part) {
         EXPECT_GE(part.seconds, part.bytes / (gpu.bandwidth * gpu.copy_share)) << operation.name << ": " << part.name;

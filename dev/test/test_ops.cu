@@ -13,6 +13,7 @@
 #include "dev/test/operations/head_mix.h"
 #include "dev/test/operations/maps.h"
 #include "dev/test/operations/gru.h"
+#include "dev/test/operations/weighted_sum.h"
 #include "dev/test/operations/halting.h"
 #include "dev/test/operations/lsh.h"
 #include "dev/test/operations/relative.h"

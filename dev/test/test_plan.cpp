@@ -411,6 +411,11 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"vres(2)", "vres(2), at character 1", "it is vres"},
                {"router vres", "vres, at character 8", "does not combine with router, at character 1"},
                {"router lsh(4,2)", "lsh(4,2), at character 8", "does not combine with router, at character 1"},
+               {"dense reversible", "reversible, at character 7", "does not combine with dense, at character 1"},
+               {"universal(1) dense", "dense, at character 14", "does not combine with universal(1), at character 1"},
+               {"gru dense", "dense, at character 5", "does not combine with gru, at character 1"},
+               {"dense gate", "gate, at character 7", "does not combine with dense, at character 1"},
+               {"dense(2)", "dense(2), at character 1", "it is dense"},
                {"swiglu(0)", "swiglu(0), at character 1", "must be at least 1"},
                {"swiglu(1,2)", "swiglu(1,2), at character 1", "it is swiglu or swiglu(hidden units)"},
                {"swiglu relu2", "relu2, at character 8", "does not combine with swiglu, at character 1"},
@@ -474,6 +479,7 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
                            "qknorm",
                            "vres rope",
                            "router gqa(2)",
+                           "dense rope",
                            "relu2",
                            "swiglu",
                            "swiglu(80) rmsnorm",
@@ -628,7 +634,8 @@ TEST(Flops, CountTheEqualShareOfHashBuckets) {
 
 // The head, and in each of three layers: c_attn (96, 32) and c_proj (32, 32) of attention, 8 C C of the MLP, and from
 // layer 1 on a gate (32, 1); or after each cycle but the last the gate that halts a token; or two gates of the residual
-// stream, each of (96, 32), (64, 32) and (32, 32).
+// stream, each of (96, 32), (64, 32) and (32, 32); or the sum that follows layer l, of l + 2 tensors.
+// BUG llmc/model/parts/dense_sum.h: `double(d.layer + 2) * double(d.C)` -> `double(d.C)`
 // BUG llmc/model/parts/gru_residual.h: `return 6.0 * c.channels` -> `return 3.0 * c.channels`
 // BUG llmc/model/parts/attention_branch.h: `(has_map_gate(plan, b.layer) ? C : 0)` -> `0`
 TEST(Flops, CountTheWeightsThatATokenIsMultipliedWith) {
@@ -643,6 +650,7 @@ TEST(Flops, CountTheWeightsThatATokenIsMultipliedWith) {
                                          {"gru", plain + 3 * 12 * C * C},
                                          {"lsh(4,2)", plain - 3 * C * C},
                                          {"reversible", plain},
+                                         {"dense", plain + (2 + 3 + 4) * C},
                                          {"reuse(3)", plain - 2 * 2 * C * C}}) {
     config.wiring = parse_wiring(wiring);
     EXPECT_EQ(matmul_parameters(config, make_attention_plan(config)), elements) << wiring;

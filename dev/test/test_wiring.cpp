@@ -55,67 +55,69 @@ TEST(WiringTerms, CombineWithTheseAlone) {
   const std::map<std::string, std::set<std::string>> parts = {{"rmsnorm", {}},       {"qknorm", {"relative", "lsh"}},
                                                               {"relu2", {"swiglu"}}, {"swiglu", {"relu2"}},
                                                               {"untied", {}},        {"softcap", {}}};
-  const std::map<std::string, std::string> combine = {{"sla", "also share layers gqa vres router window strided fixed "
-                                                              "topk "
-                                                              "documents rope relative memory universal act gru "
-                                                              "reversible"},
-                                                      {"also", "sla share layers gqa vres router window strided fixed "
-                                                               "topk "
-                                                               "documents rope relative memory universal act gru "
+  const std::map<std::string, std::string> combine = {{"sla", "also share layers gqa vres router window "
+                                                              "strided fixed topk documents rope relative "
+                                                              "memory universal act dense gru reversible"},
+                                                      {"also", "sla share layers gqa vres router window "
+                                                               "strided fixed topk documents rope relative "
+                                                               "memory universal act dense gru reversible"},
+                                                      {"share", "sla also layers gqa vres router window "
+                                                                "strided fixed topk documents rope relative "
+                                                                "memory universal act dense gru reversible"},
+                                                      {"layers", "sla also share gqa vres router window "
+                                                                 "strided fixed topk documents rope relative "
+                                                                 "memory universal act dense gru reversible"},
+                                                      {"gqa", "sla also share layers vres router window "
+                                                              "strided fixed topk documents reuse blend "
+                                                              "gate rope relative memory universal act "
+                                                              "dense gru reversible"},
+                                                      {"router", "sla also share layers gqa window strided "
+                                                                 "fixed topk documents rope dense"},
+                                                      {"vres", "sla also share layers gqa window strided "
+                                                               "fixed topk documents rope dense"},
+                                                      {"window", "sla also share layers gqa vres router "
+                                                                 "strided fixed topk documents reuse blend "
+                                                                 "gate rope relative memory universal act "
+                                                                 "dense gru reversible"},
+                                                      {"strided", "sla also share layers gqa vres router "
+                                                                  "window fixed topk documents reuse blend "
+                                                                  "gate rope dense gru reversible"},
+                                                      {"fixed", "sla also share layers gqa vres router "
+                                                                "window strided topk documents reuse blend "
+                                                                "gate rope dense gru reversible"},
+                                                      {"topk", "sla also share layers gqa vres router "
+                                                               "window strided fixed documents reuse blend "
+                                                               "gate rope dense gru"},
+                                                      {"documents", "sla also share layers gqa vres router "
+                                                                    "window strided fixed topk reuse blend gate "
+                                                                    "rope relative universal act dense gru "
+                                                                    "reversible"},
+                                                      {"reuse", "gqa window strided fixed topk documents "
+                                                                "rope gru"},
+                                                      {"blend", "gqa window strided fixed topk documents "
+                                                                "rope gru"},
+                                                      {"gate", "gqa window strided fixed topk documents "
+                                                               "rope gru"},
+                                                      {"rope", "sla also share layers gqa vres router "
+                                                               "window strided fixed topk documents reuse "
+                                                               "blend gate memory universal act dense gru "
                                                                "reversible"},
-                                                      {"share", "sla also layers gqa vres router window strided fixed "
-                                                                "topk "
-                                                                "documents rope relative memory universal act gru "
-                                                                "reversible"},
-                                                      {"layers", "sla also share gqa vres router window strided fixed "
-                                                                 "topk "
-                                                                 "documents rope relative memory universal act gru "
-                                                                 "reversible"},
-                                                      {"gqa", "sla also share layers vres router window strided fixed "
-                                                              "topk "
-                                                              "documents reuse blend gate rope relative memory "
-                                                              "universal act gru reversible"},
-                                                      {"router", "sla also share layers gqa window strided fixed topk "
-                                                                 "documents rope"},
-                                                      {"vres", "sla also share layers gqa window strided fixed topk "
-                                                               "documents rope"},
-                                                      {"window", "sla also share layers gqa vres router strided fixed "
-                                                                 "topk "
-                                                                 "documents reuse blend gate rope relative memory "
-                                                                 "universal act gru reversible"},
-                                                      {"strided", "sla also share layers gqa vres router window fixed "
-                                                                  "topk "
-                                                                  "documents reuse blend gate rope gru reversible"},
-                                                      {"fixed", "sla also share layers gqa vres router window strided "
-                                                                "topk "
-                                                                "documents reuse blend gate rope gru reversible"},
-                                                      {"topk", "sla also share layers gqa vres router window strided "
-                                                               "fixed "
-                                                               "documents reuse blend gate rope gru"},
-                                                      {"documents", "sla also share layers gqa vres router window "
-                                                                    "strided "
-                                                                    "fixed topk reuse blend gate rope relative "
-                                                                    "universal act gru reversible"},
-                                                      {"reuse", "gqa window strided fixed topk documents rope gru"},
-                                                      {"blend", "gqa window strided fixed topk documents rope gru"},
-                                                      {"gate", "gqa window strided fixed topk documents rope gru"},
-                                                      {"rope", "sla also share layers gqa vres router window strided "
-                                                               "fixed "
-                                                               "topk documents reuse blend gate memory universal act "
-                                                               "gru reversible"},
-                                                      {"relative", "sla also share layers gqa window documents memory "
-                                                                   "universal act gru"},
-                                                      {"memory", "sla also share layers gqa window rope relative gru"},
-                                                      {"universal", "sla also share layers gqa window documents rope "
-                                                                    "relative act gru"},
-                                                      {"act", "sla also share layers gqa window documents rope "
-                                                              "relative universal gru"},
-                                                      {"gru", "sla also share layers gqa window strided fixed topk "
-                                                              "documents reuse blend gate rope relative memory "
-                                                              "universal act lsh"},
+                                                      {"relative", "sla also share layers gqa window documents "
+                                                                   "memory universal act gru"},
+                                                      {"memory", "sla also share layers gqa window rope "
+                                                                 "relative gru"},
+                                                      {"universal", "sla also share layers gqa window documents "
+                                                                    "rope relative act gru"},
+                                                      {"act", "sla also share layers gqa window documents "
+                                                              "rope relative universal gru"},
+                                                      {"dense", "sla also share layers gqa vres router "
+                                                                "window strided fixed topk documents rope"},
+                                                      {"gru", "sla also share layers gqa window strided "
+                                                              "fixed topk documents reuse blend gate rope "
+                                                              "relative memory universal act lsh"},
                                                       {"lsh", "gru reversible"},
-                                                      {"reversible", "sla also share layers gqa window strided fixed "
-                                                                     "documents rope lsh"}};
+                                                      {"reversible", "sla also share layers gqa window strided "
+                                                                     "fixed documents rope lsh"}};
   auto example_of = [](const WiringTerm& term) {
     const TermSyntax syntax = info_of(term).syntax;
     return parts_of(*syntax.examples ? syntax.examples : syntax.form, " or ")[0];

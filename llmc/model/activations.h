@@ -41,8 +41,11 @@ struct Activations {
   KeyRows* sequences = nullptr;         // (groups of layers, slots)
   float* attention_partials = nullptr;  // (attention_partials(...))
   // Tensors of the backward pass: gradients, unless said otherwise.
-  floatX* dresidual = nullptr;         // (N, C): of the residual stream
-  floatX* dstream = nullptr;           // (N, C): of the second stream of `reversible`
+  floatX* dresidual = nullptr;  // (N, C): of the residual stream
+  floatX* dstream = nullptr;    // (N, C): of the second stream of `reversible`
+  // Of `dense`: (L) of (N, C), of the inputs of all layers but the first and of the last norm.
+  std::vector<floatX*> dlayer_inputs;
+  float* dense_scratch = nullptr;      // (weighted_sum_pieces(N C), L + 1)
   floatX* dnorm = nullptr;             // (N, C): of a LayerNorm's output, and before that of the heads' outputs
   floatX* dhidden = nullptr;           // (hidden_rows, F): of the MLP's products, and before that of its hidden units
   floatX* dqkv = nullptr;              // (N, the largest QKV); with `memory` (N, C): of q alone, and beside it
@@ -165,6 +168,11 @@ inline void declare_backward_activations(Activations& acts, ActivationList& list
   for (int l = 0; l < c.num_layers; l++) largest_qkv = std::max(largest_qkv, qkv_rows(c, plan, l));
   list.add(backward, "dresidual", acts.dresidual, {N, C});
   if (plan.table.reversible) list.add(backward, "dstream", acts.dstream, {N, C});
+  if (plan.table.dense) {
+    acts.dlayer_inputs.resize(size_t(c.num_layers));
+    for (floatX*& d : acts.dlayer_inputs) list.add(backward, "dlayer_input", d, {N, C});
+    list.add(backward, "dense_scratch", acts.dense_scratch, {weighted_sum_pieces(N * C), c.num_layers + 1});
+  }
   list.add(backward, "dnorm", acts.dnorm, {N, C});
   // The gradient of one map's output (N, C) is there, too (parts/mixed_maps.h).
   const int64_t hidden_rows = list.shape.hidden_rows(), F = plan.table.fc_size(c.channels);

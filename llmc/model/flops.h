@@ -16,6 +16,7 @@ inline double matmul_parameters(const ModelConfig& c, const AttentionPlan& plan,
     if (is_mlp(s)) n += matmul_elements(std::get<MlpBranch>(s.branch));
     if (const auto* gru = std::get_if<GruResidual>(&s.residual)) n += matmul_elements(*gru, c);
     if (s.cycle_end) n += matmul_elements(*s.cycle_end);
+    if (s.dense) n += matmul_elements(*s.dense);
   }
   return n;
 }

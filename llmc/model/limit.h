@@ -34,6 +34,7 @@ inline double recomputed_flops_per_token(const Sublayers& sublayers, const Model
       const Sublayer& s = sublayers.list[size_t(again.sublayer)];
       const bool is_branch = again.what == What::branch;
       if (again.what == What::gates) flops += 2 * matmul_elements(std::get<GruResidual>(s.residual), c);
+      if (again.what == What::input) flops += 2 * matmul_elements(*s.dense);
       if (!is_branch && again.what != What::output) continue;
       if (const auto* mlp = std::get_if<MlpBranch>(&s.branch))
         flops += 2 * double(mlp->C) * double(is_branch ? mlp->F : mlp->H);

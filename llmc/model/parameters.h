@@ -47,7 +47,8 @@ struct LayerParams {
   GruParams<T> gru1;  // of attention's output
   NormParams<T> ln2;
   MlpParams<T> mlp;
-  GruParams<T> gru2;  // of the MLP's output
+  GruParams<T> gru2;   // of the MLP's output
+  T* dense = nullptr;  // (l + 2): of `dense`, the weights of the sum that follows; else null
   int bucket = 0;
 };
 
@@ -283,6 +284,11 @@ void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const Atte
     b.linear(layer.mlp.fcw, layer.mlp.fcb, h + "mlp.c_fc", C, F, weight_std, int(F / H));
     b.linear(layer.mlp.projw, layer.mlp.projb, h + "mlp.c_proj", H, C, residual_std);
     if (plan.table.gru) b.gru(layer.gru2, h + "gru_2", C, weight_std);
+    if (plan.table.dense) {
+      ParameterSpec spec;
+      spec.ones = {l + 1};
+      b.add(layer.dense, h + "dense", {l + 2}, std::move(spec));
+    }
     b.end_bucket(), b.layer = -1;
   }
   p.lnf_bucket = b.begin_bucket("final layernorm");

@@ -26,6 +26,7 @@
 #include "parts/add_residual.h"
 #include "parts/attention_branch.h"
 #include "parts/cycle_end.h"
+#include "parts/dense_sum.h"
 #include "parts/gru_residual.h"
 #include "parts/head.h"
 #include "parts/lsh_branch.h"
@@ -45,6 +46,7 @@ struct Recomputation {
     activation,  // of an MLP: f of the hidden units, which have been kept
     output,      // the branch's output, and with `gru` its relu, which the gate reads
     gates,       // with `gru`: r, z and g
+    input,       // with `dense`: the sum after the sublayer, which the next one reads
     stream,      // with `reversible`: what the sublayer's norm read of a stream
     taken_back,  // with `reversible`: the sublayer's stream as it was before the sublayer
   };
@@ -60,6 +62,7 @@ struct Sublayer {
   Branch branch;
   Residual residual;
   std::optional<CycleEnd> cycle_end;
+  std::optional<DenseSum> dense;     // after a layer's last sublayer
   std::vector<Recomputation> again;  // before the sublayer's backward pass
   std::vector<int> completes;        // gradient buckets that are complete after it
 };
@@ -78,6 +81,7 @@ struct Sublayers {
   std::vector<ZeroedTensor> zeroed;       // before the backward pass
   std::optional<CycleStart> first_cycle;  // of layers that repeat
   std::optional<Streams> streams;         // of reversible layers
+  std::vector<WeightedTensor> dembedded;  // of `dense`: what the gradient of the embeddings has beside layer 0's
 
   int size() const { return int(list.size()); }
   // The norm before sublayer i; i = size(): the one before the output head.
@@ -119,7 +123,9 @@ inline Sublayers make_sublayers(const ModelConfig& c, const AttentionPlan& plan,
     Branch& branch = add_sublayer(sublayers, c, plan, l, "ln1", "residual2").branch;
     if (plan.table.lsh_buckets > 0) branch = make_lsh(l, is_generation);
     else branch = make_attention(plan, l, is_generation);
-    add_sublayer(sublayers, c, plan, l, "ln2", "residual3").branch = make_mlp(c, plan.table);
+    Sublayer& mlp = add_sublayer(sublayers, c, plan, l, "ln2", "residual3");
+    mlp.branch = make_mlp(c, plan.table);
+    if (plan.table.dense) mlp.dense.emplace().C = c.channels, mlp.dense->layer = l;
   }
   const int of_cycle = sublayers_of_cycle(plan), size = sublayers.size();
   for (int i = of_cycle; plan.table.halting > 0 && i <= size; i += of_cycle)
@@ -157,6 +163,9 @@ inline void declare_recomputation(Sublayers& sublayers, Recompute level) {
   using What = Recomputation::What;
   if (std::holds_alternative<ReversibleResidual>(sublayers.list[0].residual))
     return declare_reversible_recomputation(sublayers);
+  // Of `dense` the input of the last layer as well: after it comes the last norm's.
+  for (int i = 2; i < sublayers.size() && level >= Recompute::norm; i += 2)
+    if (sublayers.list[size_t(i - 1)].dense) sublayers.list[size_t(i + 1)].again.push_back({What::input, i - 1});
   for (int i = 0; i + 2 < sublayers.size(); i += 2) {  // the sublayers of a layer: attention, MLP
     std::vector<Recomputation>& again = sublayers.list[size_t(i + 1)].again;
     if (level >= Recompute::norm) again.push_back({What::norm, i});
@@ -186,7 +195,8 @@ inline void declare(Sublayers& sublayers, ActivationList& list) {
     // The stream after a layer's last sublayer is what the layer is computed again from.
     const bool ends_layer = &s == &sublayers.list.back() || (&s)[1].layer != s.layer;
     const Recompute dropped_from = ends_layer ? Recompute::above_all_levels : Recompute::block;
-    if (auto* sum = std::get_if<AddResidual>(&s.residual)) declare(*sum, dropped_from, list);
+    if (s.dense) declare(*s.dense, std::get<AddResidual>(s.residual).out, list);
+    else if (auto* sum = std::get_if<AddResidual>(&s.residual)) declare(*sum, dropped_from, list);
     if (auto* gru = std::get_if<GruResidual>(&s.residual)) declare(*gru, dropped_from, list);
     if (s.cycle_end) declare(*s.cycle_end, list);
   }
@@ -233,6 +243,7 @@ inline void bind_sublayers(Sublayers& sublayers, const ModelShape& shape, const 
     if (const AttentionBranch* branch = attention_of(s)) binding.attention_acts.push_back(&branch->acts);
   const LayerParams<float> none;
   const floatX* stream = acts.embedded;
+  std::vector<const floatX*> outputs = {stream};  // of layers, for `dense`
   std::set<int> complete;
   for (Sublayer& s : sublayers.list) {
     const LayerParams<floatX>& w = params.layers[size_t(s.weights)];
@@ -244,11 +255,21 @@ inline void bind_sublayers(Sublayers& sublayers, const ModelShape& shape, const 
     std::visit([&](auto& branch) { bind_branch(branch, w, g, s.norm, binding); }, s.branch);
     stream = bind_residual(s, w, g, stream, acts);
     if (s.cycle_end) stream = bind_cycle_end(*s.cycle_end, stream, shape, params, grads, acts);
+    if (s.dense) {
+      outputs.push_back(stream);
+      stream = bind_dense(*s.dense, outputs, params, g.dense, acts);
+    }
+    if (!acts.dlayer_inputs.empty())
+      s.norm.dresidual = std::get<AddResidual>(s.residual).dresidual = dlayer_input(acts, s.layer);
     // Of two streams each norm's gradient is that of the stream that it reads.
     if (const auto* r = std::get_if<ReversibleResidual>(&s.residual)) s.norm.dresidual = r->read_dx();
   }
   bind_norm(sublayers.last_norm, params.lnf, grads.lnf, params.lnf_bucket, stream, acts);
   bind_head(sublayers.head, sublayers.last_norm.out, shape.config.channels, shape.logit_stride, params, grads, acts);
+  if (!acts.dlayer_inputs.empty()) {
+    sublayers.last_norm.dresidual = acts.dlayer_inputs.back();
+    sublayers.dembedded = gradients_of_output(0, params, acts);
+  }
   if (acts.dhalted != nullptr) sublayers.last_norm.dresidual = acts.dhalted;  // which every cycle's end reads
   bind_cycle_starts(sublayers, shape, params, grads, acts);
   if (acts.streams[0] != nullptr) sublayers.streams = streams_of(acts);
@@ -278,22 +299,26 @@ inline void embed_backward(const Sublayers& sublayers, const Params<float>& grad
   const int64_t C = sublayers.last_norm.C;
   if (sublayers.first_cycle) cycle_start_backward(*sublayers.first_cycle, batch);
   if (const auto& s = sublayers.streams) residual_sum(s->dx1, s->dx1, s->dx2, batch.rows() * C);
+  if (const auto& terms = sublayers.dembedded; !terms.empty())
+    weighted_sum(acts.dresidual, terms, batch.rows() * C, /*accumulate=*/true);
   float* dwpe = sublayers.first_cycle ? nullptr : grads.wpe;
   embedding_backward(grads.wte, dwpe, acts.dresidual, acts.tokens, batch.B, batch.T, C);
 }
 
 // Computes the residual stream after the sublayer, and the norm that follows.
 inline void residual_forward(const Sublayer& s, const Norm& next, const Batch& batch) {
-  if (!s.cycle_end)
+  if (!s.cycle_end && !s.dense)
     return std::visit([&](const auto& residual) { residual_forward(residual, next, batch); }, s.residual);
   std::visit([&](const auto& residual) { residual_forward(residual, batch); }, s.residual);
-  cycle_end_forward(*s.cycle_end, batch);
+  if (s.cycle_end) cycle_end_forward(*s.cycle_end, batch);
+  if (s.dense) dense_forward(*s.dense, batch);
   norm_forward(next, batch.rows());
 }
 
 // The backward pass of a sublayer without its norm. From the gradient of the residual stream after the sublayer: that
 // of the stream before it, without the part that comes through the norm, and dnorm, that of the norm's output.
 inline void sublayer_backward(const Sublayer& s, const Batch& batch) {
+  if (s.dense) dense_backward(*s.dense, batch);
   if (s.cycle_end) cycle_end_backward(*s.cycle_end, batch);
   const floatX* dbranch =
       std::visit([&](const auto& residual) { return residual_backward(residual, batch); }, s.residual);
@@ -312,6 +337,7 @@ inline void compute_again(const Sublayers& sublayers, const Recomputation& r, co
       std::visit([&](const auto& branch) { project_out(branch, batch); }, s.branch);
       if (const auto* gru = std::get_if<GruResidual>(&s.residual)) branch_relu(*gru, batch);
       break;
+    case What::input: dense_forward(*s.dense, batch); break;
     case What::gates: gates_forward(std::get<GruResidual>(s.residual), batch); break;
     case What::stream: round_stream(std::get<ReversibleResidual>(s.residual), batch); break;
     case What::taken_back: take_back(std::get<ReversibleResidual>(s.residual), batch); break;

@@ -195,7 +195,8 @@ std::string wiring_help() {
                 {"whose attention map", Feature::maps},
                 {"positions", Feature::positions | Feature::segments},
                 {"layers", Feature::cycles | Feature::halting},
-                {"norms and the residual stream", Feature::norms | Feature::head_norms | Feature::joins},
+                {"norms and the residual stream",
+                 Feature::norms | Feature::head_norms | Feature::joins | Feature::inputs},
                 {"MLPs and the output head", Feature::activations | Feature::heads | Feature::caps}};
   std::string text = "A wiring is a text of terms, applied from left to right to plain GPT-2.\n";
   auto add = [&](const TermInfo& info) {

@@ -48,6 +48,7 @@ struct WiringTable {
   int hidden_units = 0;                 // of an MLP; 0: as many as hidden_size says
   bool untied = false;                  // the output head has a weight of its own
   double softcap = 0;                   // logits lie between -softcap and softcap; 0: anywhere
+  bool dense = false;                   // inputs of layers are sums of all earlier outputs
   bool gru = false;                     // branches join the residual stream in gates
   bool reversible = false;              // two residual streams, which the backward pass recovers
   int lsh_buckets = 0, lsh_rounds = 0;  // 0: attention does not hash

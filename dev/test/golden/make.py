@@ -66,6 +66,7 @@ class Wiring:
         self.router = False
         self.head = "wte.weight"
         self.cap = lambda logits: logits
+        self.dense = False
         self.gru = False                                            # whether sublayers join the stream in gates
         self.reversible = False                                     # whether there are two residual streams
         self.hashes = None                                          # the (buckets, rounds) of lsh
@@ -248,6 +249,10 @@ class Wiring:
 
     # ---- how a sublayer joins the residual stream --------------------------------------------------------------------
 
+    def term_dense(self):
+        """The input of a layer, or of ln_f, is a weighted sum of the embeddings and the outputs of all layers below."""
+        self.dense = True
+
     def term_gru(self):
         """GTrXL's gate in place of x + y."""
         self.gru = True
@@ -328,6 +333,8 @@ ALL = {  # name: (wiring, options)
     "router": ("router gqa(2)", {}),
     "router_of_normed_keys": ("router qknorm rope sla(2,2) window(9,SL)", {"accumulate": 2}),
     "vres_of_sources": ("vres rope gqa(2) sla(2,2) also(1,1)", {"accumulate": 2}),
+    "dense": ("dense", {}),
+    "dense_of_sources": ("dense rope gqa(2) sla(2,2) also(1,1)", {"bias": False, "accumulate": 2}),
     "relu2": ("relu2", {}),
     "swiglu": ("swiglu", {}),
     "softcap": ("softcap(0.5)", {}),
@@ -394,6 +401,8 @@ def tensors_of(config, wiring):
         linear(f"h.{l}.mlp.c_fc", C, wiring.gated * wiring.hidden(C), 0.08)
         linear(f"h.{l}.mlp.c_proj", wiring.hidden(C), C, 0.08)
         gate(f"h.{l}.gru_2")
+        if wiring.dense:
+            tensors.append((f"h.{l}.dense", (l + 2,), 0.4, 0.3))
     norm("ln_f")
     if wiring.head not in dict(t[:2] for t in tensors):
         tensors.append((wiring.head, (V, C), 0, 0.08))
@@ -432,12 +441,16 @@ class Model:
         for l in range(self.config["n_layer"]):
             if l % self.wiring.cycle == 0:
                 x1 = x2 = x2 + self.coordinates(l // self.wiring.cycle, T)
+                outputs = [x2]
             extended = x2 if before is None else torch.cat([before[l], x2], dim=1)
             if self.wiring.memory > 0:
                 self.remembered.append(extended[:, -self.wiring.memory:].detach())
             x1 = self.join(l, "gru_1", x1, self.attention(l, self.norm(self.of_layer(l, "ln_1"), extended), T))
             joined = x2 if self.wiring.reversible else x1
             x2 = self.join(l, "gru_2", joined, self.mlp(l, self.norm(self.of_layer(l, "ln_2"), x1)))
+            if self.wiring.dense:
+                outputs.append(x2)
+                x2 = torch.einsum("i,i...->...", self.w[self.of_layer(l, "dense")], torch.stack(outputs))
             if not self.wiring.reversible:
                 x1 = x2
             if (l + 1) % self.wiring.cycle == 0:

@@ -251,6 +251,25 @@ TEST(AnotherWiring, BeginsWithTheValuesThatLayersHad) {
   Rewired(four_layers("router"), "plain").check();
 }
 
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parameters.h: `spec.ones = {l + 1}` -> `spec.ones = {l}`
+TEST(AnotherWiring, BeginsWithTheInputsThatLayersHad) {
+  for (const auto& [before, now] : {std::pair("plain", "dense"), {"sla(2,3)", "sla(2,3) dense"}}) {
+    Rewired summing(four_layers(before), now);
+    EXPECT_EQ(summing.expected.at("h.2.dense").data, (std::vector<double>{0, 0, 0, 1}));
+    summing.check();
+    auto trained = make_model(summing.before, 1, summing.T);
+    set_weights(*trained, summing.trained);
+    const auto inputs = random_tokens(summing.T, 61, 1), targets = random_tokens(summing.T, 61, 2);
+    auto losses_of = [&](GPT2& model) {
+      gpt2_forward(model, inputs.data(), {1, summing.T});
+      gpt2_loss(model, targets.data(), {1, summing.T}, summing.T);
+      return to_floats(model.acts.losses, inputs.size());
+    };
+    EXPECT_TRUE(same_bits(losses_of(*summing.model), losses_of(*trained)));
+  }
+  Rewired(four_layers("dense"), "plain").check();
+}
+
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/change_wiring.h: `if (keeps_constants) store(` -> `store(`
 TEST(AnotherWiring, KeepsRotationsOfTheSameBuckets) {
   for (const char* wiring : {"lsh(4,2) reversible", "lsh(8,1)"}) {

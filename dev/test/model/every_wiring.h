@@ -106,6 +106,9 @@ struct RandomCase {
     if (parts.one_in(4)) terms.push_back("untied");
     if (parts.one_in(4)) terms.push_back(format("softcap(0.%d)", parts(1, 9)));
     if (!has_memory && none_begins_with(terms, {"lsh"}) && Draw{seed + 3000}.one_in(4)) terms.push_back("documents");
+    if (!moves_maps && Draw{seed + 6000}.one_in(3) &&
+        none_begins_with(terms, {"relative", "memory", "universal", "gru", "lsh", "reversible"}))
+      terms.push_back("dense");
     take_keys_or_values_alone(Draw{seed + 4000}, terms, L, h);
     if (!moves_maps && Draw{seed + 5000}.one_in(3) &&
         none_begins_with(terms, {"relative", "memory", "universal", "gru", "lsh", "reversible"}))
@@ -202,6 +205,8 @@ const char* const every_term[] = {"plain",
                                   "softcap(0.5)",
                                   "untied universal(2)",
                                   "modern sla(2,3)",
+                                  "dense",
+                                  "dense rope gqa(2) sla(2,3) also(1,1)",
                                   "gru",
                                   "universal(2) gru relative also(1,2)",
                                   "universal(1) act(0.3)",

@@ -90,9 +90,12 @@ inline bool is_of_gate(const std::string& name) {
 // by the root mean square of a head, which is about an eighth here. The shares of `vres` are such products too: of 320
 // models as small as these they were off by 0.6 % (median), 3.3 % at most. What comes through the gates of `gru` has
 // been rounded several times on its way. In fp32 a map's gate in a layer of a single head shows it, and what comes
-// through both.
+// through both. Those of the weights of `dense` are inner products of dout with the terms of a sum to which the norm
+// that reads it makes dout almost orthogonal: in random wirings their errors are up to 1.1e-5, and 5.3e-2 in bf16; to
+// round dout to bf16, and nothing else, makes them as large as 2.5e-2.
 inline double tolerance_of(const GPT2& model, const std::string& name) {
   const AttentionPlan& plan = model.attention_plan;
+  if (name.find(".dense") != std::string::npos) return is_bf16 ? 6e-2 : 2e-5;
   const bool is_of_scores =
       name.find("relative") != std::string::npos || name.find("value_mix") != std::string::npos || is_of_gate(name);
   if (!is_bf16) return is_of_scores && (is_of_gate(name) || plan.table.gru) ? 4e-5 : tensor_tolerance;
@@ -226,12 +229,20 @@ TEST(LONG_ON_EMU(Reversible), HasTheGradientsOfWhatKeepsEverything48LayersDeep) 
 //   `|| l < highest_routed[part]`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/kv_router.h: `!plan.shared[Part::k][l].empty() ||
 //   !plan.shared` -> `!plan.shared`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/dense_sum.h: `params.layers[size_t(d.layer)].dense + i}` ->
+//   `params.layers[size_t(d.layer)].dense + outputs.size() - 1 - i}`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/dense_sum.h: `int l = std::max(output - 1, 0)` ->
+//   `int l = std::max(output, 1)`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/sublayers.h: `batch.rows() * C, /*accumulate=*/true` ->
+//   `batch.rows() * C, false`
 TEST_P(Graph, HasTheLossesAndGradientsOfTheReference) { expect_equal_to_reference(GetParam(), 0); }
 TEST_P(Graph, HasThemWhenBlocksAreComputedAgain) { expect_equal_to_reference(GetParam(), 3); }
 TEST_P(GraphVariants, HaveThemWhenDeadRowsAreKept) { expect_equal_to_reference(GetParam(), 0, /*keep_dead_kv=*/true); }
 TEST_P(GraphVariants, HaveThemWhenGeluIsComputedAgain) { expect_equal_to_reference(GetParam(), 1); }
 TEST_P(GraphVariants, HaveThemWhenLayerNormIsComputedAgain) { expect_equal_to_reference(GetParam(), 2); }
 // Of 66 rows, say, 64 and then two.
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/sublayers.h: `i < sublayers.size() && level >= Recompute::norm` ->
+//   `i + 2 < sublayers.size() && level >= Recompute::norm`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/mlp_branch.h: `if (b.in_chunks) hidden_forward(b, rows);` -> ``
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/mlp_branch.h: `matmul_backward(b.din + first,` ->
 //   `matmul_backward(b.din,`
@@ -324,6 +335,9 @@ const std::vector<GraphCase> graph_cases =
      {"capped_logits", 3, 4, 32, 61, 40, "softcap(0.3)", true, 2, 33, 3},
      {"modern", 4, 4, 64, 61, 40, "modern sla(2,2) gqa(2)", false, 2, 33, 1},
      {"head_of_its_own", 3, 4, 32, 61, 40, "softcap(0.3) untied", false, 2, 33, 3},
+     {"summed_outputs", 3, 4, 32, 61, 40, "dense", true, 2, 33, 3},
+     {"summed_outputs_of_one_layer", 1, 4, 32, 61, 40, "dense", true, 2, 33, 1},
+     {"summed_outputs_of_shared_keys", 5, 4, 32, 61, 40, "dense modern sla(2,2) gqa(2) documents", false, 2, 33, 2},
      {"memory_of_several_sources", 4, 4, 32, 61, 40, "rope also(1,2) share(2) memory(7)", true, 1, 40, 3},
 #ifndef PRECISION_BF16  // rounding changes the choice, or weighs too much in gradients that come through two gates
      {"gates_relative_memory", 3, 4, 32, 61, 40, "gru memory(20) relative", true, 1, 33, 2},

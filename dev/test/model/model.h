@@ -48,7 +48,7 @@ inline DoubleTensors random_parameters(const ModelConfig& config, uint64_t seed)
   uint32_t tag = 0;
   for (auto& [name, tensor] : params) {
     const bool is_scale = (name.find("ln_") != std::string::npos && name.find(".weight") != std::string::npos) ||
-                          name.find("value_mix") != std::string::npos;
+                          name.find("value_mix") != std::string::npos || name.find(".dense") != std::string::npos;
     // Of what a gate of `gru` takes from a branch, relu's derivative is a step. In bf16 the outputs of branches are
     // kept some standard deviations away from it, so that rounding does not decide on which side they are.
     const bool is_rectified = is_bf16 && config.wiring_table().gru && name.find("c_proj.bias") != std::string::npos;

@@ -210,6 +210,7 @@ Tensors<Real> make_parameters(const ModelConfig& config) {
     add_linear(h + ".mlp.c_fc", C, find_term<SwigluTerm>(config) ? 2 * H : H);
     add_linear(h + ".mlp.c_proj", H, C);
     add_gate(h + ".gru_2", C);
+    if (find_term<DenseTerm>(config)) add(h + ".dense", {l + 2});  // of the embeddings and layers 0 to l
   }
   add_norm("ln_f", C);
   return params;

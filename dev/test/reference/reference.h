@@ -104,6 +104,7 @@ struct Cache {
   std::vector<int> inputs, targets;      // (B, T)
   std::vector<LayerCache<Real>> layers;  // (L)
   Halting<Real> halting;                 // empty without `act`
+  std::vector<Array<Real>> outputs;      // (L + 1) of (B, T, C)  with `dense` y_0 to y_L; else empty
   Norm<Real> ln_f;                       // ln_f.out: the last hidden state
   Array<Real> logits;                    // (B, T, V)  with `softcap` capped
   Array<Real> probs;                     // (B, T, V)  softmax of the logits
@@ -222,6 +223,33 @@ void route_backward(const ModelConfig& config, const Tensors<Real>& params, cons
     for (int64_t c = 0; c < g * hs; c++) d[row * width + C + c] = d_k[row * g * hs + c];
 }
 
+// `dense`: what follows the layer of that name, of whose weights a there is one for each output so far: the sum of a_i
+// y_i.
+template <class Real>
+Array<Real> sum_of_outputs(const Tensors<Real>& params, const std::string& name,
+                           const std::vector<Array<Real>>& outputs) {
+  const std::vector<Real>& a = params.at(name + ".dense").data;
+  CHECK(a.size() == outputs.size());
+  Array<Real> sum(outputs[0].size());
+  for (size_t i = 0; i < a.size(); i++)
+    for (size_t n = 0; n < sum.size(); n++) sum[n] += a[i] * outputs[i][n];
+  return sum;
+}
+
+// From d, the gradient of the sum of the first `count` outputs: d_outputs and those of a +=.
+template <class Real>
+void sum_of_outputs_backward(const Tensors<Real>& params, const std::string& name,
+                             const std::vector<Array<Real>>& outputs, int count, const Array<Real>& d,
+                             std::vector<Array<Real>>& d_outputs, Tensors<Real>& grads) {
+  const std::vector<Real>& a = params.at(name + ".dense").data;
+  std::vector<Real>& d_a = grads.at(name + ".dense").data;
+  for (int i = 0; i < count; i++)
+    for (size_t n = 0; n < d.size(); n++) {
+      d_a[i] += d[n] * outputs[i][n];
+      d_outputs[i][n] += a[i] * d[n];
+    }
+}
+
 // Fills layer l's `heads` and `heads_out`, and `buckets` unless they are there; its `qkv`, `mix`, `distances` and
 // `rotations`, the layers below, and the tokens (B, T), are given.
 template <class Real>
@@ -295,7 +323,8 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
   Memory<Real>& remembered = memory ? *memory : none;
   remembered.resize(L);
   const int m = int(remembered[0].size() / (B * C));
-  acts = {B, T, m, inputs, targets, std::vector<LayerCache<Real>>(L), {}, {}, Array<Real>(N * V), Array<Real>(N * V)};
+  acts =
+      {B, T, m, inputs, targets, std::vector<LayerCache<Real>>(L), {}, {}, {}, Array<Real>(N * V), Array<Real>(N * V)};
 
   const Tensor<Real>&wte = params.at("wte.weight"), &head = params.at(name_of_head(config));
   Array<Real> x(N * C);  // (B, T, C)
@@ -312,6 +341,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
   for (int l = 0; l < L; l++) {
     if (l % k == 0)
       for (Array<Real>& stream : streams) add_coordinates(params, l / k, T, C, stream);
+    if (l == 0 && find_term<DenseTerm>(config)) acts.outputs = {x2};
     const std::string h = name_of_layer(config, l);
     LayerCache<Real>& layer = acts.layers[l];
     // x1 += c_proj(attention(ln_1(x2))), with `gru` its gate in place of +=
@@ -338,6 +368,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
     layer.fc_act = activation(config, layer.fc);
     join(params, h + ".gru_2", linear(params, h + ".mlp.c_proj", layer.fc_act), x2, layer.gru_2);
     if (act && (l + 1) % k == 0) acts.halting.states.push_back(x2);
+    if (find_term<DenseTerm>(config)) acts.outputs.push_back(x2), x2 = sum_of_outputs(params, h, acts.outputs);
   }
 
   Result<Real> result = {0, 0, Array<Real>(N)};
@@ -486,11 +517,16 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
     for (const HeadCache<Real>& head : layer.heads) shared.d_map.back().push_back(Array<Real>(head.map.size()));
   }
   std::vector<Array<Real>> d_projected = find_term<RouterTerm>(config) ? shared.d_qkv : std::vector<Array<Real>>();
+  std::vector<Array<Real>> d_outputs(cache.outputs.size(), Array<Real>(N * C));
   const int k = layers_in_cycle(config);
   for (int l = L - 1; l >= 0; l--) {
     const std::string h = name_of_layer(config, l);
     const LayerCache<Real>& layer = cache.layers[l];
     if (act && (l + 1) % k == 0) add_into(d_x2, d_states[l / k]);
+    if (find_term<DenseTerm>(config)) {
+      sum_of_outputs_backward(params, h, cache.outputs, l + 2, d_x2, d_outputs, grads);
+      d_x2 = d_outputs[l + 1];
+    }
     const Array<Real> d_mlp = join_backward(params, h + ".gru_2", layer.gru_2, d_x2, grads);
     const Array<Real> d_act = linear_backward(params, h + ".mlp.c_proj", layer.fc_act, d_mlp, grads);
     const Array<Real> d_fc = activation_backward(config, layer.fc, d_act);
@@ -517,6 +553,7 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
       add_into(d_ln_1, linear_backward(params, h + ".attn.map_gate", layer.ln_1.out, d_gate, grads));
     }
     add_into(d_x2, last_rows(norm_backward(config, params, h + ".ln_1", layer.ln_1, d_ln_1, grads), B, T, C));
+    if (l == 0 && find_term<DenseTerm>(config)) add_into(d_x2, d_outputs[0]);
     if (l % k == 0)
       for (const Array<Real>& d_stream : d_streams) add_coordinates_backward(d_stream, l / k, T, C, grads);
   }

@@ -23,8 +23,8 @@ TERMS = {"plain": (0, 0), "sla": (2, 3), "also": (2, 2), "share": (1, 2), "layer
          "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "documents": (0, 0),
          "reuse": (1, 1), "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1),
          "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "qknorm": (0, 0), "vres": (0, 0),
-         "router": (0, 0), "relu2": (0, 0), "swiglu": (0, 1), "softcap": (1, 1), "untied": (0, 0), "gru": (0, 0),
-         "lsh": (2, 2), "reversible": (0, 0)}
+         "router": (0, 0), "relu2": (0, 0), "swiglu": (0, 1), "softcap": (1, 1), "untied": (0, 0), "dense": (0, 0),
+         "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
 
 
 def term_of(text, term):
@@ -57,6 +57,7 @@ class Wiring:
         self.qknorm = False
         self.vres = False
         self.router = False
+        self.dense = False
         self.gru = False
         self.hashes = None  # of lsh: (buckets, rounds)
         self.reversible = False
@@ -137,6 +138,8 @@ class Wiring:
             self.softcap = float(arguments[0])
         elif name == "untied":
             self.untied = True
+        elif name == "dense":
+            self.dense = True
         elif name == "gru":
             self.gru = True
         elif name == "lsh":
@@ -474,6 +477,8 @@ class Block(nn.Module):
         self.gru_1 = Gate(channels) if wiring.gru else torch.add
         self.ln_2, self.mlp = norm_of(wiring, channels, bias, eps), MLP(wiring, channels, bias)
         self.gru_2 = Gate(channels) if wiring.gru else torch.add
+        # Of the embeddings and the layers' outputs, in the sum that comes after this one.
+        self.dense = nn.Parameter(torch.eye(stored_layer + 2)[-1].clone()) if wiring.dense else None
 
     def forward(self, layer, streams, projected, maps, positions, cache):
         """The residual stream twice or, with `reversible`, the two streams, (B, T, C) each -> those after the layer."""
@@ -572,9 +577,13 @@ class GPT2(nn.Module):
             cycle, stored_layer = divmod(layer, len(self.h))
             if stored_layer == 0:
                 x = self.with_coordinates(x, cycle, positions)
-                streams = x, x
+                streams, outputs = (x, x), [x]
             streams = self.h[stored_layer](layer, streams, projected, maps, positions, cache)
             x = streams[1]
+            if self.wiring.dense:
+                outputs.append(x)
+                x = sum(weight * y for weight, y in zip(self.h[layer].dense, outputs))
+                streams = x, x
             if self.halt is not None and stored_layer + 1 == len(self.h):
                 states.append(x)
         if self.wiring.reversible:

@@ -5,6 +5,7 @@
 #include "act.h"
 #include "also.h"
 #include "blend.h"
+#include "dense.h"
 #include "documents.h"
 #include "fixed.h"
 #include "gate.h"
@@ -37,4 +38,4 @@ using WiringTerm =
     std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, VresTerm, RouterTerm, WindowTerm,
                  StridedTerm, FixedTerm, TopkTerm, DocumentsTerm, ReuseTerm, BlendTerm, GateTerm, RopeTerm,
                  RelativeTerm, MemoryTerm, UniversalTerm, ActTerm, RmsnormTerm, QknormTerm, Relu2Term, SwigluTerm,
-                 UntiedTerm, SoftcapTerm, GruTerm, LshTerm, ReversibleTerm>;
+                 UntiedTerm, SoftcapTerm, DenseTerm, GruTerm, LshTerm, ReversibleTerm>;

@@ -38,7 +38,8 @@ struct Feature {
     heads = 1 << 16,        // whose weight the output head has
     caps = 1 << 17,         // how large logits are
     documents = 1 << 18,    // masks that follow from tokens
-    values = 1 << 19        // what is made of values before they are used
+    values = 1 << 19,       // what is made of values before they are used
+    inputs = 1 << 20        // what a layer takes of those below
   };
 };
 
