@@ -172,7 +172,7 @@ inline PlanOptions declare_models(Trainer& t, const ModelConfig& config) {
   const Run& run = t.run;
   const TrainOptions& o = run.options;
   PlanOptions plan = {run.B, run.T, Recompute(o.recompute), o.keep_dead_kv};  // asks the GPU for its memory
-  plan.muon = o.optimizer == "muon";
+  plan.muon = o.optimizer == "muon", plan.dropout = o.dropout;
   if (o.zero == 1) plan.shard = {run.ranks.rank, run.ranks.size, /*whole_matrices=*/plan.muon};
   const double state_of_each = (has_master_weights ? 3.0 : 2.0) * sizeof(float) / plan.shard.count;  // masters, m and v
   check_parameters_fit(config, sizeof(floatX) + sizeof(float) + state_of_each, "weights, gradients and moments",
@@ -293,6 +293,7 @@ inline StepResult train_step(Trainer& t) {
     const int64_t first = i * run.B * run.T;
     if (run.train->begins_stream(first_sequence + i * run.B * run.ranks.size)) model.remembered = 0;
     result.flops_per_token += flops_of_next_segment(t) / double(run.grad_accum_steps);
+    model.dropout_draw = {uint64_t(o.seed), run.step + 1, (i * run.ranks.size + run.ranks.rank) * run.B};
     gpt2_micro_step(model, tokens.inputs + first, tokens.targets + first, run.B, run.T, run.num_micro_batches(),
                     i + 1 == run.grad_accum_steps);
   }

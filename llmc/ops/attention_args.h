@@ -6,6 +6,7 @@
 #include <vector>
 #include "attention_mask.h"
 #include "device_memory.h"
+#include "dropout.h"
 #include "llmc/utils/error.h"
 
 // One K/V head, wherever its k and its v were projected. Row (b, t) of k is the HS elements at `k + (b * T + t) *
@@ -99,6 +100,9 @@ struct AttentionArgs {
 
   // They go with several K/V heads and with masks that show intervals of keys, but not with other masks nor with topk.
   RelativePositions<Element> relative;
+
+  // Of probabilities, in training passes whose queries and keys are the positions [0, T); not with topk.
+  Dropout dropout;
 
   // Partial results over parts of the keys, in the attention of a few queries: attention_partials(...) floats, or null.
   float* partials = nullptr;
