@@ -112,13 +112,13 @@ inline std::string model_checksum(const std::string& folder, bool is_needed) {
   }
 }
 
-// From here on the dropout of the model's config.json is the run's. Says what that of `folder` was where it is another,
-// unless that is "".
+// From here on the dropout of the model's config.json is the run's. Says what that of `folder` was where it had any and
+// another, unless `folder` is "".
 inline void take_dropout(const Run& run, const std::string& folder, ModelConfig& config) {
   const double now = run.options.dropout;
   std::string before;
   visit_dropout(config, [&](const char* key, double& p) {
-    if (p != now) before += format("%s%s %g", before.empty() ? "" : ", ", key, p);
+    if (p != now && p > 0) before += format("%s%s %g", before.empty() ? "" : ", ", key, p);
     p = now;
   });
   if (!folder.empty() && !before.empty() && run.ranks.rank == 0)
