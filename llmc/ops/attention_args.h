@@ -101,9 +101,6 @@ struct AttentionArgs {
   // They go with several K/V heads and with masks that show intervals of keys, but not with other masks nor with topk.
   RelativePositions<Element> relative;
 
-  // Of probabilities, in training passes whose queries and keys are the positions [0, T); not with topk.
-  Dropout dropout;
-
   // Partial results over parts of the keys, in the attention of a few queries: attention_partials(...) floats, or null.
   float* partials = nullptr;
 
@@ -117,6 +114,9 @@ struct AttentionArgs {
   // Partial sums of dk and dv per query head, which are added up in a fixed order: attention_backward_scratch(...)
   // floats, or null for 0.
   float* scratch = nullptr;
+
+  // Of probabilities, in training passes whose queries and keys are the positions [0, T); not with topk.
+  Dropout dropout;
 };
 
 template <class Element>
