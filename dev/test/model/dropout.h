@@ -12,12 +12,7 @@ constexpr int64_t dropout_update = 5;
 constexpr uint64_t dropout_seed = 0x123456789a;
 
 inline std::unique_ptr<GPT2> make_dropout_model(const ModelConfig& config, int B, int T, int recompute) {
-  auto model = std::make_unique<GPT2>();
-  PlanOptions plan = {B, T, Recompute(recompute)};
-  plan.dropout = dropped_share;
-  gpt2_declare(*model, config, plan);
-  gpt2_allocate(*model);
-  return model;
+  return make_model(config, B, T, recompute, /*keep_dead_kv=*/false, dropped_share);
 }
 
 // The mean loss of an update's tokens (sequences, T), in micro-batches of the model's size; gradients =.
