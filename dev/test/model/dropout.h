@@ -39,6 +39,7 @@ struct DropoutCase {
 const DropoutCase dropout_cases[] = {{"sla(2,3)", 136},
                                      {"also(1,2) also(2,1:3) gqa(2)"},
                                      {"sla(2,2,v) share(3,k)"},
+                                     {"vres router"},
                                      {"window(9,SL) rope"},
                                      {"strided(8)", 136},
                                      {"fixed(6,2,union) qknorm"},
