@@ -15,3 +15,4 @@
 #include "dev/test/model/generation.h"
 #include "dev/test/model/segments.h"
 #include "dev/test/model/documents.h"
+#include "dev/test/model/dropout.h"

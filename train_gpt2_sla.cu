@@ -56,6 +56,22 @@ void declare_activations(GPT2& model) {
   declare(model.sublayers, list);
 }
 
+// Throws UserError for what there is no dropout for.
+void check_dropout(const ModelConfig& config, double p) {
+  if (p == 0) return;
+  const WiringTable table = config.wiring_table();
+  const char* const term = table.topk > 0          ? "topk"
+                           : table.memory > 0      ? "memory"
+                           : table.lsh_buckets > 0 ? "lsh"
+                           : table.reversible      ? "reversible"
+                                                   : nullptr;
+  if (term != nullptr)
+    user_error("--dropout %g: it does not go with %s, which wiring \"%s\" has; leave one of them out", p, term,
+               config.wiring.text.c_str());
+  if (!attention_has_dropout)
+    user_error("--dropout %g: the GPU's attention has none; train with train_gpt2_sla_cpu, or without it", p);
+}
+
 // Fixes the model's shape and declares its tensors for training, without allocating any of them. Throws UserError for a
 // shape that the device's kernels don't take.
 void gpt2_declare(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
@@ -64,6 +80,8 @@ void gpt2_declare(GPT2& model, const ModelConfig& config, const PlanOptions& o) 
   declare_model(model, config, o.keep_dead_kv, o.shard);
   model.rows = int64_t(o.B) * o.T;
   model.training = {o.B, o.T, recompute_level(model.attention_plan, o.recompute)};
+  check_dropout(config, o.dropout);
+  model.training->dropout = o.dropout;
   if (o.muon) {
     model.training->matrices = muon_matrices(model.parameters);
     model.training->batches = make_muon_batches(model.training->matrices, o.muon_elements);
@@ -275,10 +293,18 @@ void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, 
   CHECK(1 <= B && 1 <= T && int64_t(B) * T <= model.rows);
   const size_t count = size_t(B) * size_t(T);
   upload({{a.tokens, a.staged_tokens, inputs, count}, {a.targets, a.staged_targets, targets, count}});
+  std::vector<uint64_t> keys;
+  if (model.training->dropout > 0) {
+    const DropoutDraw& draw = model.dropout_draw;
+    for (int b = 0; b < B; b++) keys.push_back(dropout_key(draw.seed, draw.update, draw.first_sequence + b));
+    upload({{a.dropout_keys, a.staged_dropout_keys, reinterpret_cast<const int*>(keys.data()), 2 * keys.size()}});
+  }
   const float dloss = float(1.0 / (double(B) * T * double(num_micro_batches)));
   const bool sum_over_ranks = last && model.collectives.size() > 1, weights_are_coming = model.buckets_awaited == 0;
   auto forward_backward = [&](int b, int t, int64_t remembered, float d) {
-    gpt2_forward_backward(model, batch_of_segments(b, t, remembered, d), sum_over_ranks);
+    Batch batch = batch_of_segments(b, t, remembered, d);
+    batch.drops = model.training->dropout > 0;
+    gpt2_forward_backward(model, batch, sum_over_ranks);
   };
   if (sum_over_ranks || weights_are_coming || model.timeline.on) forward_backward(B, T, model.remembered, dloss);
   else model.forward_backward.run(forward_backward, B, T, model.remembered, dloss);

@@ -112,6 +112,19 @@ inline std::string model_checksum(const std::string& folder, bool is_needed) {
   }
 }
 
+// From here on the dropout of the model's config.json is the run's. Says what that of `folder` was where it had any and
+// another, unless `folder` is "".
+inline void take_dropout(const Run& run, const std::string& folder, ModelConfig& config) {
+  const double now = run.options.dropout;
+  std::string before;
+  visit_dropout(config, [&](const char* key, double& p) {
+    if (p != now && p > 0) before += format("%s%s %g", before.empty() ? "" : ", ", key, p);
+    p = now;
+  });
+  if (!folder.empty() && !before.empty() && run.ranks.rank == 0)
+    printf("%s was trained with %s; this run has --dropout %g\n", folder.c_str(), before.c_str(), now);
+}
+
 // The model that the options describe, or, where -e names none, that of the checkpoint. `in_folder`: the model in the
 // folder that -e names.
 inline ModelConfig choose_model(Run& run, const std::string& checkpoint, std::optional<ModelConfig>& in_folder) {
@@ -122,10 +135,11 @@ inline ModelConfig choose_model(Run& run, const std::string& checkpoint, std::op
       print_warning(format("-e %s: is not there; the model is %s's", model.model.c_str(), checkpoint.c_str()));
     model.model = checkpoint;
   }
-  const ModelConfig config = model_config(model, in_folder);
+  ModelConfig config = model_config(model, in_folder);
   if (!checkpoint.empty()) check_resumed_model(checkpoint, config);
   if (in_folder && !o.out.empty() && run.ranks.rank == 0)
     run.model_checksum = model_checksum(o.model.model, /*is_needed=*/checkpoint.empty());
+  take_dropout(run, in_folder && checkpoint.empty() ? model.model : "", config);
   return config;
 }
 
@@ -172,7 +186,7 @@ inline PlanOptions declare_models(Trainer& t, const ModelConfig& config) {
   const Run& run = t.run;
   const TrainOptions& o = run.options;
   PlanOptions plan = {run.B, run.T, Recompute(o.recompute), o.keep_dead_kv};  // asks the GPU for its memory
-  plan.muon = o.optimizer == "muon";
+  plan.muon = o.optimizer == "muon", plan.dropout = o.dropout;
   if (o.zero == 1) plan.shard = {run.ranks.rank, run.ranks.size, /*whole_matrices=*/plan.muon};
   const double state_of_each = (has_master_weights ? 3.0 : 2.0) * sizeof(float) / plan.shard.count;  // masters, m and v
   check_parameters_fit(config, sizeof(floatX) + sizeof(float) + state_of_each, "weights, gradients and moments",
@@ -207,6 +221,9 @@ inline std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_fol
       flops_per_token(config, t.model.attention_plan, run.T, segments_from(t, 0, segments_of_stream(run)));
   print_model(t.model, run.T, t.model.parameters);
   if (t.documents) print_documents(t);
+  if (o.dropout > 0)
+    printf("dropout: %g of the embeddings, attention's probabilities and the branches' outputs, in training alone\n",
+           o.dropout);
   if (checkpoint.empty() && in_folder && !same_model(*in_folder, config))
     printf("%s was trained with the wiring %s and continues with %s; what changes:\n%s", o.model.model.c_str(),
            in_folder->wiring.text.c_str(), config.wiring.text.c_str(),
@@ -293,6 +310,7 @@ inline StepResult train_step(Trainer& t) {
     const int64_t first = i * run.B * run.T;
     if (run.train->begins_stream(first_sequence + i * run.B * run.ranks.size)) model.remembered = 0;
     result.flops_per_token += flops_of_next_segment(t) / double(run.grad_accum_steps);
+    model.dropout_draw = {uint64_t(o.seed), run.step + 1, (i * run.ranks.size + run.ranks.rank) * run.B};
     gpt2_micro_step(model, tokens.inputs + first, tokens.targets + first, run.B, run.T, run.num_micro_batches(),
                     i + 1 == run.grad_accum_steps);
   }

@@ -23,7 +23,8 @@ struct GoldenCase {
   std::string folder;
   ModelConfig config;
   int batch_size, seq_len, grad_accum_steps, steps;  // B, T; one step is grad_accum_steps micro-batches
-  double learning_rate, weight_decay, beta1, beta2, eps, grad_clip;
+  double learning_rate, weight_decay, beta1, beta2, eps, grad_clip, dropout;
+  uint64_t seed;  // of what dropout drops
   std::vector<int> tokens;
   GoldenTensors model;              // before training; may contain zero biases where config.bias is false
   double val_loss;                  // of that model, over all micro-batches of the file
@@ -46,7 +47,7 @@ inline const std::vector<std::string>& golden_case_names() {
                                                  "m_strided_fixed", "n_rmsnorm",      "n_relu2",       "n_untied",
                                                  "n_swiglu",        "n_qknorm",       "n_documents",   "n_modern",
                                                  "n_keys",          "n_values",       "n_vres",        "n_router",
-                                                 "n_dense"};
+                                                 "n_dense",         "m_dropout"};
   return names;
 }
 
@@ -110,6 +111,8 @@ inline GoldenCase read_golden_case(const std::string& name) {
   golden.beta2 = expected.at("beta2");
   golden.eps = expected.at("eps");
   golden.grad_clip = expected.at("grad_clip");
+  golden.dropout = expected.value("dropout", 0.0);
+  golden.seed = expected.value("seed", uint64_t(1337));
   golden.val_loss = expected.at("val_loss");
   golden.losses = expected.at("losses").get<std::vector<double>>();
   golden.grad_norms = expected.at("grad_norms").get<std::vector<double>>();

@@ -30,10 +30,10 @@ TEST_P(GoldenCommandLine, TrainsAsTheIndependentImplementationDid) {
   const auto& [trainer, name] = GetParam();
   const GoldenCase g = read_golden_case(name);
   const int per_step = g.batch_size * g.seq_len * g.grad_accum_steps;
-  const Outcome o =
-      run(trainer + "-e " + g.folder + " -i " + g.folder + "/tokens.bin -j " + g.folder + "/tokens.bin -k constant " +
-          format("-b %d -t %d -d %d -x %d -l 1e-4 -c 0.1 -v %d -m %d -o %s", g.batch_size, g.seq_len, per_step, g.steps,
-                 g.steps, g.num_micro_batches(), in("out").c_str()));
+  const Outcome o = run(
+      trainer + "-e " + g.folder + " -i " + g.folder + "/tokens.bin -j " + g.folder + "/tokens.bin -k constant " +
+      format("-b %d -t %d -d %d -x %d -l 1e-4 -c 0.1 -v %d -m %d -o %s --dropout %g --seed %d", g.batch_size, g.seq_len,
+             per_step, g.steps, g.steps, g.num_micro_batches(), in("out").c_str(), g.dropout, int(g.seed)));
   ASSERT_EQ(o.exit_status, 0) << o.err;
   const std::vector<json> log = read_log(in("out"));
   ASSERT_TRUE(log.at(0).contains("run"));

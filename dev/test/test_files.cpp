@@ -335,6 +335,27 @@ TEST(ConfigJson, OfGpt2IsPlainAndOfOtherModelsRefused) {
   EXPECT_ERROR(read_config_json(folder.path + "/nowhere"), "cannot be read");
 }
 
+// BUG llmc/model/config_json.cpp: `{ config[key] = p; }` -> `{ config[key] = 0 * p; }`
+TEST(ConfigJson, KeepsTheDropoutOfTheRun) {
+  TemporaryFolder folder;
+  ModelConfig c;
+  c.attn_pdrop = 0.1, c.embd_pdrop = 0.2, c.resid_pdrop = 0.3;
+  auto read_again = [&](nlohmann::json json) {
+    std::ofstream(folder.path + "/config.json") << json;
+    return read_config_json(folder.path);
+  };
+  nlohmann::json json = nlohmann::json::parse(config_json(c));
+  const ModelConfig same = read_again(json);
+  EXPECT_EQ(same.attn_pdrop, 0.1);
+  EXPECT_EQ(same.embd_pdrop, 0.2);
+  EXPECT_EQ(same.resid_pdrop, 0.3);
+  EXPECT_TRUE(same_model(same, ModelConfig()));  // it is the same function
+  json.erase("attn_pdrop");
+  EXPECT_EQ(read_again(json).attn_pdrop, 0);
+  json["resid_pdrop"] = 1;
+  EXPECT_ERROR(read_again(json), "\"resid_pdrop\" is 1; it must be a share");
+}
+
 TEST(Checkpoint, IsFoundByItsStepAndComesBackWhole) {
   TemporaryFolder folder;
   const DiskModel model;

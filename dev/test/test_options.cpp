@@ -362,6 +362,8 @@ TEST(Options, OutsideTheirRangeAreRefused) {
                         {"-c", "1001", "1000"},
                         {"--grad-clip", "-1", "0"},
                         {"--grad-clip", "2e+30", "1e30"},
+                        {"--dropout", "-0.1", "0"},
+                        {"--dropout", "1", "0.999"},
                         {"--max-bad-steps", "0", "1"},
                         {"--optimizer", "sgd", "muon"},
                         {"--momentum", "-0.1", "0"},

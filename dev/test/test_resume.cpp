@@ -16,9 +16,11 @@
 #include "llmc/utils/random.h"
 
 // BUG llmc/training.h: `run.schedule(run.step + 1)` -> `run.schedule(run.step + 1 - run.first_step)`
+// BUG llmc/training.h: `{uint64_t(o.seed), run.step + 1,` -> `{uint64_t(o.seed), run.step + 1 - run.first_step,`
 TEST_F(CommandLine, AResumedRunHasTheBitsOfAnUninterruptedOne) {
   write_file(in("tokens.bin"), shard_bytes(20000));
-  const std::string common = trainer + "-i " + in("tokens.bin") + small_model + "-d 128 -u 3 --shuffle -x 10 -n 5 ";
+  const std::string common =
+      trainer + "-i " + in("tokens.bin") + small_model + "-d 128 -u 3 --shuffle --dropout 0.1 -x 10 -n 5 ";
   ASSERT_EQ(run(common + "-o " + in("whole")).exit_status, 0);
   fs::create_directories(in("half"));
   fs::copy(in("whole/step_00000005"), in("half/step_00000005"), fs::copy_options::recursive);
@@ -355,7 +357,7 @@ TEST_F(CommandLine, AFlippedByteIsRefusedAndAnOlderCheckpointTaken) {
   EXPECT_NE(run(with + " -y").err.find("there is no older checkpoint in " + in("out")), std::string::npos);
 }
 
-TEST_F(LongCommandLine, ResumingWithAnotherRateOrBatchIsSaid) {
+TEST_F(LongCommandLine, ResumingWithAnotherRateBatchOrDropoutIsSaid) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string with = alone + trainer + "-i " + in("tokens.bin") + small_model + "-k constant -y -o " + in("out"),
                     warning = "warning: -y: " + in("out");
@@ -369,6 +371,9 @@ TEST_F(LongCommandLine, ResumingWithAnotherRateOrBatchIsSaid) {
   EXPECT_EQ(run(with + " -x 5 -l 2e-3 -d 128").err, "") << "another micro-batch is the same update";
   EXPECT_EQ(run(with + " -x 6 -d 128").err,
             warning + "/step_00000005" + rate + "0.002; training continues with 0.001\n");
+  EXPECT_EQ(run(with + " -x 7 -d 128 --dropout 0.1").err, warning + "/step_00000006 was written with another dropout "
+                                                                    "(--dropout): 0; training continues with "
+                                                                    "0.1\n");
 }
 
 TEST_F(LongCommandLine, WhatIsNotUsedIsSaid) {

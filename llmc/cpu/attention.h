@@ -60,6 +60,7 @@ inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t
       const float rescale = softmax[r].update(scores + keys.begin, p + keys.begin, keys.end - keys.begin);
       std::fill(p, p + keys.begin, floatX(0.0f));
       std::fill(p + keys.end, p + tile.keys, floatX(0.0f));
+      if (a.dropout.keys != nullptr) drop_probabilities(at, tile, q0 + r, p);
       if (is_first) continue;
 #pragma omp simd
       for (int64_t i = 0; i < HS; i++) o[i] *= rescale;
@@ -82,7 +83,7 @@ inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t
       *lse = infinity;
       continue;
     }
-    const float inverse = 1.0f / softmax[r].sum;
+    const float inverse = a.dropout.scale / softmax[r].sum;
 #pragma omp simd
     for (int64_t i = 0; i < HS; i++) o[i] *= inverse;
     *lse = softmax[r].lse();
@@ -183,8 +184,13 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
       floatX *p = probabilities.operand(r), *ds = dscores.operand(r);
       const KeyRange keys = mask_scores(at, tile, q0 + r, scores);
       select_topk(at, tile, q0 + r, keys, scores);
-      attention_score_gradients(p + keys.begin, ds + keys.begin, scores + keys.begin, dp + keys.begin,
-                                keys.end - keys.begin, lse[r * at.stride], delta[r * at.stride], scale);
+      if (a.dropout.keys == nullptr)
+        attention_score_gradients(p + keys.begin, ds + keys.begin, scores + keys.begin, dp + keys.begin,
+                                  keys.end - keys.begin, lse[r * at.stride], delta[r * at.stride], scale);
+      else
+        dropped_score_gradients(p + keys.begin, ds + keys.begin, scores + keys.begin, dp + keys.begin,
+                                KeptKeys(at, tile, q0 + r).keep + keys.begin, a.dropout.scale, keys.end - keys.begin,
+                                lse[r * at.stride], delta[r * at.stride], scale);
       for (floatX* x : {p, ds}) {
         std::fill(x, x + keys.begin, floatX(0.0f));
         std::fill(x + keys.end, x + tile.keys, floatX(0.0f));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include "llmc/ops/attention_args.h"
+#include "llmc/ops/dropout.h"
 #include "attention_decode.h"
 #include "attention_relative.h"
 #include "attention_tiles.h"
@@ -119,6 +120,49 @@ inline void store_out(const HeadPositions& at, const Rows<floatX>& out, const Ro
     std::copy_n(sums.data + r * sums.stride, a.HS, a.exact_out + (out.data - a.out) + r * out.stride);
 }
 
+// Which probabilities of a query t and of a tile's keys are kept by dropout.
+struct KeptKeys {
+  const uint8_t* keep;  // (keys of the tile): 0 or 1
+
+  // They are valid until the thread's next call.
+  KeptKeys(const HeadPositions& at, const KeyTile& tile, int64_t t) {
+    thread_local std::vector<uint8_t> kept(size_t(key_block + 64));
+    const Dropout& d = at.a.dropout;
+    keep = kept.data();
+    const int64_t q = at.position(t);
+    if (at.stride > 1 || tile.numbers != nullptr) {
+      for (int64_t j = 0; j < tile.keys; j++) {
+        const int64_t k = at.position(tile.numbers == nullptr ? tile.first + j : tile.numbers[j]);
+        kept[j] = keeps_probability(d, at.b, at.head, tile.source, q, k);
+      }
+      return;
+    }
+    const int64_t begin = tile.first / 32 * 32, half = q >> 3 & 1;
+    const uint64_t key = d.keys[at.b];
+    const uint32_t part = part_of_head(at.head, tile.source), row = query_group(q), place = d.place,
+                   threshold = d.threshold;
+    for (int64_t k = begin; k < tile.first + tile.keys; k += 32) {
+      uint8_t* of_strip = kept.data() + (k - begin);
+      const uint32_t first = key_group(k);
+#pragma omp simd
+      for (int i = 0; i < 8; i++) {
+        const Philox bits = dropout_bits(key, place, part, row, first + uint32_t(i));
+        const uint32_t low = half != 0 ? bits.word[2] : bits.word[0], high = half != 0 ? bits.word[3] : bits.word[1];
+        of_strip[i] = (low & 0xffff) >= threshold, of_strip[8 + i] = low >> 16 >= threshold;
+        of_strip[16 + i] = (high & 0xffff) >= threshold, of_strip[24 + i] = high >> 16 >= threshold;
+      }
+    }
+    keep += tile.first - begin;
+  }
+};
+
+// The probabilities p (keys) that dropout does not keep become 0.
+template <class Element>
+void drop_probabilities(const HeadPositions& at, const KeyTile& tile, int64_t t, Element* p) {
+  const KeptKeys kept(at, tile, t);
+  for (int64_t j = 0; j < tile.keys; j++) p[j] = kept.keep[j] ? p[j] : Element(0.0f);
+}
+
 // Where a query head adds to the gradients of one of its K/V heads: dk and dv themselves, or partial sums of them. Rows
 // (b, t).
 struct KeyGradients {
@@ -135,6 +179,18 @@ inline void attention_score_gradients(Element* p, Element* ds, const float* scor
   for (int64_t j = 0; j < visible; j++) {
     const float probability = vec_exp(scores[j] - lse), gradient = dp[j];
     from_float(p[j], probability);
+    from_float(ds[j], probability * (gradient - delta) * factor);
+  }
+}
+
+// The same with dropout: p becomes what is multiplied with v, and ds is the gradient of a score through it.
+template <class Element>
+inline void dropped_score_gradients(Element* p, Element* ds, const float* scores, const float* dp, const uint8_t* keep,
+                                    float scale, int64_t visible, float lse, float delta, float factor) {
+#pragma omp simd
+  for (int64_t j = 0; j < visible; j++) {
+    const float probability = vec_exp(scores[j] - lse), kept = keep[j] ? scale : 0.0f, gradient = dp[j] * kept;
+    from_float(p[j], probability * kept);
     from_float(ds[j], probability * (gradient - delta) * factor);
   }
 }

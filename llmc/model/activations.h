@@ -6,6 +6,7 @@
 #include <numeric>
 #include <vector>
 #include "activation_list.h"
+#include "llmc/ops/dropout.h"
 #include "llmc/ops/lsh.h"
 #include "llmc/operations.h"
 #include "llmc/ops/precision.h"
@@ -19,6 +20,9 @@ struct Activations {
   int *tokens, *targets;  // (N)
   // Each (N): uploaded while others are computed on.
   std::array<int*, num_staging_buffers> staged_tokens, staged_targets;
+  // With --dropout: (B, 2), dropout_key of each sequence, whose 64 bits are uploaded as two numbers.
+  int* dropout_keys = nullptr;
+  std::array<int*, num_staging_buffers> staged_dropout_keys = {};
   // With `documents`: (N), of each query the first key, of each key the last query of its document (attention_args.h);
   // in generation (groups of layers, N), in numbers of the keys that the cache has, and null.
   int *first_keys = nullptr, *last_queries = nullptr;
@@ -230,6 +234,11 @@ inline void declare(Activations& acts, ActivationList& list) {
   list.add(activations, "targets", acts.targets, {N});
   for (int*& buffer : acts.staged_tokens) list.add(activations, "staged_tokens", buffer, {N});
   for (int*& buffer : acts.staged_targets) list.add(activations, "staged_targets", buffer, {N});
+  if (list.shape.training && list.shape.training->dropout > 0) {
+    list.add(activations, "dropout_keys", acts.dropout_keys, {list.shape.training->B, 2});
+    for (int*& buffer : acts.staged_dropout_keys)
+      list.add(activations, "staged_dropout_keys", buffer, {list.shape.training->B, 2});
+  }
   const int64_t groups = list.shape.generation ? int64_t(list.shape.generation->groups.size()) : 1;
   if (plan.table.documents) list.add(activations, "first_keys", acts.first_keys, {groups, N});
   if (plan.table.documents && list.shape.training) list.add(activations, "last_queries", acts.last_queries, {N});
@@ -266,6 +275,12 @@ inline void declare(Activations& acts, ActivationList& list) {
   const int64_t partials =
       attention_partials(cache.slots, c.num_heads, c.head_size(), cache.longest(), most_kv_per_head(plan));
   if (partials > 0) list.add(activations, "attention_partials", acts.attention_partials, {partials});
+}
+
+// What training passes drop at a site of a layer; nothing without --dropout.
+inline Dropout dropout_of(const Activations& acts, const ModelShape& shape, DropoutSite site, int layer) {
+  if (!shape.training || shape.training->dropout == 0) return {};
+  return make_dropout(reinterpret_cast<const uint64_t*>(acts.dropout_keys), shape.training->dropout, site, layer);
 }
 
 // acts.rotary_table = the angles of these positions.

@@ -19,7 +19,8 @@ struct Batch {
   // In training with `memory`: how many positions before the T tokens each sequence remembers. They have keys, too, and
   // positions are counted from the first of them.
   int64_t remembered = 0;
-  float dloss = 0;  // in the backward pass: what the loss of a token weighs in what is minimised
+  bool drops = false;  // with --dropout, in a training pass
+  float dloss = 0;     // in the backward pass: what the loss of a token weighs in what is minimised
 
   int64_t rows() const {
     int64_t rows = B * T;

@@ -19,6 +19,9 @@ struct ModelConfig {
   double layer_norm_eps = 1e-5;
   int end_of_text = -1;  // the token that begins each document (eos_token_id); -1: it is not known
   Wiring wiring;
+  // Dropout in training of attention's probabilities, the embeddings, the branches' outputs: of the run that
+  // config.json is of, which the function does not depend on.
+  double attn_pdrop = 0, embd_pdrop = 0, resid_pdrop = 0;
 
   int head_size() const { return channels / num_heads; }
   WiringTable wiring_table() const { return ::wiring_table(wiring, num_layers, num_heads); }
@@ -47,6 +50,12 @@ void visit_fields(Config& c, Visit visit) {
   visit(ConfigField{"n_positions", "max_seq_len", true}, c.max_seq_len);
   visit(ConfigField{"layer_norm_epsilon", "layer_norm_eps", false}, c.layer_norm_eps);
   visit(ConfigField{"bias", "bias", false}, c.bias);
+}
+
+// Calls visit(key in config.json, a reference to the value) for each site's dropout. `c` may be const.
+template <class Config, class Visit>
+void visit_dropout(Config& c, Visit visit) {
+  visit("attn_pdrop", c.attn_pdrop), visit("embd_pdrop", c.embd_pdrop), visit("resid_pdrop", c.resid_pdrop);
 }
 
 // Whether transformers' GPT2LMHeadModel computes the model, and so what reads GPT-2's files does: then its files need

@@ -33,7 +33,7 @@ static T config_value(const json& config, const std::string& path, const char* k
   return it->get<T>();
 }
 
-// Keys of Hugging Face's GPT-2 that would make it another function. (Dropout is none: it is off here.)
+// Keys of Hugging Face's GPT-2 that would make it another function.
 static void check_known_function(const json& config, const std::string& path, const ModelConfig& c) {
   auto optional = [&](const char* key, auto fallback) { return config_value(config, path, key, &fallback); };
   const std::string type = optional("model_type", std::string("gpt2"));
@@ -107,6 +107,11 @@ ModelConfig read_config_json(const std::string& folder) {
     const auto fallback = value;
     value = config_value(config, path, field.json, field.required ? nullptr : &fallback);
   });
+  visit_dropout(c, [&](const char* key, double& p) {
+    const double none = 0;
+    p = config_value(config, path, key, &none);
+    if (!(0 <= p && p < 1)) user_error("%s: \"%s\" is %g; it must be a share, from 0 to below 1", path.c_str(), key, p);
+  });
   if (const auto end = config.find("eos_token_id"); end != config.end() && end->is_number_integer())
     c.end_of_text = config_value<int>(config, path, "eos_token_id", nullptr);
   try {
@@ -131,6 +136,7 @@ std::string config_json(const ModelConfig& c, std::optional<int> end_of_text) {
     config["auto_map"] = {{"AutoConfig", "configuration_gpt2_sla.GPT2SLAConfig"},
                           {"AutoModelForCausalLM", "modeling_gpt2_sla.GPT2SLAForCausalLM"}};
   visit_fields(c, [&](const ConfigField& field, const auto& value) { config[field.json] = value; });
+  visit_dropout(c, [&](const char* key, double p) { config[key] = p; });
   config["wiring"] = c.wiring.text;
   const int of_gpt2 = 50256;  // what transformers takes for the end of text where a config of the type "gpt2" has none
   if (c.whole_model().documents) end_of_text = c.end_of_text;

@@ -28,7 +28,8 @@ struct PlanOptions {
   size_t sampling_bytes = 0;                  // what the plan that draws samples takes
   // What Muon's iteration may take, in elements of floatX.
   int64_t muon_elements = muon_workspace_elements;
-  bool muon = false;  // Muon updates the layers' matrices, of which a shard has whole ones
+  double dropout = 0;  // --dropout
+  bool muon = false;   // Muon updates the layers' matrices, of which a shard has whole ones
 };
 
 struct GenerationOptions {
@@ -53,6 +54,12 @@ struct UpdateOptions {
   double momentum = 0.95;  // of Muon
 };
 
+// What the elements that a micro-batch drops depend on, beside their place in it.
+struct DropoutDraw {
+  uint64_t seed = 0;
+  int64_t update = 0, first_sequence = 0;  // the number of the update, and in it of the micro-batch's first sequence
+};
+
 struct GPT2 : ModelShape, ModelMemory {
   Params<floatX> params;
   Params<float> grads;
@@ -69,6 +76,7 @@ struct GPT2 : ModelShape, ModelMemory {
   int64_t remembered = 0;  // positions of each stream that the layers remember, in training
   CudaGraph<int, int, int64_t, float> forward_backward;  // gpt2_forward_backward with B, T, remembered, dloss
   CudaGraph<> matrix_update;                             // gpt2_muon_update
+  DropoutDraw dropout_draw;                              // of the next gpt2_micro_step
   PinnedBuffer<StepStats> host_stats;                    // (1): where gpt2_read_stats copies acts.stats to
   Collectives collectives;                               // of the ranks that train together
   // How many buckets of the weights that ranks gather after an update have been awaited: none right after the update;

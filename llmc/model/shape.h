@@ -33,6 +33,7 @@ struct TrainingShape {
   Recompute recompute = Recompute::nothing;
   std::vector<MuonMatrix> matrices = {};  // that Muon updates; none: AdamW updates all parameters
   std::vector<MuonBatch> batches = {};    // of them
+  double dropout = 0;                     // the share of elements that training passes drop
 };
 
 // The rows of N whose hidden units an MLP computes at a time, of `chunks`: an eighth, in whole tiles of 64.

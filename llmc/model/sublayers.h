@@ -82,6 +82,7 @@ struct Sublayers {
   std::optional<CycleStart> first_cycle;  // of layers that repeat
   std::optional<Streams> streams;         // of reversible layers
   std::vector<WeightedTensor> dembedded;  // of `dense`: what the gradient of the embeddings has beside layer 0's
+  Dropout dropout;                        // of the embeddings
 
   int size() const { return int(list.size()); }
   // The norm before sublayer i; i = size(): the one before the output head.
@@ -124,7 +125,7 @@ inline Sublayers make_sublayers(const ModelConfig& c, const AttentionPlan& plan,
     if (plan.table.lsh_buckets > 0) branch = make_lsh(l, is_generation);
     else branch = make_attention(plan, l, is_generation);
     Sublayer& mlp = add_sublayer(sublayers, c, plan, l, "ln2", "residual3");
-    mlp.branch = make_mlp(c, plan.table);
+    mlp.branch = make_mlp(c, plan.table, l);
     if (plan.table.dense) mlp.dense.emplace().C = c.channels, mlp.dense->layer = l;
   }
   const int of_cycle = sublayers_of_cycle(plan), size = sublayers.size();
@@ -272,6 +273,7 @@ inline void bind_sublayers(Sublayers& sublayers, const ModelShape& shape, const 
   }
   if (acts.dhalted != nullptr) sublayers.last_norm.dresidual = acts.dhalted;  // which every cycle's end reads
   bind_cycle_starts(sublayers, shape, params, grads, acts);
+  sublayers.dropout = dropout_of(acts, shape, DropoutSite::embeddings, 0);
   if (acts.streams[0] != nullptr) sublayers.streams = streams_of(acts);
   const size_t N = size_t(shape.rows);
   sublayers.zeroed = {{sublayers.last_norm.dresidual, N * size_t(shape.config.channels) * sizeof(floatX)}};
@@ -283,13 +285,14 @@ inline void bind_sublayers(Sublayers& sublayers, const ModelShape& shape, const 
 // The passes
 
 // acts.embedded = wte[tokens] + wpe[positions]; where wpe is null, without the latter, and where layers repeat, the
-// first cycle's start has it.
+// first cycle's start has it; then dropout.
 inline void embed(const Sublayers& sublayers, const Params<floatX>& params, const Activations& acts,
                   const Batch& batch) {
   const int64_t C = sublayers.last_norm.C;
   const floatX* wpe = sublayers.first_cycle ? nullptr : params.wpe;
   embedding_forward(acts.embedded, acts.tokens, batch.positions(), params.wte, wpe, batch.rows(), C);
   if (sublayers.first_cycle) cycle_start_forward(*sublayers.first_cycle, batch);
+  if (batch.drops) drop_elements(acts.embedded, acts.embedded, sublayers.dropout, batch.B, batch.T, C);
   if (const auto& s = sublayers.streams) streams_begin(s->x1, s->x2, s->rounded, batch.rows() * C);
 }
 
@@ -297,10 +300,11 @@ inline void embed(const Sublayers& sublayers, const Params<floatX>& params, cons
 inline void embed_backward(const Sublayers& sublayers, const Params<float>& grads, const Activations& acts,
                            const Batch& batch) {
   const int64_t C = sublayers.last_norm.C;
-  if (sublayers.first_cycle) cycle_start_backward(*sublayers.first_cycle, batch);
-  if (const auto& s = sublayers.streams) residual_sum(s->dx1, s->dx1, s->dx2, batch.rows() * C);
   if (const auto& terms = sublayers.dembedded; !terms.empty())
     weighted_sum(acts.dresidual, terms, batch.rows() * C, /*accumulate=*/true);
+  if (batch.drops) drop_elements(acts.dresidual, acts.dresidual, sublayers.dropout, batch.B, batch.T, C);
+  if (sublayers.first_cycle) cycle_start_backward(*sublayers.first_cycle, batch);
+  if (const auto& s = sublayers.streams) residual_sum(s->dx1, s->dx1, s->dx2, batch.rows() * C);
   float* dwpe = sublayers.first_cycle ? nullptr : grads.wpe;
   embedding_backward(grads.wte, dwpe, acts.dresidual, acts.tokens, batch.B, batch.T, C);
 }

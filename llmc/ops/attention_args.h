@@ -6,6 +6,7 @@
 #include <vector>
 #include "attention_mask.h"
 #include "device_memory.h"
+#include "dropout.h"
 #include "llmc/utils/error.h"
 
 // One K/V head, wherever its k and its v were projected. Row (b, t) of k is the HS elements at `k + (b * T + t) *
@@ -113,6 +114,9 @@ struct AttentionArgs {
   // Partial sums of dk and dv per query head, which are added up in a fixed order: attention_backward_scratch(...)
   // floats, or null for 0.
   float* scratch = nullptr;
+
+  // Of probabilities, in training passes whose queries and keys are the positions [0, T); not with topk.
+  Dropout dropout;
 };
 
 template <class Element>

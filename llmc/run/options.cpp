@@ -82,6 +82,11 @@ static void add_optimizer_options(OptionTable& t, TrainOptions& o) {
       .logged("weight_decay", OnResume::warned_of);
   t.add("--grad-clip", o.grad_clip, "clip the gradient's global norm to this; 0: don't", between(0, 1e30))
       .logged("grad_clip", OnResume::warned_of);
+  t.add("--dropout", o.dropout,
+        "share of elements that training drops, anew in each update: of the embeddings, attention's probabilities and "
+        "the outputs of attention and MLPs",
+        between_excluding_end(0, 1))
+      .logged("dropout", OnResume::warned_of);
   t.add("--max-bad-steps", o.max_bad_steps,
         "a step whose loss or norm is not finite is skipped; stop after so many in a row", at_least(1));
   t.add("--optimizer", o.optimizer,

@@ -22,6 +22,7 @@ struct TrainOptions {
   std::optional<int64_t> total_batch;  //   and this
   int recompute = 0;
   bool tf32 = false;
+  double dropout = 0;
   // optimisation
   std::optional<int64_t> steps;  // none: open_data sets it
   std::string schedule = "cosine";

@@ -4,20 +4,22 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
+#include "llmc/ops/host_device.h"
 
 // What the numbers are used for. It is part of the function's argument, so that no two uses share numbers.
-enum class RandomStream : uint32_t { init = 1, shuffle = 2, sample = 3, test = 4, split = 5, probe = 6 };
+enum class RandomStream : uint32_t { init = 1, shuffle = 2, sample = 3, test = 4, split = 5, probe = 6, dropout = 7 };
 
 struct Philox {
   uint32_t word[4];
 };
 
-// The ten rounds of Philox4x32: 128 random bits of a 64-bit key and a 128-bit counter.
-inline Philox philox(uint64_t seed, uint64_t counter_high, uint64_t counter_low) {
+// Philox4x32: 128 random bits of a 64-bit key and a 128-bit counter.
+template <int rounds = 10>
+SLA_HOST_DEVICE inline Philox philox(uint64_t seed, uint64_t counter_high, uint64_t counter_low) {
   Philox x = {
       {uint32_t(counter_low), uint32_t(counter_low >> 32), uint32_t(counter_high), uint32_t(counter_high >> 32)}};
   uint32_t key0 = uint32_t(seed), key1 = uint32_t(seed >> 32);
-  for (int round = 0; round < 10; round++) {
+  for (int round = 0; round < rounds; round++) {
     uint64_t a = 0xD2511F53ull * x.word[0], b = 0xCD9E8D57ull * x.word[2];
     x = {{uint32_t(b >> 32) ^ x.word[1] ^ key0, uint32_t(b), uint32_t(a >> 32) ^ x.word[3] ^ key1, uint32_t(a)}};
     key0 += 0x9E3779B9u;

@@ -419,6 +419,52 @@ def is_trained(config, name):
     return not is_zero(config, name) and not name.endswith(".rotations")
 
 
+def philox(counter, key, rounds):
+    """Philox4x32 (Salmon et al. 2011): four words of a counter and two of a key, uint64 arrays of 32-bit numbers, make
+    four such words."""
+    low = np.uint64(2 ** 32 - 1)
+    for _ in range(rounds):
+        a, b = (np.uint64(factor) * x for factor, x in zip((0xD2511F53, 0xCD9E8D57), counter[::2]))
+        counter = [b >> np.uint64(32) ^ counter[1] ^ key[0], b & low, a >> np.uint64(32) ^ counter[3] ^ key[1], a & low]
+        key = [k + np.uint64(add) & low for k, add in zip(key, (0x9E3779B9, 0xBB67AE85))]
+    return counter
+
+
+class Dropout:
+    """What a training pass drops. An element has 16 of the 128 bits that seven rounds of Philox make of its place; the
+    key is what ten rounds make of the seed and the number of its sequence in the update."""
+
+    def __init__(self, p, seed, update, sequences):
+        words = lambda values: [np.array(v, np.uint64) for v in values]
+        halves = lambda x: (x & 2 ** 32 - 1, x >> 32)
+        keys = [philox(words([*halves(s), update, 7]), words(halves(seed)), 10) for s in sequences]
+        self.p, self.key = p, [np.array([key[i] for key in keys])[:, None, None] for i in (1, 0)]
+
+    def at(self, site, layer, part, row, column, index):
+        """What elements are multiplied by (B, rows, columns), 0 or 1 / (1 - p): of a tensor `part`, each one's group of
+        eight in a row and a column, and its place among these."""
+        place = np.broadcast_arrays(*(np.asarray(x, np.uint64) for x in (column, row, part, layer + site * 2 ** 24)))
+        numbers = np.choose(index // 2, philox(place, self.key, 7)) >> (index % 2 * 16).astype(np.uint64)
+        kept = (numbers & np.uint64(65535)) >= round(self.p * 65536)
+        return torch.tensor(kept / (1 - self.p))
+
+    def channels(self, site, layer, x):
+        """x (B, T, C) after dropout: eight neighbouring channels are a group."""
+        row, c = np.ogrid[:x.shape[1], :x.shape[2]]
+        return x * self.at(site, layer, 0, row, c // 8, c % 8)
+
+    def probabilities(self, layer, head, weights, T):
+        """weights (B, queries, sources * T) after dropout. Queries q, q + 8 and keys k, k + 8, k + 16, k + 24 of a
+        source are a group."""
+        q, key = np.ogrid[:weights.shape[1], :weights.shape[2]]
+        k = key % T
+        return weights * self.at(1, layer, key // T * 65536 + head, q // 16 * 8 + q % 8, k // 32 * 8 + k % 8,
+                                 q // 8 % 2 * 4 + k // 8 % 4)
+
+
+EMBEDDINGS, ATTENTION_OUTPUT, MLP_OUTPUT = 0, 2, 3  # where channels are dropped; 1: attention's probabilities
+
+
 class Model:
     """GPT-2 with a wiring. w: {name: float64 tensor}; those of two or more dimensions are (in, out)."""
 
@@ -428,10 +474,11 @@ class Model:
         self.remembered = None         # of each layer: its input at the last positions (B, up to wiring.memory, C)
         self.penalty = 0               # what is minimised beside the mean of the last losses
 
-    def losses(self, tokens, targets):
+    def losses(self, tokens, targets, dropout=None):
         """(B, T) whole numbers, twice -> (B, T): the cross-entropy of each token. With memory the rows are the next
-        segments of their streams."""
+        segments of their streams. dropout: of a training pass."""
         T = tokens.shape[1]
+        self.dropout, drop = dropout, dropout.channels if dropout else lambda site, l, x: x
         self.document = (tokens == self.config.get("eos_token_id", -1)).cumsum(1)  # (B, T): which
         x1 = x2 = self.w["wte.weight"][tokens]  # the residual stream, or the two of reversible
         self.k, self.v, self.maps = [], [], []  # of the layers so far
@@ -441,13 +488,17 @@ class Model:
         for l in range(self.config["n_layer"]):
             if l % self.wiring.cycle == 0:
                 x1 = x2 = x2 + self.coordinates(l // self.wiring.cycle, T)
+            if l == 0:
+                x1 = x2 = drop(EMBEDDINGS, l, x2)
                 outputs = [x2]
             extended = x2 if before is None else torch.cat([before[l], x2], dim=1)
             if self.wiring.memory > 0:
                 self.remembered.append(extended[:, -self.wiring.memory:].detach())
-            x1 = self.join(l, "gru_1", x1, self.attention(l, self.norm(self.of_layer(l, "ln_1"), extended), T))
+            out = drop(ATTENTION_OUTPUT, l, self.attention(l, self.norm(self.of_layer(l, "ln_1"), extended), T))
+            x1 = self.join(l, "gru_1", x1, out)
             joined = x2 if self.wiring.reversible else x1
-            x2 = self.join(l, "gru_2", joined, self.mlp(l, self.norm(self.of_layer(l, "ln_2"), x1)))
+            out = drop(MLP_OUTPUT, l, self.mlp(l, self.norm(self.of_layer(l, "ln_2"), x1)))
+            x2 = self.join(l, "gru_2", joined, out)
             if self.wiring.dense:
                 outputs.append(x2)
                 x2 = torch.einsum("i,i...->...", self.w[self.of_layer(l, "dense")], torch.stack(outputs))
@@ -539,7 +590,8 @@ class Model:
         self.v.append(v)
         own = [self.own_map(l, i, q[:, i, -queries:]) for i in range(h)]
         self.maps.append(self.map_of(l, x, own))
-        out = [self.maps[l][i] @ self.concatenate(1, l, i) for i in range(h)]
+        drop = self.dropout.probabilities if self.dropout else lambda l, i, weights, T: weights
+        out = [drop(l, i, self.maps[l][i], T) @ self.concatenate(1, l, i) for i in range(h)]
         return self.linear(self.of_layer(l, "attn.c_proj"), torch.cat(out, dim=2))
 
     def rotate(self, x):
@@ -644,16 +696,15 @@ def compute(config, weights, tokens, run):
     """What a case's files hold of a model that trains: ({key of expected.json: numbers}, {name: gradient of step 1},
     the losses of micro-batch 0 (B, T)), and the model's least gap. weights: {name: float32 array}; run: the other keys
     of expected.json. Gradients and token losses are float32."""
+    run = {"dropout": 0, **run}
     B, T, accumulate, steps = (run[key] for key in ("batch_size", "seq_len", "grad_accum_steps", "steps"))
     wiring = Wiring(wiring_text(config), config["n_layer"], config["n_head"])
     w = {name: torch.tensor(value, dtype=torch.float64) for name, value in weights.items()}
     trained = {name: p.requires_grad_() for name, p in w.items() if is_trained(config, name)}
     model = Model(config, wiring, w)
     segments = steps * accumulate if wiring.memory > 0 else None
-    losses_of = lambda s: model.losses(*micro_batch(tokens, s, B, T, segments))
+    losses_of = lambda s, dropout=None: model.losses(*micro_batch(tokens, s, B, T, segments), dropout)
     with torch.no_grad():
-        token_losses = losses_of(0)
-        model.remembered = None
         val_loss = sum(losses_of(s).mean().item() for s in range(steps * accumulate)) / (steps * accumulate)
 
     model.remembered = None
@@ -666,7 +717,11 @@ def compute(config, weights, tokens, run):
         optimizer.zero_grad()
         losses.append(0)
         for s in range(accumulate):
-            mean = losses_of(step * accumulate + s).mean()
+            dropout = run["dropout"] and Dropout(run["dropout"], run["seed"], step + 1, range(s * B, (s + 1) * B))
+            each = losses_of(step * accumulate + s, dropout)
+            if step == s == 0:
+                token_losses = each.detach()
+            mean = each.mean()
             ((mean + model.penalty) / accumulate).backward()
             losses[-1] += mean.item() / accumulate
         if step == 0:
@@ -740,6 +795,8 @@ def make_case(folder, o):
     if wiring.documents:
         config["eos_token_id"] = o.vocab - 1
     run = {"batch_size": o.batch, "seq_len": o.length, "grad_accum_steps": o.accumulate, "steps": o.steps, **SETTINGS}
+    if o.dropout > 0:
+        run.update(dropout=o.dropout, seed=o.seed)
     seed, gap = o.seed - 1, 0
     while gap < 1:
         seed += 1
@@ -810,6 +867,7 @@ def main():
                           "length": 24, "steps": 10, "accumulate": 1}.items():
         p.add_argument("--" + name, type=int, default=default, help=f"default {default}")
     p.add_argument("--no-bias", dest="bias", action="store_false")
+    p.add_argument("--dropout", type=float, default=0, help="the share of elements that training drops")
     p.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10 ** 6), help="default: a random one")
     o = p.parse_args()
     torch.set_num_threads(1)

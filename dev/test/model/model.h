@@ -20,9 +20,10 @@ constexpr double norm_tolerance = is_bf16 ? 1.5e-2 : 1e-5;
 constexpr double generation_tolerance = is_bf16 ? 8e-3 : 3e-6;
 
 inline std::unique_ptr<GPT2> make_model(const ModelConfig& config, int B, int T, int recompute = 0,
-                                        bool keep_dead_kv = false) {
+                                        bool keep_dead_kv = false, double dropout = 0) {
   auto model = std::make_unique<GPT2>();
   PlanOptions plan = {B, T, Recompute(recompute), keep_dead_kv};
+  plan.dropout = dropout;
   plan.logit_bytes = 1;  // chunks of logits as small as they may be, so that longer cases have several
   gpt2_declare(*model, config, plan);
   gpt2_allocate(*model);

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 #include "dev/test/reference/attention.h"
+#include "dev/test/reference/dropout.h"
 #include "dev/test/reference/layers.h"
 #include "llmc/model/config.h"
 #include "llmc/utils/error.h"
@@ -66,7 +67,7 @@ struct HeadCache {
   Array<Real> k, v;                // (B, S * K, hs)  with `lsh` k = q / |q|
   Array<Real> q_before, k_before;  // the norm of `qknorm`; empty without it
   Array<Real> own_map;  // (B, T, S * K)  of these q and k; neither it nor q and k exist where the layer reuses a map
-  Array<Real> map;      // (B, T, S * K)  what v is weighed by
+  Array<Real> map;      // (B, T, S * K)  what v is weighed by, but for dropout
 };
 
 // `relative`: what a layer's scores take from the distance of query and key. Empty without it.
@@ -105,9 +106,10 @@ struct Cache {
   std::vector<LayerCache<Real>> layers;  // (L)
   Halting<Real> halting;                 // empty without `act`
   std::vector<Array<Real>> outputs;      // (L + 1) of (B, T, C)  with `dense` y_0 to y_L; else empty
-  Norm<Real> ln_f;                       // ln_f.out: the last hidden state
-  Array<Real> logits;                    // (B, T, V)  with `softcap` capped
-  Array<Real> probs;                     // (B, T, V)  softmax of the logits
+  Dropout dropout;
+  Norm<Real> ln_f;     // ln_f.out: the last hidden state
+  Array<Real> logits;  // (B, T, V)  with `softcap` capped
+  Array<Real> probs;   // (B, T, V)  softmax of the logits
 };
 
 // `memory`: each layer's input at the last m positions of each sequence: (L) of (B, m, C). Empty where a stream begins.
@@ -253,8 +255,8 @@ void sum_of_outputs_backward(const Tensors<Real>& params, const std::string& nam
 // Fills layer l's `heads` and `heads_out`, and `buckets` unless they are there; its `qkv`, `mix`, `distances` and
 // `rotations`, the layers below, and the tokens (B, T), are given.
 template <class Real>
-void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers, int l, const std::vector<int>& tokens,
-               int64_t B, int64_t m, int64_t T) {
+void attention(const ModelConfig& config, const Dropout& dropout, std::vector<LayerCache<Real>>& layers, int l,
+               const std::vector<int>& tokens, int64_t B, int64_t m, int64_t T) {
   const int64_t C = config.channels, hs = config.head_size(), K = m + T;
   const TopkTerm* topk = find_term<TopkTerm>(config);
   const RopeTerm* rope = find_term<RopeTerm>(config);
@@ -294,7 +296,8 @@ void attention(const ModelConfig& config, std::vector<LayerCache<Real>>& layers,
       head.map = layer.mix.empty() ? head.own_map : mix_maps(layer.mix, layers[l - 1].heads[i].map, head.own_map);
     }
     head.v = take_columns(sources_of_v, columns.v, B, K, hs);
-    add_columns<Real>({&layer.heads_out}, i * hs, apply_map(head.map, head.v, B, T, hs), B, T, hs);
+    const Array<Real> dropped = drop_map(dropout, l, i, head.map, B, T, K);
+    add_columns<Real>({&layer.heads_out}, i * hs, apply_map(dropped, head.v, B, T, hs), B, T, hs);
   }
 }
 
@@ -309,11 +312,13 @@ void join(const Tensors<Real>& params, const std::string& name, const Array<Real
 // The loss of predicting targets[b,t] from inputs[b,0..t]; both (B, T), T <= max_seq_len. `cache`, where given, is
 // overwritten with everything that backward() needs. `memory`, where given, is that of the segments before, and becomes
 // that of the segments after this one. `buckets`, where given, are those of each layer, (L): a program that rounds q
-// decides otherwise about a q between two buckets, and this says what follows from its decisions.
+// decides otherwise about a q between two buckets, and this says what follows from its decisions. `dropout`: of a
+// training pass.
 template <class Real>
 Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, const std::vector<int>& inputs,
                      const std::vector<int>& targets, int B, int T, Cache<Real>* cache = nullptr,
-                     Memory<Real>* memory = nullptr, const std::vector<HeadBuckets>* buckets = nullptr) {
+                     Memory<Real>* memory = nullptr, const std::vector<HeadBuckets>* buckets = nullptr,
+                     const Dropout& dropout = {}) {
   const int L = config.num_layers;
   const int64_t C = config.channels, V = config.vocab_size, N = int64_t(B) * T;
   CHECK(T <= config.max_seq_len && int64_t(inputs.size()) == N && int64_t(targets.size()) == N);
@@ -323,8 +328,18 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
   Memory<Real>& remembered = memory ? *memory : none;
   remembered.resize(L);
   const int m = int(remembered[0].size() / (B * C));
-  acts =
-      {B, T, m, inputs, targets, std::vector<LayerCache<Real>>(L), {}, {}, {}, Array<Real>(N * V), Array<Real>(N * V)};
+  acts = {B,
+          T,
+          m,
+          inputs,
+          targets,
+          std::vector<LayerCache<Real>>(L),
+          {},
+          {},
+          dropout,
+          {},
+          Array<Real>(N * V),
+          Array<Real>(N * V)};
 
   const Tensor<Real>&wte = params.at("wte.weight"), &head = params.at(name_of_head(config));
   Array<Real> x(N * C);  // (B, T, C)
@@ -341,6 +356,8 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
   for (int l = 0; l < L; l++) {
     if (l % k == 0)
       for (Array<Real>& stream : streams) add_coordinates(params, l / k, T, C, stream);
+    if (l == 0)
+      for (Array<Real>& stream : streams) drop(dropout, Site::embeddings, l, T, C, stream);
     if (l == 0 && find_term<DenseTerm>(config)) acts.outputs = {x2};
     const std::string h = name_of_layer(config, l);
     LayerCache<Real>& layer = acts.layers[l];
@@ -360,13 +377,17 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
                          params.at(h + ".attn.relative.u").data, params.at(h + ".attn.relative.v").data};
     if (find_term<LshTerm>(config)) layer.rotations = params.at(h + ".attn.rotations").data;
     if (buckets) layer.buckets = (*buckets)[l];
-    attention(config, acts.layers, l, inputs, B, m, T);
-    join(params, h + ".gru_1", linear(params, h + ".attn.c_proj", layer.heads_out), x1, layer.gru_1);
+    attention(config, dropout, acts.layers, l, inputs, B, m, T);
+    Array<Real> branch = linear(params, h + ".attn.c_proj", layer.heads_out);
+    drop(dropout, Site::attention_output, l, T, C, branch);
+    join(params, h + ".gru_1", branch, x1, layer.gru_1);
     // x2 += c_proj(activation(c_fc(ln_2(x1))))
     layer.ln_2 = norm_of(config, params, h + ".ln_2", x1);
     layer.fc = linear(params, h + ".mlp.c_fc", layer.ln_2.out);
     layer.fc_act = activation(config, layer.fc);
-    join(params, h + ".gru_2", linear(params, h + ".mlp.c_proj", layer.fc_act), x2, layer.gru_2);
+    branch = linear(params, h + ".mlp.c_proj", layer.fc_act);
+    drop(dropout, Site::mlp_output, l, T, C, branch);
+    join(params, h + ".gru_2", branch, x2, layer.gru_2);
     if (act && (l + 1) % k == 0) acts.halting.states.push_back(x2);
     if (find_term<DenseTerm>(config)) acts.outputs.push_back(x2), x2 = sum_of_outputs(params, h, acts.outputs);
   }
@@ -415,8 +436,8 @@ struct OwnGradients {
 
 // The backward pass of layer l's attention, from d_heads_out, the gradient of its `heads_out`: `shared` +=, `own` =.
 template <class Real>
-void attention_backward(const ModelConfig& config, const std::vector<LayerCache<Real>>& layers, int l,
-                        const Array<Real>& d_heads_out, SharedGradients<Real>& shared, OwnGradients<Real>& own,
+void attention_backward(const ModelConfig& config, const Dropout& dropout, const std::vector<LayerCache<Real>>& layers,
+                        int l, const Array<Real>& d_heads_out, SharedGradients<Real>& shared, OwnGradients<Real>& own,
                         int64_t B, int64_t m, int64_t T) {
   const int64_t hs = config.head_size(), K = m + T;
   const RopeTerm* rope = find_term<RopeTerm>(config);
@@ -434,8 +455,9 @@ void attention_backward(const ModelConfig& config, const std::vector<LayerCache<
       d_sources_of_k.push_back(&shared.d_qkv[k]), d_sources_of_v.push_back(&shared.d_qkv[v]);
     const Array<Real> d_out = take_columns<Real>({&d_heads_out}, i * hs, B, T, hs);
     Array<Real>& d_map = shared.d_map[l][i];
-    Array<Real> d_q, d_k, d_v, d_of_distances;
-    apply_map_backward(head.map, head.v, d_out, d_map, d_v, B, T, hs);
+    Array<Real> d_q, d_k, d_v, d_of_distances, d_dropped(d_map.size());
+    apply_map_backward(drop_map(dropout, l, i, head.map, B, T, K), head.v, d_out, d_dropped, d_v, B, T, hs);
+    add_into(d_map, drop_map(dropout, l, i, d_dropped, B, T, K));
     add_columns(d_sources_of_v, columns.v, d_v, B, K, hs);
     if (map_layer(config, l) != l) {
       add_into(shared.d_map[map_layer(config, l)][i], d_map);
@@ -527,16 +549,18 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
       sum_of_outputs_backward(params, h, cache.outputs, l + 2, d_x2, d_outputs, grads);
       d_x2 = d_outputs[l + 1];
     }
-    const Array<Real> d_mlp = join_backward(params, h + ".gru_2", layer.gru_2, d_x2, grads);
+    Array<Real> d_mlp = join_backward(params, h + ".gru_2", layer.gru_2, d_x2, grads);
+    drop(cache.dropout, Site::mlp_output, l, T, C, d_mlp);
     const Array<Real> d_act = linear_backward(params, h + ".mlp.c_proj", layer.fc_act, d_mlp, grads);
     const Array<Real> d_fc = activation_backward(config, layer.fc, d_act);
     const Array<Real> d_ln_2 = linear_backward(params, h + ".mlp.c_fc", layer.ln_2.out, d_fc, grads);
     add_into(d_x1, norm_backward(config, params, h + ".ln_2", layer.ln_2, d_ln_2, grads));
 
-    const Array<Real> d_attention = join_backward(params, h + ".gru_1", layer.gru_1, d_x1, grads);
+    Array<Real> d_attention = join_backward(params, h + ".gru_1", layer.gru_1, d_x1, grads);
+    drop(cache.dropout, Site::attention_output, l, T, C, d_attention);
     const Array<Real> d_heads_out = linear_backward(params, h + ".attn.c_proj", layer.heads_out, d_attention, grads);
     OwnGradients<Real> own;
-    attention_backward(config, cache.layers, l, d_heads_out, shared, own, B, cache.m, T);
+    attention_backward(config, cache.dropout, cache.layers, l, d_heads_out, shared, own, B, cache.m, T);
     if (find_term<RelativeTerm>(config)) {
       linear_backward(params, h + ".attn.relative", sines_of_distances<Real>(cache.m + T, C), own.d_distances.r, grads);
       add_into(grads.at(h + ".attn.relative.u").data, own.d_distances.u);
@@ -554,6 +578,8 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
     }
     add_into(d_x2, last_rows(norm_backward(config, params, h + ".ln_1", layer.ln_1, d_ln_1, grads), B, T, C));
     if (l == 0 && find_term<DenseTerm>(config)) add_into(d_x2, d_outputs[0]);
+    if (l == 0)
+      for (Array<Real>& d_stream : d_streams) drop(cache.dropout, Site::embeddings, l, T, C, d_stream);
     if (l % k == 0)
       for (const Array<Real>& d_stream : d_streams) add_coordinates_backward(d_stream, l / k, T, C, grads);
   }

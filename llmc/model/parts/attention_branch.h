@@ -72,6 +72,7 @@ struct AttentionBranch {
   // attention, or one for each attention map whose output is summed.
   std::vector<std::vector<LayerAttention>> attentions_of_slot;
   floatX* out = nullptr;             // (N, C)
+  Dropout dropout, output_dropout;   // of the probabilities, and of out
   std::vector<RowCopy> load_dqkv;    // the part of dqkv that other layers' attention has computed, or that is zero
   std::vector<Rotation> drotations;  // the part of dqkv that goes back through them
   floatX *din = nullptr, *datt = nullptr, *dqkv = nullptr;  // (N, C), (N, C), (N, QKV)
@@ -435,6 +436,8 @@ inline void bind_branch(AttentionBranch& b, const LayerParams<floatX>& w, const 
       bind_relative(*b.relative, w.attention, g.attention, binding.acts, b.attentions_of_slot[slot][0].args);
   }
   b.out = binding.acts.branch_out;
+  b.dropout = dropout_of(binding.acts, binding.shape, DropoutSite::probabilities, b.layer);
+  b.output_dropout = dropout_of(binding.acts, binding.shape, DropoutSite::attention_output, b.layer);
   if (binding.shape.generation) return;
   b.load_dqkv = bind_load_dqkv(binding, b.layer);
   b.din = b.datt = binding.acts.dnorm;  // datt is no longer needed when din is written
@@ -465,6 +468,7 @@ inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, 
 inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, const Batch& batch) {
   AttentionArgs<floatX> args = attention_args(b, i, {0, batch.remembered, batch.T}, batch.B, /*row=*/0);
   if (b.relative) args.relative = positions_of(*b.relative, args.relative, batch);
+  if (batch.drops) args.dropout = b.dropout;
   return args;
 }
 
@@ -525,9 +529,10 @@ inline void attend(const AttentionBranch& b, size_t i, const Batch& batch) {
   }
 }
 
-// out (N, C) = the output projection of the heads' outputs.
+// out (N, C) = the output projection of the heads' outputs, after dropout.
 inline void project_out(const AttentionBranch& b, const Batch& batch) {
   matmul_forward(b.out, b.acts.att, b.w.projw, b.w.projb, batch.rows(), b.C, b.C);
+  if (batch.drops) drop_elements(b.out, b.out, b.output_dropout, batch.B, batch.T, b.C);
 }
 
 // att (N, C) = the outputs of several attention maps, summed with their weights.
@@ -614,7 +619,8 @@ inline void map_gate_backward(const AttentionBranch& b, const MixedMaps& mixed, 
 // From dout (N, C), the gradient of out: din (N, C) =, g +=, and the gradients of other layers' K/V, = or += as the
 // plan says.
 inline void branch_backward(const AttentionBranch& b, const floatX* dout, const Batch& batch) {
-  project_out_backward(b, dout, batch);
+  if (batch.drops) drop_elements(b.out, dout, b.output_dropout, batch.B, batch.T, b.C);
+  project_out_backward(b, batch.drops ? b.out : dout, batch);
   if (b.relative) queries_forward(*b.relative, batch);
   if (b.mixed_maps) attend_by_maps_backward(b, *b.mixed_maps, batch);
   else attention_backward(attention_args(b, 0, batch));

@@ -14,6 +14,8 @@
 
 struct MlpBranch {
   Activation activation = Activation::gelu;  // f
+  int layer = 0;                             // counted from 0 in the order in which layers run
+  Dropout dropout;                           // of out
   MlpParams<floatX> w;
   MlpParams<float> g;
   int64_t C = 0, H = 0, F = 0;
@@ -25,8 +27,9 @@ struct MlpBranch {
   floatX *din = nullptr, *dfch = nullptr;     // (N, C), (chunk_rows, F)
 };
 
-inline MlpBranch make_mlp(const ModelConfig& c, const WiringTable& table) {
+inline MlpBranch make_mlp(const ModelConfig& c, const WiringTable& table, int l) {
   MlpBranch b;
+  b.layer = l;
   b.activation = table.activation;
   b.C = c.channels, b.H = table.hidden_size(c.channels), b.F = table.fc_size(c.channels);
   return b;
@@ -41,6 +44,7 @@ inline void declare(MlpBranch& b, ActivationList& list) {
 inline void bind_branch(MlpBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const Norm& norm,
                         const Binding& binding) {
   b.w = w.mlp, b.g = g.mlp, b.in = norm.out, b.out = binding.acts.branch_out;
+  b.dropout = dropout_of(binding.acts, binding.shape, DropoutSite::mlp_output, b.layer);
   b.din = binding.acts.dnorm, b.dfch = binding.acts.dhidden;
   b.chunk_rows = binding.shape.hidden_rows(), b.in_chunks = b.chunk_rows < binding.shape.rows;
 }
@@ -85,17 +89,20 @@ inline void branch_forward(const MlpBranch& b, const Batch& batch) {
     hidden_forward(b, rows);
     hidden_project(b, rows);
   });
+  if (batch.drops) drop_elements(b.out, b.out, b.dropout, batch.B, batch.T, b.C);
 }
 
 // out (N, C), again in the backward pass, of hidden units that are there unless they come in chunks.
 inline void project_out(const MlpBranch& b, const Batch& batch) {
-  if (b.in_chunks) branch_forward(b, batch);
-  else hidden_project(b, {0, batch.rows()});
+  if (b.in_chunks) return branch_forward(b, batch);
+  hidden_project(b, {0, batch.rows()});
+  if (batch.drops) drop_elements(b.out, b.out, b.dropout, batch.B, batch.T, b.C);
 }
 
 // From dout (N, C), the gradient of out: din (N, C) =, dfch (N, F) =, or that of the last chunk, and g +=.
 inline void branch_backward(const MlpBranch& b, const floatX* dout, const Batch& batch) {
   const int64_t C = b.C, H = b.H;
+  if (batch.drops) drop_elements(b.out, dout, b.dropout, batch.B, batch.T, C), dout = b.out;
   for_each_chunk(b, batch.rows(), [&](const RowRange& rows) {
     const int64_t first = rows.first * C;
     if (b.in_chunks) hidden_forward(b, rows);

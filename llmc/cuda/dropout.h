@@ -1,0 +1,28 @@
+// Dropout of rows of channels: the operation of llmc/cpu/dropout.h.
+#pragma once
+#include <cstdint>
+#include "device.h"
+#include "launch.h"
+#include "llmc/ops/dropout.h"
+#include "vec.h"
+
+constexpr bool attention_has_dropout = false;
+constexpr int dropout_threads = 256;
+
+// A thread owns eight channels of a row, which are one call of Philox.
+static __global__ void __launch_bounds__(dropout_threads)
+    drop_elements_kernel(floatX* out, const floatX* x, Dropout d, int64_t N, int64_t T, int64_t C) {
+  const int64_t i = int64_t(blockIdx.x) * dropout_threads + threadIdx.x, n = i / (C / 8);
+  if (n >= N) return;
+  const Philox bits = channel_bits(d, n / T, n % T, i % (C / 8));
+  float values[8];
+  load8(values, x + 8 * i);
+  for (int j = 0; j < 8; j++) values[j] = element_bits(bits, j) < d.threshold ? 0.0f : values[j] * d.scale;
+  store8(out + 8 * i, values);
+}
+
+inline void drop_elements(floatX* out, const floatX* x, const Dropout& d, int64_t B, int64_t T, int64_t C) {
+  CHECK(C % 8 == 0);
+  launch(drop_elements_kernel, dim3(unsigned(ceil_div(B * T * (C / 8), dropout_threads))), dim3(dropout_threads), 0,
+         gpu().stream, out, x, d, B * T, T, C);
+}
