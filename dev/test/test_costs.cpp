@@ -243,9 +243,7 @@ TEST(Parameters, BeginAsInGpt2ForEveryTerm) {
                           : ends_with(name, "router")                               ? c.wiring_table().num_kv_heads
                                                                                     : 0;
       EXPECT_EQ(spec.ones.size(), ones) << name;
-      if (ends_with(name, ".dense")) {
-        EXPECT_EQ(spec.ones[0], spec.layer + 1);
-      }
+      if (ends_with(name, ".dense")) { EXPECT_EQ(spec.ones[0], spec.layer + 1); }
     }
   }
 }
