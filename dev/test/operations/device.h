@@ -244,7 +244,8 @@ TEST(Gemm, PacksOperandsForBlocksOfOneMatmulOnly) {
 }
 
 // Nor has a matmul of another type, whose blocks go elsewhere.
-// BUG (build/bf16/test_ops_cpu) llmc/cpu/gemm.h: `= next_matmul();` -> `= [] { static uint64_t own = 0; return ++own; }();`
+// BUG (build/bf16/test_ops_cpu) llmc/cpu/gemm.h: `= next_matmul();` ->
+//   `= [] { static uint64_t own = 0; return ++own; }();`
 TEST(Gemm, PacksOperandsForNoMatmulOfAnotherType) {
   const OneThread alone;
   Product<bfloat16, float> p = {40, 64, 33, 'T', 'N', 1.0f, 0.0f};

@@ -8,7 +8,8 @@
 //   `i * source.of_sum + o * source.of_head`
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `dweights[w] += float(sum)` -> `dweights[w] = float(sum)`
 // BUG (build/fp32/test_ops_emu) llmc/cuda/head_mix.h: `first = int(blockIdx.y) * head_mix_group` -> `first = 0`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/head_mix.h: `__syncthreads();  // all threads have read the token before` -> ``
+// BUG (build/fp32/test_ops_emu) llmc/cuda/head_mix.h: `__syncthreads();  // all threads have read the token before`
+//   -> ``
 // BUG (build/fp32/test_ops_emu) llmc/cuda/head_mix.h: `m.num_sources + int(blockIdx.y)) * m.heads + i` ->
 //   `m.num_sources + int(blockIdx.y)) * m.heads`
 TEST(HeadMix, SumsHeadsOfSeveralLayersAndHasTheWeightsGradients) {

@@ -197,7 +197,7 @@ Tensors<Real> make_parameters(const ModelConfig& config) {
     add_linear(h + ".attn.c_attn", C, C + (lsh ? 1 : 2) * g * hs);  // columns: q | k | v, or q | v, each head by head
     if (lsh) add(h + ".attn.rotations", {config.num_heads, lsh->rounds, hs, lsh->buckets / 2});
     if (find_term<GateTerm>(config) && l > 0) add_linear(h + ".attn.map_gate", C, 1);
-    if (find_term<VresTerm>(config) && l > 0) add(h + ".attn.value_mix", {2});  // a, b
+    if (find_term<VresTerm>(config) && l > 0) add(h + ".attn.value_mix", {2});               // a, b
     if (find_term<RouterTerm>(config) && l > 0) add(h + ".attn.router", {g * (l + 1) * g});  // (g, l + 1, g)
     if (relative) {
       add(h + ".attn.relative.weight", {C, C});
