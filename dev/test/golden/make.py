@@ -585,7 +585,7 @@ class Model:
         if wiring.router and l > 0:
             heads = k.shape[1]
             weights = self.w[self.of_layer(l, "attn.router")].view(heads, l + 1, heads)
-            k, v = (torch.einsum("gji,jbitc->bgtc", weights, torch.stack(of_layers)) for of_layers in zip(*self.projected))
+            k, v = (torch.einsum("gji,jbitc->bgtc", weights, torch.stack(part)) for part in zip(*self.projected))
         self.k.append(k)
         self.v.append(v)
         own = [self.own_map(l, i, q[:, i, -queries:]) for i in range(h)]

@@ -217,8 +217,8 @@ TEST(LONG_ON_EMU(Reversible), HasTheGradientsOfWhatKeepsEverything48LayersDeep) 
 //   `accumulate = b.layer > 1 && plan.first_values`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/attention_branch.h: `acts.values != nullptr && part == Part::v`
 //   -> `acts.values != nullptr && part == Part::v && binding.shape.training && h.layer != 1`
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/attention_branch.h: `projected_place(binding, Part::v, first_head)`
-//   -> `projected_place(binding, Part::v, own)`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/attention_branch.h: `(binding, Part::v, first_head)` ->
+//   `(binding, Part::v, own)`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/attention_branch.h: `for (int j = std::max(l, 1); j < L` ->
 //   `for (int j = l + 1; j < L`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/attention_branch.h: `/*accumulate=*/l == 0, nullptr` ->
