@@ -122,7 +122,7 @@ PROGRAMS := train_gpt2_sla sample_gpt2_sla evaluate_gpt2_sla
 
 # Programs that are linked with the model's functions, which are compiled once for all of them. (By nvcc each program is
 # compiled alone, as one file with the model's.)
-WITH_MODEL := $(PROGRAMS) test_gpt2_sla
+WITH_MODEL := $(PROGRAMS) test_gpt2_sla test_memory bench_gpu
 
 # Host code that includes heavy headers (JSON, command line) is compiled by itself, once, whatever the device, and
 # linked from a library.
@@ -484,6 +484,15 @@ define emulated_programs
 $(EMU_OBJ)/$(1)/%.o: %.cu $(EMU_OBJ)/flags
 	@mkdir -p $$(@D)
 	$$(EMU_COMPILE) $$(precision_flags.$(1)) -x c++ -c $$< -o $$@
+
+$(EMU_OBJ)/$(1)/model.o: train_gpt2_sla.cu $(EMU_OBJ)/flags
+	@mkdir -p $$(@D)
+	$$(EMU_COMPILE) -DSLA_NO_MAIN $$(precision_flags.$(1)) -x c++ -c $$< -o $$@
+$(WITH_MODEL:%=$(EMU_OBJ)/$(1)/%.o): private CPPFLAGS += -DSLA_LINKED_MODEL
+$(WITH_MODEL:%=$(BUILD)/$(1)/%_emu): $(EMU_OBJ)/$(1)/model.o
+# Its kernels are those of the model's object; of the host's code accesses are not checked.
+$(EMU_OBJ)/$(1)/test_gpt2_sla.o: private EMUFLAGS += -O0 \
+  $(foreach kind,instrument-reads instrument-writes stack globals,--param asan-$(kind)=0)
 
 $(BUILD)/$(1)/%_emu: $(EMU_OBJ)/$(1)/%.o $(EMU_OBJS) $(HOST_LIB) $(BUILD)/flags $(BUILD)/emu_flags
 	$$(EMU_LINK) $$(if $$(filter test_%,$$*),$$(GTEST)) -o $$@

@@ -80,9 +80,7 @@ inline std::vector<float> ramp(size_t n) {
   return x;
 }
 
-__global__ inline void sum_by_atomics(float* sum, const float* x) {
-  atomicAdd(sum, x[blockIdx.x * blockDim.x + threadIdx.x]);
-}
+__global__ void sum_by_atomics(float* sum, const float* x) { atomicAdd(sum, x[blockIdx.x * blockDim.x + threadIdx.x]); }
 
 // The child of a death test must not inherit the emulator's state: it starts the test from the beginning.
 struct EmuDeathTest : testing::Test {

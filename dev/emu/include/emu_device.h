@@ -11,7 +11,7 @@
 // ----------------------------------------------------------------------------
 // The language
 
-#define __global__
+#define __global__ inline  // not compiled where nothing launches it; several objects of a program may have it
 #define __device__
 #define __host__
 #define __constant__
