@@ -1,6 +1,7 @@
 // Sums of heads of several layers, with a weight for each pair of a head and one that it is made of (`router`).
 #pragma once
 #include <cstdint>
+#include "llmc/ops/host_device.h"
 
 // Heads of one layer, which lie side by side, and what each of them weighs in each sum.
 template <class T>
@@ -22,7 +23,7 @@ struct HeadMix {
   const MixedHeads<T>* sources;  // (num_sources), on the device
   int num_sources;
 
-  int64_t num_weights() const { return int64_t(heads) * num_sources * heads; }
+  SLA_HOST_DEVICE int64_t num_weights() const { return int64_t(heads) * num_sources * heads; }
 };
 
 // So many rows, of N, have a partial sum of the gradient of each weight.
