@@ -12,7 +12,6 @@ dev/transformers_venv.sh makes a Python for it.
 
 For development only: it needs PyTorch and transformers, and nothing else in this project needs Python.
 """
-import argparse
 import dataclasses
 import json
 import os
@@ -269,9 +268,7 @@ def all_cases(folder):
     cases = sorted(path.parent for path in (ROOT / "dev/test/golden").glob("*/expected.json"))
     for term in sorted(set(TERMS) - set().union(*map(terms_of, cases))):
         case, (wiring, options) = folder / "made" / term, make.ALL[term]
-        shape = {"layers": 4, "heads": 4, "channels": 32, "vocab": 97, "positions": 32, "batch": 2, "length": 24,
-                 "steps": 2, "accumulate": 1, "bias": True, "seed": 1, **options}
-        make.make_case(case, argparse.Namespace(**shape, wiring=wiring))
+        make.make_case(case, wiring, 1, **{"steps": 2, **options})
         cases.append(case)
     return cases
 

@@ -778,10 +778,16 @@ def random_weights(config, wiring, generator):
     return weights
 
 
-def make_case(folder, o):
-    """Writes a case with o.seed, or, where a choice of topk, act or lsh is too narrow for float32, with the next seed
-    that will do."""
+# The options of a case beside its wiring and its seed.
+DEFAULTS = {"layers": 4, "heads": 4, "channels": 32, "vocab": 97, "positions": 32, "batch": 2, "length": 24,
+            "steps": 10, "accumulate": 1, "bias": True, "dropout": 0}
+
+
+def make_case(folder, wiring_text, seed, **options):
+    """Writes a case with this seed, or, where a choice of topk, act or lsh is too narrow for float32, with the next
+    seed that will do. Options that are not given are those of DEFAULTS."""
     began = time.monotonic()
+    o = argparse.Namespace(**{**DEFAULTS, **options}, wiring=wiring_text, seed=seed)
     wiring = Wiring(o.wiring, o.layers, o.heads)
     if o.channels % o.heads or o.length > o.positions:
         error(f"{o.heads} heads must divide {o.channels} channels, and {o.length} tokens fit {o.positions} positions")
@@ -863,9 +869,9 @@ def main():
     p.add_argument("--wiring", default="plain")
     p.add_argument("--all", action="store_true", help="a case for every term, each in a folder in FOLDER")
     p.add_argument("--check", action="store_true", help="compute the cases again and compare")
-    for name, default in {"layers": 4, "heads": 4, "channels": 32, "vocab": 97, "positions": 32, "batch": 2,
-                          "length": 24, "steps": 10, "accumulate": 1}.items():
-        p.add_argument("--" + name, type=int, default=default, help=f"default {default}")
+    for name, default in DEFAULTS.items():
+        if name not in ("bias", "dropout"):
+            p.add_argument("--" + name, type=int, default=default, help=f"default {default}")
     p.add_argument("--no-bias", dest="bias", action="store_false")
     p.add_argument("--dropout", type=float, default=0, help="the share of elements that training drops")
     p.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10 ** 6), help="default: a random one")
@@ -878,7 +884,8 @@ def main():
     cases = ALL if o.all else {"": (o.wiring, {})}
     for number, (name, (wiring, options)) in enumerate(cases.items()):
         seed = o.seed + 100 * number  # leaves seeds to try between
-        make_case(o.folder[0] / name, argparse.Namespace(**{**vars(o), "wiring": wiring, "seed": seed, **options}))
+        given = {name: getattr(o, name) for name in DEFAULTS}
+        make_case(o.folder[0] / name, wiring, seed, **{**given, **options})
 
 
 if __name__ == "__main__":
