@@ -257,6 +257,13 @@ void read_weight_files(const std::vector<std::string>& paths, const ParameterTab
   }
 }
 
+std::vector<float> read_tensor(const std::vector<std::string>& paths, const SafetensorsSpec& spec) {
+  OpenFiles in(paths);
+  std::vector<float> values(size_t(num_elements(spec.shape)));
+  in.take(spec).read(values.data());
+  return values;
+}
+
 void read_moment_shard(const std::string& path, const ParameterTable& table, const StoreTensor& store_m,
                        const StoreTensor& store_v) {
   OpenFiles in({path});

@@ -106,6 +106,23 @@ std::string samples(const RunHistory& run) {
   return text;
 }
 
+// The triangles of what `router` and `dense` have learned, and the wirings that come nearest to the router.
+std::string learned_sources(const RunHistory& run) {
+  if (run.sources.empty()) return "";
+  std::string rows;
+  try {
+    const Wiring wiring = parse_wiring(string_in(run.description, "wiring"));
+    const int heads = int(run.number("num_heads", 0));
+    validate(wiring, run.sources.num_layers, heads);
+    for (const NearWiring& near : nearest_wirings(run.sources, wiring, heads))
+      rows += row({"<code>" + html(near.text) + "</code>", percent_text(near.share)});
+  } catch (const UserError&) {}  // the weights are another model's than the log's
+  return learned_sources_picture(run.sources) +
+         (rows.empty() ? ""
+                       : "<table class=\"left\">\n" + row({"wiring without router", "of the router's weight"}, "th") +
+                             rows + "</table>\n");
+}
+
 std::string machine(const RunHistory& run) {
   std::string rows;
   auto add = [&](const char* what, const std::string& value) {
@@ -130,8 +147,9 @@ std::string report_page(const RunHistory& run) {
                   html(format("%g layers, %g heads, %g channels, T = %g", run.number("num_layers", 0),
                               run.number("num_heads", 0), run.number("channels", 0), run.number("seq_len", 0))) +
                   "</p>\n" + notices(run) + facts(run) + axes + chart_places +
-                  section("Wiring", picture_of(run, "wiring")) + section("Memory", memory_table(run)) +
-                  section("Last samples", samples(run)) + section("Machine", machine(run)) +
+                  section("Wiring", picture_of(run, "wiring")) + section("Learned sources", learned_sources(run)) +
+                  section("Memory", memory_table(run)) + section("Last samples", samples(run)) +
+                  section("Machine", machine(run)) +
                   section("Options", run.options.empty() ? "" : "<pre>" + html(run.options) + "</pre>\n"),
               charts_of(run));
 }

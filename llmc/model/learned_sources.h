@@ -1,0 +1,51 @@
+// What a trained model with `router` or `dense` has learned of where layers look: the weights of their sums, as
+// evaluate_gpt2_sla --suggest-wiring writes them and reports draw them, and the wirings without a router that come
+// nearest.
+#pragma once
+#include <string>
+#include <vector>
+#include "config.h"
+
+struct LearnedSources {
+  int num_layers = 0, num_kv_heads = 0;
+  // Of each layer from 1 on (kv, l + 1, kv): R[g, j, i], what K/V head i of layer j weighs in head g. No layer without
+  // `router`.
+  std::vector<std::vector<float>> router;
+  // Of the input of each layer from 1 on, and of the final norm's (l + 1): what the embeddings and the outputs of the
+  // layers below weigh. No layer without `dense`.
+  std::vector<std::vector<float>> dense;
+
+  bool empty() const { return router.empty() && dense.empty(); }
+  // (l + 1): the share of each layer in the sum of |R| of a K/V head of layer l; of layer 0 its own.
+  std::vector<double> router_shares(int layer, int kv_head) const;
+};
+
+// Those of a model's folder. Throws UserError where the weights have others than config.json says; empty() for a model
+// with neither term.
+LearnedSources read_learned_sources(const std::string& folder, const ModelConfig& config);
+
+// A line a weight: term, layer (num_layers: the final norm), K/V head, source layer (of `dense` 0 is the embeddings and
+// j layer j - 1), its K/V head, weight. Of `dense` heads are 0.
+std::string learned_sources_csv(const LearnedSources& s);
+// Reads that; `path` is for errors. Throws UserError, with the line, for anything else.
+LearnedSources parse_learned_sources(const std::string& path, const std::string& csv);
+
+// A wiring without `router`, and the share of the router's weight that lies where its heads look, on the average of
+// heads and layers.
+struct NearWiring {
+  std::string text;
+  double share;
+};
+
+// The wirings that come nearest to a trained router, one of each kind: no other sources than a layer's own, `sla` of
+// the last heads, `layers`, several `sla` of ranges of heads. The nearest is last; of equal ones the shortest is there.
+// Terms of `w` that say nothing of sources stay; its sources are followed to what the router mixed there. Nothing
+// without one.
+std::vector<NearWiring> nearest_wirings(const LearnedSources& s, const Wiring& w, int num_heads);
+
+// Both for people to read, for a terminal: shares and weights, each head's largest source, the nearest wirings.
+std::string learned_sources_text(const LearnedSources& s, const Wiring& w, int num_heads);
+
+// An <svg> of triangles, a row a layer and a column a source layer, shaded by share or weight: of `router` the mean
+// over K/V heads and each of them, and of `dense`. Its colours are the page's, as wiring_picture's.
+std::string learned_sources_picture(const LearnedSources& s);
