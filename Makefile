@@ -181,7 +181,7 @@ TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) \
 QUICK_TESTED_PROGRAMS := $(PROGRAMS:%=$(BUILD)/fp32/%_cpu) report data/tokenize data/convert data/probe
 
 .PHONY: all help train paper test test-all list-tests mutants bench-cpu memory-table gpu-model gpu-check fuzz clean
-.PHONY: setup programs what-is-here gpu-checked gpu-bundle
+.PHONY: setup evidence programs what-is-here gpu-checked gpu-bundle
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -267,6 +267,12 @@ paper:
 	@$(MAKE) --no-print-directory -j$(shell nproc) \
 	  $(addsuffix $(if $(on_gpu),,_cpu),train_gpt2_sla evaluate_gpt2_sla) report data/tokenize
 	@$(if $(on_gpu),,TRAINER=$${TRAINER:-./train_gpt2_sla_cpu}) scripts/paper.sh $(SIZE)
+
+# The experiment of dev/bench/results/sla: QUESTIONS="block controls documents modern", in this order.
+evidence:
+	@scripts/setup.sh cpu gcide --optional extras
+	@$(MAKE) --no-print-directory -j$(shell nproc) train_gpt2_sla_cpu report data/tokenize
+	@TRAINER=$${TRAINER:-./train_gpt2_sla_cpu} scripts/evidence.sh $(QUESTIONS)
 
 # What a test program counted lies in build/test_counts; dev/README.md says which tests are the quick ones.
 test:

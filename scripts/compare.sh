@@ -4,13 +4,14 @@
 #   scripts/compare.sh --wirings 'plain; sla(9,9); gqa(4)' --seeds 3 [--out runs/compare] [--check] -- options of the
 #                      trainer
 #
-# Differences are to the first wiring. Seeds are 1, 2, ...; all wirings of a seed begin with the same weights, as far as
-# they have the same tensors, and read the same data in the same order (give --shuffle, so that seeds differ in it).
-# Runs are interleaved, all wirings of a seed after each other, so that what changes on the machine meanwhile concerns
-# all of them. On a machine with several GPUs each trains a run of its own. The same command resumes where it was
-# stopped: every run has its folder OUT/WIRING-SEED, and OUT/compare.html is written anew after each. What a run prints
-# is in OUT/WIRING-SEED.txt. A run that fails is said, and the others continue. A run of which only the log is here, as
-# from an archive of results, is not done again if that has its last validation.
+# Differences are to the first wiring. Seeds are 1, 2, ..., or with --seeds 4:8 those from 4 to 8; all wirings of a seed
+# begin with the same weights, as far as they have the same tensors, and read the same data in the same order (give
+# --shuffle, so that seeds differ in it). Runs are interleaved, all wirings of a seed after each other, so that what
+# changes on the machine meanwhile concerns all of them. On a machine with several GPUs each trains a run of its own.
+# The same command resumes where it was stopped: every run has its folder OUT/WIRING-SEED, and OUT/compare.html is
+# written anew after each. What a run prints is in OUT/WIRING-SEED.txt. A run that fails is said, and the others
+# continue. A run of which only the log is here, as from an archive of results, is not done again if that has its last
+# validation.
 #
 # What is in OUT must have been made with the same options and data: otherwise the trainer names what differs, and the
 # exit status is 2 before anything is trained or written. --check: only that.
@@ -37,7 +38,11 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
 done
 [ "${1-}" = -- ] || die "the trainer's options are missing; they come after --"
 shift
-[[ $seeds =~ ^[1-9][0-9]{0,3}$ ]] || die "--seeds '$seeds': how many seeds? a number, at least 1"
+[[ $seeds =~ ^([1-9][0-9]{0,3}:)?[1-9][0-9]{0,3}$ ]] ||
+  die "--seeds '$seeds': how many seeds? a number, at least 1, or FIRST:LAST"
+[[ $seeds = *:* ]] || seeds=1:$seeds
+first_seed=${seeds%:*} last_seed=${seeds#*:}
+[ "$first_seed" -le "$last_seed" ] || die "--seeds $seeds: the first is after the last"
 [ -n "$out" ] || die "--out: needs a folder"
 names=() texts=()
 while IFS= read -r text; do
@@ -48,6 +53,7 @@ while IFS= read -r text; do
   names+=("$name") texts+=("$text")
 done < <(tr ';' '\n' <<<"$wirings")
 [ ${#names[@]} -gt 0 ] || die "--wirings: none is given; for example --wirings 'plain; sla(9,9)'"
+num_runs=$((${#names[@]} * (last_seed - first_seed + 1)))
 
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 jobs=${JOBS:-$((gpus > 0 ? gpus : 1))}
@@ -58,7 +64,7 @@ trainer=${TRAINER:-./train_gpt2_sla$([ "$gpus" -gt 0 ] || echo _cpu)}
 # check_runs <options ...>: ends the script if a run that is here already is not what it would be now.
 check_runs() {
   local seed i said refused=
-  for ((seed = 1; seed <= seeds; seed++)); do
+  for ((seed = first_seed; seed <= last_seed; seed++)); do
     for i in "${!names[@]}"; do
       [ -e "$out/${names[i]}-$seed/log.jsonl" ] || continue
       said=$("$trainer" "$@" --wiring "${texts[i]}" --seed "$seed" -o "$out/${names[i]}-$seed" -y --same-options \
@@ -80,7 +86,7 @@ failures=$out/failures
 compare_page() {
   local runs=() name seed
   for name in "${names[@]}"; do
-    for ((seed = 1; seed <= seeds; seed++)); do
+    for ((seed = first_seed; seed <= last_seed; seed++)); do
       [ ! -e "$out/$name-$seed/log.jsonl" ] || runs+=("$out/$name-$seed")
     done
   done
@@ -104,8 +110,8 @@ is_only_a_log() {
 worker() {
   local k=$1 n=${#names[@]} run name seed
   shift
-  for ((run = k; run < n * seeds; run += jobs)); do
-    name=${names[run % n]} seed=$((run / n + 1))
+  for ((run = k; run < num_runs; run += jobs)); do
+    name=${names[run % n]} seed=$((first_seed + run / n))
     status=0
     is_only_a_log "$out/$name-$seed" || stoppable train "$name" "${texts[run % n]}" "$seed" "$k" "$@"
     [ -z "$stopped" ] || return "$status"
@@ -130,6 +136,6 @@ done
 compare_page
 if [ -n "$signalled" ]; then echo "stopped; the same command resumes" >&2; exit 138; fi
 [ ! -s "$failures" ] ||
-  die "$(wc -l <"$failures") of $((${#names[@]} * seeds)) runs failed; the others are in $out/compare.html"
+  die "$(wc -l <"$failures") of $num_runs runs failed; the others are in $out/compare.html"
 rm "$failures"
 echo "$out/compare.html"

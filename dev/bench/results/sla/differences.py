@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""The numbers of README.md from the runs' logs: differences.py [runs/evidence | logs.tar.xz], by default the archive beside
+it. Tables in Markdown: of each arm the rates that were tried and the bits a byte of each seed, of each comparison the
+mean difference of pairs, its 95 % interval by Student and its p, by Holm over the arms of a question. The trainer writes
+the logs; nothing here is of ./report."""
+import io
+import json
+import math
+import os
+import re
+import statistics
+import sys
+import tarfile
+
+DELTA = 0.01  # bits a byte: the smallest difference of interest
+
+
+def t_density(x, n):
+    return math.exp(math.lgamma((n + 1) / 2) - math.lgamma(n / 2)) / math.sqrt(n * math.pi) * (1 + x * x / n) ** (
+        -(n + 1) / 2)
+
+
+def t_tail(x, n):
+    """P(|t| > x) of Student's t with n degrees of freedom: Simpson's rule on the angle, atan(t / sqrt(n))."""
+    steps, top = 2000, math.atan(abs(x) / math.sqrt(n))
+    h = top / steps
+    value = lambda a: t_density(math.sqrt(n) * math.tan(a), n) * math.sqrt(n) / math.cos(a) ** 2
+    area = sum((1 if i in (0, steps) else 4 if i % 2 else 2) * value(i * h) for i in range(steps + 1)) * h / 3
+    return max(0.0, 1 - 2 * area)
+
+
+def t_quantile(n):
+    """The x that |t| exceeds with probability 0.05."""
+    low, high = 0.0, 1000.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_tail(middle, n) > 0.05 else (low, middle)
+    return high
+
+
+def logs(path):
+    """(question, rate or length, arm, seed, text) of each log."""
+    if os.path.isdir(path):
+        for folder, _, files in os.walk(path):
+            if "log.jsonl" in files:
+                with open(os.path.join(folder, "log.jsonl"), encoding="utf-8") as file:
+                    yield os.path.relpath(folder, path), file.read()
+        return
+    with tarfile.open(path) as archive:
+        for member in archive:
+            if member.name.endswith("/log.jsonl"):
+                yield os.path.dirname(member.name), io.TextIOWrapper(archive.extractfile(member), "utf-8").read()
+
+
+def read(path):
+    """{(question, rate or length): {wiring: {seed: bits a byte}}} of the runs that have done all updates."""
+    found = {}
+    for name, text in logs(path):
+        match = re.search(r"(\w+)/([^/]+)/[^/]+-(\d+)$", name)
+        description, last = None, None
+        for line in text.splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if "run" in entry:
+                description = entry["run"]
+            elif "val_bits_per_byte" in entry:
+                last = entry["step"], entry["val_bits_per_byte"]
+        if match and description and last and last[0] == description["steps"]:
+            question, rate, seed = match.groups()
+            found.setdefault((question, rate), {}).setdefault(description["wiring"], {})[int(seed)] = last[1]
+    return found
+
+
+def row(*cells):
+    print("| " + " | ".join(cells) + " |")
+
+
+def interval(differences):
+    """(mean, half of the 95 % interval, p); the last two are NaN of a single pair."""
+    mean, n = statistics.mean(differences), len(differences)
+    if n < 2:
+        return mean, math.nan, math.nan
+    error = statistics.stdev(differences) / math.sqrt(n)
+    return mean, t_quantile(n - 1) * error, t_tail(mean / error, n - 1) if error > 0 else 0.0
+
+
+def holm(ps):
+    """Each p times how many are not smaller, and no less than that of a smaller one."""
+    adjusted, worst = [0.0] * len(ps), 0.0
+    for rank, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
+        worst = max(worst, min(1.0, (len(ps) - rank) * ps[i]))
+        adjusted[i] = worst
+    return adjusted
+
+
+def said(mean, half, p, sigma):
+    if math.isnan(half):
+        return "one pair"
+    if p < 0.05:
+        return "lower" if mean < 0 else "higher"
+    if abs(mean) + half < DELTA:
+        return f"the same within {DELTA}"
+    return f"not decided: {max(0, math.ceil(7.85 * (sigma / DELTA) ** 2))} pairs would show {DELTA}"
+
+
+def comparisons(title, baseline, arms):
+    """arms: [(name, {seed: bits})], each against the seeds that the baseline has, too."""
+    pairs = [(name, [bits[s] - baseline[s] for s in sorted(bits) if s in baseline]) for name, bits in arms]
+    pairs = [(name, differences) for name, differences in pairs if differences]
+    if not pairs:
+        return
+    print(f"\n{title}\n")
+    row("arm", "pairs", "difference", "95 %", "p, Holm", "")
+    row("---", "--:", "--:", "--:", "--:", "---")
+    intervals = [interval(differences) for _, differences in pairs]
+    adjusted = holm([1.0 if math.isnan(p) else p for _, _, p in intervals])
+    for (name, differences), (mean, half, _), p in zip(pairs, intervals, adjusted):
+        sigma = statistics.stdev(differences) if len(differences) > 1 else math.nan
+        row(f"`{name}`", str(len(differences)), f"{mean:+.4f}", "" if math.isnan(half) else f"+- {half:.4f}",
+            "" if math.isnan(half) else f"{p:.3f}", said(mean, half, p, sigma))
+
+
+def tuned(runs, question):
+    """{wiring: (best rate, {seed from 2 on: bits})}, and the table of what seed 1 has at each rate."""
+    rates = {}  # {wiring: {rate: bits of seed 1}}
+    for (of_question, rate), wirings in runs.items():
+        if of_question == question:
+            for wiring, bits in wirings.items():
+                if 1 in bits:
+                    rates.setdefault(wiring, {})[rate] = bits[1]
+    if rates:
+        columns = sorted({rate for of_wiring in rates.values() for rate in of_wiring}, key=float)
+        print(f"\n{question}: bits a byte of seed 1 at each rate\n")
+        row("arm", *columns)
+        row("---", *["--:"] * len(columns))
+        for wiring, of_wiring in rates.items():
+            row(f"`{wiring}`", *(f"{of_wiring[c]:.4f}" if c in of_wiring else "" for c in columns))
+    best = {}
+    for wiring, of_wiring in rates.items():
+        rate = min(of_wiring, key=of_wiring.get)
+        best[wiring] = rate, {s: b for s, b in runs[question, rate][wiring].items() if s > 1}
+    seeds = sorted({s for _, bits in best.values() for s in bits})
+    if seeds:
+        print(f"\n{question}: bits a byte at the best rate\n")
+        row("arm", "rate", *(f"seed {s}" for s in seeds), "mean", "sigma")
+        row("---", *["--:"] * (len(seeds) + 3))
+        for wiring, (rate, bits) in best.items():
+            values = list(bits.values())
+            row(f"`{wiring}`", rate, *(f"{bits[s]:.4f}" if s in bits else "" for s in seeds),
+                f"{statistics.mean(values):.4f}" if values else "",
+                f"{statistics.stdev(values):.4f}" if len(values) > 1 else "")
+    return {wiring: bits for wiring, (_, bits) in best.items()}
+
+
+def main():
+    here = os.path.dirname(os.path.abspath(__file__))
+    path = sys.argv[1] if len(sys.argv) > 1 else os.path.join(here, "logs.tar.xz")
+    if len(sys.argv) > 2 or not os.path.exists(path):
+        sys.exit(f"error: {path}: there is no such folder or archive; usage: differences.py [runs/evidence | logs.tar.xz]")
+    runs = read(path)
+    block, controls, modern = (tuned(runs, question) for question in ("block", "controls", "modern"))
+    plain = block.get("plain", {})
+    if len(plain) > 1:
+        sigma = statistics.stdev(plain.values())
+        print(f"\nsigma of plain: {sigma:.4f}; pairs by the protocol: "
+              f"{min(10, max(5, math.ceil(7.85 * 2 * (sigma / DELTA) ** 2)))}")
+    comparisons("block: less plain", plain, [(w, b) for w, b in block.items() if w != "plain"])
+    comparisons("controls: less plain of the block", plain,
+                [("plain, 252 channels" if w == "plain" else w, b) for w, b in controls.items()])
+    full = " ".join("rmsnorm qknorm rope relu2 untied softcap(15)".split())
+    comparisons("modern: less modern", modern.get(full, {}), [(w, b) for w, b in modern.items() if w != full])
+
+    lengths = {int(rate[1:]): wirings for (question, rate), wirings in runs.items() if question == "documents"}
+    arms = ["rope", "rope sla(6,3)", "rope documents", "rope sla(6,3) documents"]
+    if lengths:
+        print("\ndocuments: bits a byte of each seed\n")
+        row("T", *(f"`{arm}`" for arm in arms))
+        row("--:", *["---"] * len(arms))
+        for T, wirings in sorted(lengths.items()):
+            row(f"{T:,}", *(", ".join(f"{b:.4f}" for _, b in sorted(wirings.get(arm, {}).items())) for arm in arms))
+    short, longest = lengths.get(256, {}), lengths.get(4096, {})
+
+    def less(a, b):
+        return {s: a[s] - b[s] for s in a if s in b}
+
+    def of(wirings, arm):
+        return wirings.get(arm, {})
+    zero = {s: 0.0 for s in range(1, 1000)}
+    growth = {arm: less(of(longest, arm), of(short, arm)) for arm in arms}
+    gains = {T: less(of(w, "rope sla(6,3)"), of(w, "rope")) for T, w in sorted(lengths.items())}
+    gains_in = {T: less(of(w, "rope sla(6,3) documents"), of(w, "rope documents")) for T, w in sorted(lengths.items())}
+    comparisons("documents: T 4,096 less T 256", zero, list(growth.items()))
+    comparisons("documents: how much less of that growth there is within documents", zero,
+                [("rope", less(growth["rope documents"], growth["rope"]))])
+    comparisons("documents: sla(6,3) less none", zero,
+                [(f"T {T:,}", g) for T, g in gains.items()] + [(f"T {T:,}, documents", g) for T, g in gains_in.items()])
+    comparisons("documents: what sla(6,3) gains among other texts less within documents", zero,
+                [(f"T {T:,}", less(gains[T], gains_in[T])) for T in gains])
+
+
+if __name__ == "__main__":
+    main()

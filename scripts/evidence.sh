@@ -1,0 +1,228 @@
+#!/usr/bin/env bash
+# `make evidence`: does skip-layer attention help, and why? The runs of the protocol in dev/bench/results/sla/README.md,
+# in its order, so that what is there at any time answers the questions before it:
+#
+#   scripts/evidence.sh [--plan] [block] [controls] [documents] [modern]        default: all of them, in this order
+#
+# An arm is a wiring with what options it needs. Each is tried at four learning rates with seed 1, at a fifth and a
+# sixth where the best is at an edge, and trained at its best one with the seeds from 2 on. --plan: only says what has
+# been done and how many runs are left. The same command resumes where it was stopped. Runs are in OUT/QUESTION/RATE,
+# and OUT/evidence.html, written anew after each arm, shows them; dev/bench/results/sla/differences.py OUT prints the
+# numbers.
+#
+# Environment: OUT=folder (runs/evidence); PAIRS=n: seeds of each arm (5); DATA=folder of tokens (data/gcide); UPDATES=n
+# of a run (1000); TRAINER: see compare.sh
+set -uo pipefail
+cd "$(dirname "$0")/.."
+source scripts/stoppable.sh
+source scripts/wiring_name.sh
+die() { echo "error: evidence.sh: $*" >&2; exit 1; }
+plan=
+if [ "${1-}" = --plan ]; then plan=yes; shift; fi
+[ $# -gt 0 ] || set -- block controls documents modern
+for question in "$@"; do
+  [[ $question =~ ^(block|controls|documents|modern)$ ]] ||
+    die "$question: there are block, controls, documents and modern"
+done
+out=${OUT:-runs/evidence} pairs=${PAIRS:-5} data=${DATA:-data/gcide} updates=${UPDATES:-1000}
+for number in "$pairs" "$updates"; do
+  [[ $number =~ ^[1-9][0-9]{0,6}$ ]] || die "'$number': PAIRS and UPDATES are numbers, at least 1"
+done
+if ! ls "$data"/train_*.bin >/dev/null 2>&1; then
+  [ -z "${DATA:-}" ] || die "$data: no train_*.bin in it; data/README.md says how to make some"
+  data/gcide.sh >/dev/null || die "no corpus; name a folder of tokens with DATA="
+fi
+mkdir -p "$out" || exit 1
+pattern=$(sed 's/[][*?\\]/\\&/g' <<<"$data")  # which matches the folder's name and no other
+common=(-i "$pattern/train_*.bin" -j "$pattern/val_*.bin" --shuffle --vocab-size 257)
+
+# ----------------------------------------------------------------------------
+# What there is to run
+
+wide=(--layers 8 --heads 8 --channels 256)
+# As many parameters as sla(6,6) has: 6,252,372 and 6,252,544.
+narrow=(--layers 8 --heads 9 --channels 252)
+long=(--layers 8 --heads 4 --channels 128)
+rates=(2.5e-3 4e-3 6e-3 9e-3)   # of Muon
+lower_rates=(1.7e-3 1.1e-3) higher_rates=(1.3e-2 1.9e-2)
+paper_rate=9e-4                 # of AdamW: 1.5e-4 of 768 channels, for 128
+# The last six of eight heads attend to layers 5 to 7 below theirs: random.Random(52).randint(5, 7) for each.
+random='sla(6,2:3) sla(5,3:4) sla(6,4:6) sla(7,6:7) sla(5,7:8)'
+
+# trained <question> <wiring>: the options of its runs, but for the rate.
+trained() {
+  local shape=("${wide[@]}")
+  [ "$1 $2" != "controls plain" ] || shape=("${narrow[@]}")
+  printf '%s\n' "${shape[@]}" --max-seq-len 256 -t 256 -b 4 --optimizer muon -u 60 -c 0.1 -m 160 -v "$updates" \
+    -x "$updates"
+}
+# in_long_rows <T>: the options of the runs of `documents`, 4,096 tokens an update.
+in_long_rows() {
+  printf '%s\n' "${long[@]}" --max-seq-len "$1" -t "$1" -b $((4096 / $1)) -l "$paper_rate" -u $(((updates + 8) / 9)) \
+    -q 0.1 -c 0.1 -m 40 -v "$updates" -x "$updates"
+}
+arms_of() {
+  case $1 in
+    block) printf '%s\n' plain 'sla(6,6)' ;;
+    controls) printf '%s\n' plain 'sla(6,6,v)' 'sla(6,6,k)' "$random" vres router ;;
+    modern) printf '%s\n' modern 'modern sla(6,6)' ;;
+    documents) printf '%s\n' rope 'rope sla(6,3)' 'rope documents' 'rope sla(6,3) documents' ;;
+  esac
+}
+lengths=(256 1024 4096)
+long_seeds=3
+
+# ----------------------------------------------------------------------------
+# Runs
+
+# final_of <run>: its loss after the last update; nothing before that.
+final_of() {
+  sed -n "s/^{\"step\":$updates,\"val_loss\":\([0-9.e+-]*\)[,}].*/\1/p" "$1/log.jsonl" 2>/dev/null | tail -n 1
+}
+folder_of() { echo "$out/$1/$2"; }  # <question> <rate>
+# losses_of <question> <wiring>: a line "RATE LOSS" for each rate that has been tried to the end, the best first.
+losses_of() {
+  local rate loss
+  for rate in "${lower_rates[@]}" "${rates[@]}" "${higher_rates[@]}"; do
+    loss=$(final_of "$(folder_of "$1" "$rate")/$(wiring_name "$2")-1")
+    [ -z "$loss" ] || echo "$rate $loss"
+  done | LC_ALL=C sort -g -k 2
+}
+best_rate() { losses_of "$@" | sed -n '1s/ .*//p'; }
+
+# next_rate <question> <wiring>: the rate that is to be tried next; nothing if the best has others on both sides, or
+# all have been tried.
+next_rate() {
+  local all=("${lower_rates[1]}" "${lower_rates[0]}" "${rates[@]}" "${higher_rates[@]}") tried best rate i
+  tried=$(losses_of "$@")
+  for rate in "${rates[@]}"; do
+    grep -q "^$rate " <<<"$tried" || { echo "$rate"; return; }
+  done
+  best=$(sed -n '1s/ .*//p' <<<"$tried")
+  for i in "${!all[@]}"; do
+    [ "${all[i]}" = "$best" ] || continue
+    for rate in $([ "$i" -eq 0 ] || echo "${all[i - 1]}") ${all[i + 1]-}; do
+      grep -q "^$rate " <<<"$tried" || { echo "$rate"; return; }
+    done
+  done
+}
+
+# compare <folder> <wiring> <seeds> <options ...>: ends the script if it was stopped or a run failed.
+compare() {
+  stoppable nice -n 19 scripts/compare.sh --wirings "$2" --seeds "$3" --out "$1" -- "${common[@]}" "${@:4}"
+  [ "$status" -eq 0 ] || { write_page; exit "$status"; }
+}
+
+# arm <question> <wiring>: tries its rates, then trains it at the best with the other seeds.
+arm() {
+  local rate options
+  mapfile -t options < <(trained "$@")
+  while rate=$(next_rate "$@") && [ -n "$rate" ]; do
+    compare "$(folder_of "$1" "$rate")" "$2" 1 "${options[@]}" -l "$rate"
+  done
+  rate=$(best_rate "$@")
+  compare "$(folder_of "$1" "$rate")" "$2" "2:$((pairs + 1))" "${options[@]}" -l "$rate"
+  write_page
+}
+
+# ----------------------------------------------------------------------------
+# The page
+
+write_page() {
+  local question wiring rate seed T
+  runs() {  # <folder> <wiring> <first seed> <last seed>
+    for ((seed = $3; seed <= $4; seed++)); do
+      [ ! -e "$1/$(wiring_name "$2")-$seed/log.jsonl" ] || echo "run $1/$(wiring_name "$2")-$seed"
+    done
+  }
+  {
+    printf '# What this is\n%s\n' "The runs of dev/bench/results/sla/README.md, which says what is concluded from them."
+    for question in block controls modern; do
+      printf '# %s: each arm at its own best rate\n%s\n' "$question" \
+        "Seeds 2 to $((pairs + 1)); rates were chosen with seed 1."
+      [ $question != controls ] || rate=$(best_rate block plain)
+      [ $question != controls ] || runs "$(folder_of block "${rate:-none}")" plain 2 $((pairs + 1))
+      while IFS= read -r wiring; do
+        rate=$(best_rate $question "$wiring")
+        runs "$(folder_of $question "${rate:-none}")" "$wiring" 2 $((pairs + 1))
+      done < <(arms_of $question)
+      while IFS= read -r wiring; do
+        printf '# %s: rates of %s\n%s\n' "$question" "$wiring" "Seed 1."
+        for rate in "${lower_rates[@]}" "${rates[@]}" "${higher_rates[@]}"; do
+          runs "$(folder_of $question "$rate")" "$wiring" 1 1
+        done
+      done < <(arms_of $question)
+    done
+    for T in "${lengths[@]}"; do
+      printf '# documents: T = %s\n%s\n' "$T" "Short texts, 4,096 bytes an update at each T, AdamW at $paper_rate."
+      while IFS= read -r wiring; do
+        runs "$(folder_of documents "T$T")" "$wiring" 1 $long_seeds
+      done < <(arms_of documents)
+    done
+  } >"$out/outline.txt"
+  ./report --outline "$out/outline.txt" -o "$out/evidence.html" >/dev/null
+}
+
+# ----------------------------------------------------------------------------
+# In order
+
+# left <question>: how many of its runs are left, as far as is known.
+left() {
+  local wiring rate seed T count=0
+  while IFS= read -r wiring; do
+    if [ "$1" = documents ]; then
+      for T in "${lengths[@]}"; do
+        for ((seed = 1; seed <= long_seeds; seed++)); do
+          [ -n "$(final_of "$(folder_of documents "T$T")/$(wiring_name "$wiring")-$seed")" ] || count=$((count + 1))
+        done
+      done
+      continue
+    fi
+    for rate in "${rates[@]}"; do
+      [ -n "$(final_of "$(folder_of "$1" "$rate")/$(wiring_name "$wiring")-1")" ] || count=$((count + 1))
+    done
+    rate=$(best_rate "$1" "$wiring")
+    for ((seed = 2; seed <= pairs + 1; seed++)); do
+      [ -n "$(final_of "$(folder_of "$1" "${rate:-none}")/$(wiring_name "$wiring")-$seed")" ] || count=$((count + 1))
+    done
+  done < <(arms_of "$1")
+  echo "$count"
+}
+all_left() {
+  local question sum=0
+  for question in "$@"; do sum=$((sum + $(left "$question"))); done
+  echo "$sum"
+}
+
+if [ -n "$plan" ]; then
+  for question in "$@"; do echo "$question: $(left "$question") runs are left"; done
+  exit 0
+fi
+before=$(all_left "$@") started=$SECONDS
+say_left() {
+  local now
+  now=$(all_left "$@")
+  echo "$now runs are left$([ "$now" -ge "$before" ] ||
+    awk -v s=$((SECONDS - started)) -v done=$((before - now)) -v left="$now" \
+      'BEGIN { printf ", about %.1f hours at the pace of the last %d", s / done * left / 3600, done }')"
+}
+for question in "$@"; do
+  if [ "$question" = documents ]; then
+    mapfile -t arms < <(arms_of documents)
+    wirings=$(printf '%s; ' "${arms[@]}")
+    for ((seed = 1; seed <= long_seeds; seed++)); do  # a seed of all lengths is worth reading
+      for T in "${lengths[@]}"; do
+        mapfile -t options < <(in_long_rows "$T")
+        compare "$(folder_of documents "T$T")" "$wirings" "$seed:$seed" "${options[@]}"
+      done
+      write_page
+      say_left "$@"
+    done
+    continue
+  fi
+  while IFS= read -r -u 3 wiring; do
+    arm "$question" "$wiring"
+    say_left "$@"
+  done 3< <(arms_of "$question")
+done
+echo "$out/evidence.html"
