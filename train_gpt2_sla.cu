@@ -60,16 +60,16 @@ void declare_activations(GPT2& model) {
 void check_dropout(const ModelConfig& config, double p) {
   if (p == 0) return;
   const WiringTable table = config.wiring_table();
+  const bool has_relative = table.relative && !relative_attention_has_dropout;
   const char* const term = table.topk > 0          ? "topk"
                            : table.memory > 0      ? "memory"
                            : table.lsh_buckets > 0 ? "lsh"
                            : table.reversible      ? "reversible"
+                           : has_relative          ? "relative on a GPU"
                                                    : nullptr;
   if (term != nullptr)
-    user_error("--dropout %g: it does not go with %s, which wiring \"%s\" has; leave one of them out", p, term,
+    user_error("--dropout %g: it does not go with %s; wiring \"%s\" has that; leave one of them out", p, term,
                config.wiring.text.c_str());
-  if (!attention_has_dropout)
-    user_error("--dropout %g: the GPU's attention has none; train with train_gpt2_sla_cpu, or without it", p);
 }
 
 // Fixes the model's shape and declares its tensors for training, without allocating any of them. Throws UserError for a
@@ -292,12 +292,16 @@ void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, 
   Activations& a = model.acts;
   CHECK(1 <= B && 1 <= T && int64_t(B) * T <= model.rows);
   const size_t count = size_t(B) * size_t(T);
-  upload({{a.tokens, a.staged_tokens, inputs, count}, {a.targets, a.staged_targets, targets, count}});
-  std::vector<uint64_t> keys;
+  const Upload tokens = {a.tokens, a.staged_tokens, inputs, count},
+               next_tokens = {a.targets, a.staged_targets, targets, count};
   if (model.training->dropout > 0) {
     const DropoutDraw& draw = model.dropout_draw;
+    std::vector<uint64_t> keys;
     for (int b = 0; b < B; b++) keys.push_back(dropout_key(draw.seed, draw.update, draw.first_sequence + b));
-    upload({{a.dropout_keys, a.staged_dropout_keys, reinterpret_cast<const int*>(keys.data()), 2 * keys.size()}});
+    const int* words = reinterpret_cast<const int*>(keys.data());
+    upload({tokens, next_tokens, {a.dropout_keys, a.staged_dropout_keys, words, 2 * keys.size()}});
+  } else {
+    upload({tokens, next_tokens});
   }
   const float dloss = float(1.0 / (double(B) * T * double(num_micro_batches)));
   const bool sum_over_ranks = last && model.collectives.size() > 1, weights_are_coming = model.buckets_awaited == 0;

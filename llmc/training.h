@@ -221,6 +221,8 @@ inline std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_fol
       flops_per_token(config, t.model.attention_plan, run.T, segments_from(t, 0, segments_of_stream(run)));
   print_model(t.model, run.T, t.model.parameters);
   if (t.documents) print_documents(t);
+  if (o.dropout > 0 && attention_uses_wgmma())
+    print_warning("SLA_ATTENTION=wgmma: attention with dropout has no kernels by wgmma; it has those by mma.sync");
   if (o.dropout > 0)
     printf("dropout: %g of the embeddings, attention's probabilities and the branches' outputs, in training alone\n",
            o.dropout);

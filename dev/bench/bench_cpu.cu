@@ -88,23 +88,27 @@ const std::vector<std::string> attention_wirings =
     {"plain",       "sla(1,3)", "gqa(1)",   "also(1,3)", "window(256)", "strided(64)", "strided(64,union)",
      "fixed(64,8)", "topk(64)", "reuse(2)", "relative"};
 
-// Attention of one layer, forward and backward: 4 heads of 64, one sequence of T = 4,096. The wirings take turns, and
-// each one's fastest round counts. FLOPs are those of pairs of a query and a key that see each other.
+// Attention of one layer, forward and backward: 4 heads of 64, one sequence of T = 4,096; at last that of the first
+// wiring with dropout. The wirings take turns, and each one's fastest round counts. FLOPs are those of pairs of a query
+// and a key that see each other.
 void bench_attention(int rounds, const std::vector<std::string>& wirings) {
   const int T = 4096;
   struct Layer {
-    std::string wiring;
+    std::string name;
     std::unique_ptr<GPT2> model;
-    double seconds = 1e30, flops = 0;
+    double forward_seconds = 1e30, backward_seconds = 1e30, flops = 0;
+    double seconds() const { return forward_seconds + backward_seconds; }
   };
   std::vector<Layer> layers;
-  for (const std::string& wiring : wirings) {
-    Layer layer = {wiring, std::make_unique<GPT2>()};
+  auto add_layer = [&](const std::string& name, const std::string& wiring, double dropout) {
+    Layer layer = {name, std::make_unique<GPT2>()};
     ModelConfig config;
     config.num_layers = 2, config.num_heads = 4, config.channels = 256, config.vocab_size = 257, config.max_seq_len = T;
     config.wiring = parse_wiring(wiring);
     GPT2& model = *layer.model;
-    gpt2_declare(model, config, {1, T});
+    PlanOptions plan = {1, T};
+    plan.dropout = dropout;
+    gpt2_declare(model, config, plan);
     gpt2_allocate(model);
     init_weights(model, 1);
     const std::vector<int> tokens = random_tokens(T, config.vocab_size);
@@ -112,27 +116,33 @@ void bench_attention(int rounds, const std::vector<std::string>& wirings) {
     const double products = model.attention_plan.table.relative ? 11 : 7;
     layer.flops = products * 2.0 * config.head_size() * attention_pairs(model.attention_plan, 1, T).scored;
     layers.push_back(std::move(layer));
-  }
+  };
+  for (const std::string& wiring : wirings) add_layer(wiring, wiring, 0);
+  add_layer(wirings[0] + ", dropout 0.1", wirings[0], 0.1);
   double gemm = 0;
   for (int round = 0; round < rounds; round++) {
     gemm = std::max(gemm, gemm_rate(2048, 0.3));
     for (Layer& layer : layers) {
-      AttentionArgs<floatX> args = attention_args(attention_of_layer(layer.model->sublayers, 1), 0, {1, T});
+      Batch batch = {1, T};
+      batch.drops = layer.model->training->dropout > 0;
+      AttentionArgs<floatX> args = attention_args(attention_of_layer(layer.model->sublayers, 1), 0, batch);
       args.dout = layer.model->hidden_states();  // some gradient
       const double begin = seconds_now();
       attention_forward(args);
+      const double middle = seconds_now();
       attention_backward(args);
-      layer.seconds = std::min(layer.seconds, seconds_now() - begin);
+      layer.forward_seconds = std::min(layer.forward_seconds, middle - begin);
+      layer.backward_seconds = std::min(layer.backward_seconds, seconds_now() - middle);
     }
   }
-  printf("\n| attention alone, 4 heads of 64, B 1, T %d | forward + backward, ms | %s / this | GFLOP/s | share of "
+  printf("\n| attention alone, 4 heads of 64, B 1, T %d | forward, ms | backward, ms | %s / this | GFLOP/s | share of "
          "%s GEMM (%.0f GFLOP/s) |\n"
-         "| --- | --: | --: | --: | --: |\n",
+         "| --- | --: | --: | --: | --: | --: |\n",
          T, wirings[0].c_str(), precision_name, gemm * 1e-9);
   for (const Layer& layer : layers)
-    printf("| %s | %.1f | %.2f | %.0f | %.1f %% |\n", layer.wiring.c_str(), layer.seconds * 1e3,
-           layers[0].seconds / layer.seconds, layer.flops / layer.seconds * 1e-9,
-           100 * layer.flops / layer.seconds / gemm);
+    printf("| %s | %.1f | %.1f | %.2f | %.0f | %.1f %% |\n", layer.name.c_str(), layer.forward_seconds * 1e3,
+           layer.backward_seconds * 1e3, layers[0].seconds() / layer.seconds(), layer.flops / layer.seconds() * 1e-9,
+           100 * layer.flops / layer.seconds() / gemm);
 }
 
 // ----------------------------------------------------------------------------

@@ -13,6 +13,7 @@
 #include "dev/test/attention/plain.h"
 #include "dev/test/attention/masks.h"
 #include "dev/test/attention/documents.h"
+#include "dev/test/attention/dropout.h"
 #include "dev/test/attention/memory.h"
 #include "dev/test/attention/relative.h"
 #include "dev/test/attention/sequences.h"

@@ -9,7 +9,7 @@
 #include "threads.h"
 #include "vec.h"
 
-constexpr bool attention_has_dropout = true;
+constexpr bool relative_attention_has_dropout = true;
 
 inline void drop_elements(floatX* out, const floatX* x, const Dropout& d, int64_t B, int64_t T, int64_t C) {
 #pragma omp parallel for schedule(static) if (is_worth_threads(8 * int64_t(sizeof(floatX)) * B * T * C))

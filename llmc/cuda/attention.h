@@ -11,12 +11,16 @@
 //              s = (q k^T + q' r_d^T) / sqrt(HS)
 //              dq' = the sum over keys of ds r_d / sqrt(HS);  dr_d = the sum over pairs d apart of ds q' / sqrt(HS)
 //
+//   with dropout, where m is 1 / (1 - p) for the pairs that it keeps and 0 for others (llmc/ops/dropout.h):
+//              out = (m p) v;  ds = p (m dp - delta);  dv = (m p)^T dout
+//
 //   attention_forward:  out =, lse =, topk_score =, topk_last =
 //   attention_backward: delta =, dq = or +=, dk and dv of each K/V head = or +=, relative.dq =, relative.dr =
 //
 // A query sees the keys up to its own. That and one K/V head for each query head is plain attention (GPT-2, skip-layer
 // attention); the general one has masks, several K/V heads for a query head, topk, and in the backward pass keys before
 // the first query; that with relative positions is general, too, but has no topk. Both can be kept within documents.
+// General attention without topk can have dropout.
 // Each kernel is a template of which `Kind` is a parameter, so that plain attention pays nothing for the others. In
 // general, tiles that a mask hides are neither loaded nor multiplied (attention_tiles.h), and a kernel before the
 // forward one finds the topk keys of each query (attention_topk.h). A few queries after a K/V cache have kernels of
@@ -60,6 +64,8 @@ inline void check_attention(const AttentionArgs<floatX>& a) {
   const RelativePositions<floatX>& relative = a.relative;
   CHECK(relative.q == nullptr || (relative.r != nullptr && 0 < relative.distances && relative.distances <= 65535 * 32 &&
                                   a.topk == 0 && a.largest_stride == 1));
+  CHECK(a.dropout.keys == nullptr ||
+        (a.topk == 0 && relative.q == nullptr && a.partials == nullptr && a.first_query == 0));
   CHECK(a.topk == 0 ||
         (a.topk > 0 && a.topk_score != nullptr && a.topk_last != nullptr && a.T * a.kv_per_head <= INT_MAX));
 }

@@ -130,6 +130,71 @@ __device__ inline void select_topk(Accumulator<M, N>& s, TopK chosen, int querie
   }
 }
 
+// Of 16 M x 8 N probabilities, which dropout keeps.
+template <int M, int N>
+struct KeptElements {
+  // Bit 4 (N m + n) + i is that of an accumulator's x[m][n][i].
+  using Bits = std::conditional_t<4 * M * N <= 32, unsigned, uint64_t>;
+  Bits bits;
+
+  __device__ bool contains(int m, int n, int i) const { return bits >> (4 * (N * m + n) + i) & 1; }
+};
+
+// Those of a head's source in sequence b. `t` and `j`, which are multiples of 16, are those of mask_scores. Of a Philox
+// call's eight elements, whose bits are moved together, a thread owns all, or half of them where it has but 16 keys.
+template <bool transposed, int M, int N>
+__device__ inline KeptElements<M, N> kept_elements(const Dropout& d, int b, int head, int source, Positions positions,
+                                                   int t, int j) {
+  using S = Accumulator<M, N>;
+  using Bits = typename KeptElements<M, N>::Bits;
+  Bits kept = 0;
+  if (positions.stride > 1) {  // there are no neighbours
+#pragma unroll 1
+    for (int e = 0; e < 4 * M * N; e++) {
+      const int row = S::row(e / (4 * N), e % 4), column = S::column(e / 4 % N, e % 4);
+      const int query = t + (transposed ? column : row), key = j + (transposed ? row : column);
+      kept |= Bits(keeps_probability(d, b, head, source, positions.at(query), positions.at(key))) << e;
+    }
+    return {kept};
+  }
+  // The bits of the eight elements at this query and key, bit at(which query of two, which key of four).
+  auto bits_of_call = [&](int query, int key, auto at) {
+    const Philox bits =
+        dropout_bits(d.keys[b], d.place, part_of_head(head, source), query_group(query), key_group(key));
+    unsigned of_call = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++) of_call |= unsigned(element_bits(bits, i) >= d.threshold) << at(i / 4, i % 4);
+    return of_call;
+  };
+  const int first_key = j / 32 * 32;  // of a call's
+  if constexpr (transposed) {
+    static_assert(N == 4 && M <= 2, "32 keys have 32 bits");
+#pragma unroll 1
+    for (int n = 0; n < N; n += 2)
+#pragma unroll 1
+      for (int c = 0; c < 2; c++)
+        kept |= bits_of_call(t + S::column(n, c), first_key + S::row(0, 0),
+                             [](int q, int k) { return 4 * (N * (k / 2) + q) + k % 2 * 2; })
+                << (4 * n + c);
+    return {M == 1 && j > first_key ? kept >> 4 * N : kept};
+  } else {
+#pragma unroll 1
+    for (int m = 0; m < M; m++) {
+      uint64_t of_rows = 0;  // from first_key on
+#pragma unroll 1
+      for (int n = 0; first_key + 8 * n < j + 8 * N; n += 4)
+#pragma unroll 1
+        for (int c = 0; c < 2; c++)
+          of_rows |= uint64_t(bits_of_call(t + S::row(m, 0), first_key + S::column(n, c),
+                                           [](int q, int k) { return 4 * k + 2 * q; }))
+                     << (4 * n + c);
+      constexpr uint64_t all = (uint64_t(1) << 4 * N) - 1;
+      kept |= Bits(of_rows >> (j - first_key) / 2 & all) << 4 * N * m;
+    }
+    return {kept};
+  }
+}
+
 // Runs f(D) with D, the head size rounded up, as a constant.
 template <class F>
 void for_head_size(int64_t HS, F f) {
@@ -399,6 +464,10 @@ __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Lar
     for (int first = k0; first < k0 + Tiles::keys; first += Tiles::chunk) {
       if (tiles.hides_all(query, Tiles::warp_queries, first, first + Tiles::chunk)) continue;
       const int row = first - k0 + tile.stage() * Tiles::keys;
+      [[maybe_unused]] KeptElements<M, Tiles::chunk / 8> kept;
+      if constexpr (has_dropout(Kind))
+        kept = kept_elements<false, M, Tiles::chunk / 8>(a.dropout, int(blockIdx.y), head, tile.source, positions,
+                                                         query, first);
       Accumulator<M, Tiles::chunk / 8> s = {};
       if constexpr (Relative) s = relative.template scores<Tiles::chunk / 8>(tile.stage(), first - k0);
       if constexpr (Tiles::q_in_registers) mma_ABt(s, q_rows, k_tiles.from_row(row));
@@ -407,11 +476,16 @@ __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Lar
         if constexpr (General) mask_scores<false>(s, tiles.mask, query, first);
         else mask(s, [&](int row, int column) { return first + column > query + row; });
       }
-      if constexpr (General && !Relative)
+      if constexpr (has_topk(Kind))
         if (a.topk > 0)
           select_topk<false>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), end - query,
                              tile.source * int(a.T) + positions.at(first), stride);
       softmax.update(s, acc, scale * log2_e);
+      if constexpr (has_dropout(Kind))
+        for (int m = 0; m < M; m++)
+          for (int n = 0; n < Tiles::chunk / 8; n++)
+            for (int i = 0; i < 4; i++)
+              if (!kept.contains(m, n, i)) s.x[m][n][i] = 0;
       mma_AB(acc, to_bf16(s), v_tiles.from_row(row));
       if constexpr (General)
         if (a.exact_out != nullptr) {  // what rounding has left of the probabilities
@@ -429,7 +503,7 @@ __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Lar
     for (int h = 0; h < 2; h++) {
       const float sum = warp_sum<4>(softmax.sum.x[m][h]);
       const bool sees_none = General && sum == 0;
-      const float inverse = sees_none ? 0.0f : 1.0f / sum;
+      const float inverse = sees_none ? 0.0f : (has_dropout(Kind) ? a.dropout.scale : 1.0f) / sum;
       const int row = acc.row(m, 2 * h);
       for (int n = 0; n < D / 8; n++)
         for (int i = 2 * h; i < 2 * h + 2; i++) acc.x[m][n][i] *= inverse;
@@ -609,6 +683,9 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
     for (int first = k0; first < k0 + Tiles::keys && first < query + Tiles::warp_queries; first += Tiles::chunk) {
       if (General && tiles.hides_all(query, Tiles::warp_queries, first, first + Tiles::chunk)) continue;
       const int row = first - k0 + tile.stage() * Tiles::keys;
+      [[maybe_unused]] KeptElements<M, N> kept;
+      if constexpr (has_dropout(Kind))
+        kept = kept_elements<false, M, N>(a.dropout, int(blockIdx.y), head, tile.source, positions, query, first);
       Accumulator<M, N> s = {}, dp = {};
       if constexpr (Relative) s = relative.template scores<N>(tile.stage(), first - k0);
       if constexpr (Tiles::rows_in_registers) {
@@ -622,13 +699,14 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
         if constexpr (General) mask_scores<false>(s, tiles.mask, query, first);
         else mask(s, [&](int row, int column) { return first + column > query + row; });
       }
-      if constexpr (General && !Relative)
+      if constexpr (has_topk(Kind))
         if (a.topk > 0)
           select_topk<false>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), end - query,
                              tile.source * int(a.T) + positions.at(first), stride);
       for (int m = 0; m < M; m++)
         for (int n = 0; n < N; n++)
           for (int i = 0; i < 4; i++) {
+            if constexpr (has_dropout(Kind)) dp.x[m][n][i] *= kept.contains(m, n, i) ? a.dropout.scale : 0.0f;
             const float p = exp2_approx(s.x[m][n][i] * to_exp2 - log2_sum.x[m][i / 2]);
             s.x[m][n][i] = p * (dp.x[m][n][i] - row_sum.x[m][i / 2]);  // ds
           }
@@ -742,6 +820,12 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
       if (first + Tiles::chunk <= key) continue;  // none of these queries sees the warp's keys
       if (General && !head_mask.sees_some(first, first + Tiles::chunk, key, key + Tiles::group_keys)) continue;
       const int row = first - q0 + tile.stage() * Tiles::queries, query = first + part_column;
+      [[maybe_unused]] KeptElements<M, N> kept;
+      if constexpr (has_dropout(Kind)) {
+        const int head = tiles.head(tile);
+        kept = kept_elements<true, M, N>(a.dropout, int(blockIdx.y), head, source_of(a, head, int(blockIdx.x)),
+                                         positions, query, key);
+      }
       Accumulator<M, N> s = {}, dp = {};
       if constexpr (Relative)  // r q'^T; the first of r's rows is that of the first key and the last query
 #pragma unroll
@@ -758,7 +842,7 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
       if constexpr (General) {
         if (!head_mask.sees_all(query, query + Tiles::columns, key, key + Tiles::group_keys))
           mask_scores<true>(s, head_mask, query, key);
-        if constexpr (!Relative) {
+        if constexpr (has_topk(Kind)) {
           const int head = tiles.head(tile);
           if (a.topk > 0)
             select_topk<true>(s, chosen_from(a, blockIdx.y, head, positions.at(query)), T - query,
@@ -778,7 +862,9 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
             for (int h = 0; h < 2; h++) {
               float &x = s.x[m][n][2 * h + c], &y = dp.x[m][n][2 * h + c];
               x = exp2_approx(x * to_exp2 - log2_sum);
+              if constexpr (has_dropout(Kind)) y *= kept.contains(m, n, 2 * h + c) ? a.dropout.scale : 0.0f;
               y = x * (y - column_delta);  // ds
+              if constexpr (has_dropout(Kind)) x = kept.contains(m, n, 2 * h + c) ? x : 0.0f;
             }
         }
       if constexpr (Tiles::share == 1) {
@@ -795,6 +881,7 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
   }
   if constexpr (General) finish_copies();
   ::scale(dk, scale);
+  if constexpr (has_dropout(Kind)) ::scale(dv, a.dropout.scale);
   // Through the place of k and v, which all warps of the group had read before they last exchanged p and ds.
   store_rows({kv.dk + first_row * kv.dk_stride, stride * kv.dk_stride, key, end, HS, kv.dk_accumulate}, dk, group_k,
              channel);

@@ -206,6 +206,14 @@ __device__ inline void select_topk(float (&s)[rows_per_thread][N], TopK chosen, 
   }
 }
 
+// What dropout multiplies the probability of a block's positions `query` and `key` by: 0 or 1 / (1 - p).
+__device__ inline float dropout_factor(const AttentionArgs<float>& a, int head, int source, Positions positions,
+                                       int query, int key) {
+  return keeps_probability(a.dropout, blockIdx.z, head, source, positions.at(query), positions.at(key))
+             ? a.dropout.scale
+             : 0.0f;
+}
+
 // acc (4 x 64 G) += s b. The rows of the scores s, of which each lane of a half-warp has some columns, are exchanged in
 // `p`, shared memory that no lane of the warp still reads.
 template <int G, int Columns, int N>
@@ -369,13 +377,17 @@ __global__ void __launch_bounds__(ForwardTiles<G, Kind, Small>::threads, Forward
     if constexpr (General) {
       if (tiles.hides_some(warp_first(q0), warp_rows, k0, k0 + Tiles::keys))
         mask_scores<false>(s, tiles.mask, query, k0 + thread.lane);
-      if (!Relative && a.topk > 0)
+      if (has_topk(Kind) && a.topk > 0)
         select_topk<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
                            tile.source * int(a.T) + positions.at(k0 + thread.lane), stride);
     } else if (k0 + Tiles::keys > q0 + 1) {
       mask_keys_after_rows(s, query, k0 + thread.lane);  // only on the diagonal
     }
     update_softmax<General>(s, acc, row_max, row_sum, to_exp2);
+    if constexpr (has_dropout(Kind))
+      for (int i = 0; i < rows_per_thread; i++)
+        for (int j = 0; j < Tiles::keys / half_warp; j++)
+          s[i][j] *= dropout_factor(a, head, tile.source, positions, query + i, k0 + thread.lane + j * half_warp);
     mul_add_scores<G, Tiles::keys>(acc, s, p, v_tile, channels, min(Tiles::keys, end - k0));
   }
 
@@ -570,15 +582,18 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, Backwa
     if constexpr (General) {
       if (tiles.hides_some(warp_first(q0), warp_rows, k0, k0 + Tiles::columns))
         mask_scores<false>(s, tiles.mask, query, k0 + thread.lane);
-      if (!Relative && a.topk > 0)
+      if (has_topk(Kind) && a.topk > 0)
         select_topk<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
                            tile.source * int(a.T) + positions.at(k0 + thread.lane), stride);
     } else if (k0 + Tiles::columns > q0 + 1) {
       mask_keys_after_rows(s, query, k0 + thread.lane);
     }
     for (int i = 0; i < rows_per_thread; i++)
-      for (int j = 0; j < Tiles::columns / half_warp; j++)
+      for (int j = 0; j < Tiles::columns / half_warp; j++) {
+        if constexpr (has_dropout(Kind))
+          dp[i][j] *= dropout_factor(a, head, tile.source, positions, query + i, k0 + thread.lane + j * half_warp);
         s[i][j] = probability(s[i][j], scale, row_lse[i]) * (dp[i][j] - row_delta[i]);  // ds
+      }
     mul_add_scores<G, Tiles::columns>(acc, s, p, k_tile, channels, min(Tiles::columns, end - k0));
     if constexpr (Relative) {
       __syncwarp();  // the shifted ds overwrites p, which all lanes have read
@@ -668,7 +683,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, Backwa
       if constexpr (General) {
         if (!mask.sees_all(q0, q0 + Tiles::columns, warp_first(k0), warp_first(k0) + warp_rows))
           mask_scores<true>(s, mask, q0 + thread.lane, key);
-        if (!Relative && a.topk > 0)
+        if (has_topk(Kind) && a.topk > 0)
           select_topk<true>(s, chosen_from(a, blockIdx.z, head, positions.at(q0 + thread.lane)), T - q0 - thread.lane,
                             first_index(a, head, int(blockIdx.y)) + positions.at(key), stride);
       } else if (k0 + Tiles::rows > q0 + 1) {
@@ -680,7 +695,14 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, Backwa
         const float column_delta = query < T ? a.delta[first_lse + query * stride] : 0.0f;
         for (int i = 0; i < rows_per_thread; i++) {
           s[i][j] = probability(s[i][j], scale, column_lse);
-          dp[i][j] = s[i][j] * (dp[i][j] - column_delta);  // ds
+          if constexpr (has_dropout(Kind)) {
+            const float factor =
+                dropout_factor(a, head, source_of(a, head, int(blockIdx.y)), positions, query, key + i);
+            dp[i][j] = s[i][j] * (dp[i][j] * factor - column_delta);
+            s[i][j] *= factor;
+          } else {
+            dp[i][j] = s[i][j] * (dp[i][j] - column_delta);  // ds
+          }
         }
       }
       mul_add_scores<G, Tiles::columns>(dv, s, p, dout_tile, channels, columns);

@@ -72,7 +72,7 @@ inline void launch_attention_backward(const AttentionArgs<bf16>& a) {
   for_head_size(a.HS, [&](auto D) {
     if (a.relative.q != nullptr || is_general_backward(a)) {
       for_kind(a, [&](auto Kind) {
-        constexpr bool has_two_shapes = D == 64 && !is_relative(Kind);
+        constexpr bool has_two_shapes = D == 64 && has_topk(Kind);
         if (gpu().has_large_shared_memory) launch_backward_kernels<D, Kind, has_two_shapes>(a, scale);
         else launch_backward_kernels<D, Kind, false>(a, scale);
         if constexpr (is_relative(Kind)) launch_dr_kernels<D, has_documents(Kind)>(a, scale);

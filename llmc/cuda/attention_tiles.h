@@ -9,20 +9,26 @@
 
 // What a kernel is compiled for, as a parameter of its template: the attention of GPT-2 and of skip-layer attention;
 // what has masks, several K/V heads for a query head, topk, or in the backward pass keys before the first query; and
-// that with relative positions; and the last two within documents.
+// that with relative positions; the last two within documents; and general attention with dropout, and both.
 constexpr int plain_attention = 0, general_attention = 1, relative_attention = 2, document_attention = 3,
-              relative_document_attention = 4;
+              relative_document_attention = 4, dropout_attention = 5, dropout_document_attention = 6;
 SLA_HOST_DEVICE constexpr bool is_relative(int kind) {
   return kind == relative_attention || kind == relative_document_attention;
 }
-SLA_HOST_DEVICE constexpr bool has_documents(int kind) { return kind >= document_attention; }
+SLA_HOST_DEVICE constexpr bool has_documents(int kind) {
+  return kind == document_attention || kind == relative_document_attention || kind == dropout_document_attention;
+}
+SLA_HOST_DEVICE constexpr bool has_dropout(int kind) { return kind >= dropout_attention; }
+SLA_HOST_DEVICE constexpr bool has_topk(int kind) { return kind == general_attention || kind == document_attention; }
 
 // Runs f(Kind), a constant, of attention that is not plain.
 template <class Element, class F>
 void for_kind(const AttentionArgs<Element>& a, F f) {
-  const bool relative = a.relative.q != nullptr;
-  if (a.first_keys == nullptr && relative) f(std::integral_constant<int, relative_attention>());
-  else if (a.first_keys == nullptr) f(std::integral_constant<int, general_attention>());
+  const bool relative = a.relative.q != nullptr, documents = a.first_keys != nullptr;
+  if (a.dropout.keys != nullptr && documents) f(std::integral_constant<int, dropout_document_attention>());
+  else if (a.dropout.keys != nullptr) f(std::integral_constant<int, dropout_attention>());
+  else if (!documents && relative) f(std::integral_constant<int, relative_attention>());
+  else if (!documents) f(std::integral_constant<int, general_attention>());
   else if (relative) f(std::integral_constant<int, relative_document_attention>());
   else f(std::integral_constant<int, document_attention>());
 }

@@ -15,7 +15,7 @@
 // Whether attention needs the general kernels.
 template <class Element>
 bool is_general(const AttentionArgs<Element>& a) {
-  return a.is_general || a.topk > 0 || a.exact_out != nullptr || a.first_keys != nullptr;
+  return a.is_general || a.topk > 0 || a.exact_out != nullptr || a.first_keys != nullptr || a.dropout.keys != nullptr;
 }
 
 // Whether its backward pass needs them.
@@ -38,12 +38,18 @@ __device__ inline TopK chosen_from(const AttentionArgs<Element>& a, int64_t b, i
   return {a.topk_score + at, a.topk_last + at};
 }
 
+// Which of a query head's K/V heads this one is.
+template <class Element>
+__device__ inline int source_of(const AttentionArgs<Element>& a, int head, int kv_head) {
+  int source = 0;
+  while (a.kv_of_head[head * a.kv_per_head + source] != kv_head) source++;
+  return source;
+}
+
 // The index of position 0 of a K/V head among the keys of a query head.
 template <class Element>
 __device__ inline int first_index(const AttentionArgs<Element>& a, int head, int kv_head) {
-  int source = 0;
-  while (a.kv_of_head[head * a.kv_per_head + source] != kv_head) source++;
-  return source * int(a.T);
+  return source_of(a, head, kv_head) * int(a.T);
 }
 
 // ----------------------------------------------------------------------------

@@ -6,7 +6,7 @@
 #include "llmc/ops/dropout.h"
 #include "vec.h"
 
-constexpr bool attention_has_dropout = false;
+constexpr bool relative_attention_has_dropout = false;
 constexpr int dropout_threads = 256;
 
 // A thread owns eight channels of a row, which are one call of Philox.

@@ -115,7 +115,8 @@ struct AttentionArgs {
   // floats, or null for 0.
   float* scratch = nullptr;
 
-  // Of probabilities, in training passes whose queries and keys are the positions [0, T); not with topk.
+  // Of probabilities, in training passes whose queries and keys are the positions [0, T); not with topk, and on a GPU
+  // not with relative positions.
   Dropout dropout;
 };
 

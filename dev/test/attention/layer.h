@@ -76,6 +76,7 @@ struct Case {
   int64_t distances = 0;       // rows of r, of relative positions; 0: there are none
   // Where documents begin, in sequence b 3 b positions later; none: all of a sequence is one.
   std::vector<int64_t> documents = {};
+  double dropout = 0;  // the share of probabilities that become 0
 
   int64_t NH() const { return int64_t(kv_of_head.size()); }
   int num_kv_heads() const {
@@ -107,7 +108,7 @@ inline std::ostream& operator<<(std::ostream& out, const Case& c) {
       << ", " << c.own_kv_heads << " own, dq " << (c.dq_accumulate ? "+=" : "=") << (c.v_apart ? ", v apart" : "");
   for (const MaskCase& m : c.masks) out << ", mask (" << m << ")";
   return out << ", topk " << c.topk << ", first query " << c.first_query << ", distances " << c.distances
-             << ", documents at " << testing::PrintToString(c.documents);
+             << ", documents at " << testing::PrintToString(c.documents) << ", dropout " << c.dropout;
 }
 
 // qkv (B*T, q | k of own K/V heads | v of own K/V heads | 8 unused columns), and source_kv, the same without q, for
@@ -124,6 +125,8 @@ struct Layer {
   DeviceArray<floatX> d_relative_q, d_relative_r, d_relative_dq, d_relative_dr;
   DeviceArray<float> d_lse, d_delta, d_topk_score, d_scratch, d_dr_of_sequences;
   DeviceArray<int> d_topk_last, d_first_keys, d_last_queries;
+  std::vector<uint64_t> dropout_keys;
+  DeviceArray<uint64_t> d_dropout_keys;
   KVHeads<floatX> kv_heads;
   AttentionArgs<floatX> args;
 
@@ -220,6 +223,13 @@ struct Layer {
     args.scratch = d_scratch.data;
     if (c.distances > 0) upload_relative();
     if (!c.documents.empty()) upload_documents();
+    for (int64_t b = 0; b < c.B; b++) dropout_keys.push_back(dropout_key(1337, 3, b));
+    d_dropout_keys = DeviceArray<uint64_t>(dropout_keys);
+    if (c.dropout > 0) args.dropout = dropout_of(d_dropout_keys.data);
+  }
+  // Of the third layer.
+  Dropout dropout_of(const uint64_t* keys) const {
+    return make_dropout(keys, c.dropout, DropoutSite::probabilities, 2);
   }
 
   void forward() { attention_forward(args); }
@@ -309,6 +319,7 @@ struct Expected {
     const std::vector<double> relative_q = pick(layer.relative_q, {c.distances > 0 ? c.query_rows() : 0, C, C, 0}),
                               r = pick(layer.relative_r, {c.distances, C, C, 0});
     relative_dq.resize(relative_q.size()), relative_dr.resize(r.size());
+    const Dropout dropout = layer.dropout_of(layer.dropout_keys.data());
     std::vector<std::vector<double>> k, v;
     for (int n = 0; n < c.num_kv_heads(); n++) {
       k.push_back(pick(layer.k_buffer(n), layer.k(n)));
@@ -324,11 +335,14 @@ struct Expected {
                         statistic = (b * NH + head) * c.queries() + query, first_key = b * c.T * HS;
           keys.clear();
           relative = c.distances == 0 ? RelativeQuery{} : RelativeQuery{&relative_q[at], &relative_dq[at]};
-          for (int n : c.kv_of_head[head])
+          for (size_t source = 0; source < c.kv_of_head[head].size(); source++)
             for (int64_t j = 0; j <= t; j++) {
               const int64_t key = first_key + j * HS;
               if (!sees(c.mask(head), t, j) || j < c.document(b, t)) continue;
-              keys.push_back({&k[n][key], &v[n][key], &dk[n][key], &dv[n][key], nullptr, nullptr, 0, 0});
+              const int n = c.kv_of_head[head][source];
+              keys.push_back({&k[n][key], &v[n][key], &dk[n][key], &dv[n][key], nullptr, nullptr, 1, 0, 0});
+              if (c.dropout > 0)
+                keys.back().kept = keeps_probability(dropout, b, head, int64_t(source), t, j) / (1 - c.dropout);
               if (c.distances == 0) continue;
               CHECK(t - j < c.distances);
               const int64_t of_distance = (c.distances - 1 - (t - j)) * C + head * HS;
@@ -347,6 +361,7 @@ struct Expected {
     double *dk, *dv;
     const double* r;  // null without relative positions
     double* dr;
+    double kept;  // 0 or 1 / (1 - p) with dropout, 1 without
     double prob, dprob;
   };
   struct RelativeQuery {
@@ -374,7 +389,7 @@ struct Expected {
       for (int64_t i = 0; i < HS; i++) score += q[i] * key.k[i], dprob += dout[i] * key.v[i];
       if (key.r != nullptr)
         for (int64_t i = 0; i < HS; i++) score += relative.q[i] * key.r[i];
-      key.prob = score * scale, key.dprob = dprob;
+      key.prob = score * scale, key.dprob = dprob * key.kept;
     }
     if (topk > 0 && topk < int(keys.size())) {
       std::stable_sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) { return a.prob > b.prob; });
@@ -389,17 +404,17 @@ struct Expected {
     for (Key& key : keys) sum += key.prob = std::exp(key.prob - max);
     lse = max + std::log(sum);
     for (Key& key : keys) {
-      const double p = round(key.prob);
+      const double p = round(key.prob) * key.kept;
 #pragma omp simd
       for (int64_t i = 0; i < HS; i++) out[i] += p * key.v[i];
       key.prob /= sum;
     }
     for (int64_t i = 0; i < HS; i++) out[i] = round(out[i] / sum), delta += dout[i] * out[i];
     for (const Key& key : keys) {
-      const double p = round(key.prob), ds = round(key.prob * (key.dprob - delta)) * scale;
+      const double p = round(key.prob) * key.kept, ds = round(key.prob * (key.dprob - delta)) * scale;
       for (int64_t i = 0; keys.size() == 1 && i < HS; i++) {
-        lone_dq_terms += std::pow(p * key.dprob * scale * key.k[i], 2);
-        lone_dk_terms += std::pow(p * key.dprob * scale * q[i], 2);
+        lone_dq_terms += std::pow(key.prob * key.dprob * scale * key.k[i], 2);
+        lone_dk_terms += std::pow(key.prob * key.dprob * scale * q[i], 2);
       }
 #pragma omp simd
       for (int64_t i = 0; i < HS; i++) {

@@ -2,11 +2,11 @@
 // micro-batches and at each level of recomputation.
 #pragma once
 #include <gtest/gtest.h>
+#include "dev/test/long.h"
 #include "dev/test/model/losses.h"
 #include "dev/test/model/model.h"
 #include "dev/test/values.h"
 
-#ifdef SLA_CPU
 constexpr double dropped_share = 0.2;
 constexpr int64_t dropout_update = 5;
 constexpr uint64_t dropout_seed = 0x123456789a;
@@ -43,10 +43,11 @@ const DropoutCase dropout_cases[] = {{"sla(2,3)", 136},
                                      {"dense vres sla(2,3)"},
                                      {"window(9,SL) rope"},
                                      {"strided(8)", 136},
-                                     {"fixed(6,2,union) qknorm"},
+                                     {"fixed(6,2,union) qknorm", 72},
                                      {"reuse(2)"},
                                      {"blend(0.4)"},
                                      {"gate"},
+                                     {"documents sla(2,3)"},
                                      {"relative documents"},
                                      {"universal(2) sla(3,2)"},
                                      {"universal(2) act(0.3)"},
@@ -62,12 +63,13 @@ const DropoutCase dropout_cases[] = {{"sla(2,3)", 136},
 // `KeptKeys(at, tile, q0 + r + 1).keep`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/mlp_branch.h: `if (batch.drops) drop_elements(b.out, dout,` ->
 // `if (false) drop_elements(b.out, dout,`
-TEST(Dropout, HasTheReferencesLossesAndGradients) {
+TEST(LONG_ON_EMU(Dropout), HasTheReferencesLossesAndGradients) {
   constexpr int B = 2, count = 2;
   int recompute = 0;
   for (const auto& [wiring, T] : dropout_cases) {
     SCOPED_TRACE(wiring);
     ModelConfig config = four_layers(wiring);
+    if (config.wiring_table().relative && !relative_attention_has_dropout) continue;
     config.max_seq_len = T;
     const DoubleTensors params = random_parameters(config, 42);
     auto model = make_dropout_model(config, B, T, recompute++ % 5);
@@ -94,7 +96,7 @@ TEST(Dropout, HasTheReferencesLossesAndGradients) {
 
 // Losses and the gradients' norm do not depend on how an update is cut, nor on what is computed again.
 // BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `draw.first_sequence + b)` -> `b)`
-TEST(Dropout, IsTheSameForAnyMicroBatchAndRecomputation) {
+TEST(LONG_ON_EMU(Dropout), IsTheSameForAnyMicroBatchAndRecomputation) {
   constexpr int T = 24;
   const ModelConfig config = four_layers("sla(2,3)");
   const auto inputs = random_tokens(8 * T, config, 1), targets = random_tokens(8 * T, config, 2);
@@ -128,11 +130,12 @@ TEST(Dropout, IsOffWhereNothingIsTrained) {
 }
 
 TEST(Dropout, IsRefusedWithTermsThatHaveNone) {
-  for (const char* wiring : {"topk(4)", "rope memory(8)", "lsh(4,2)", "reversible"}) {
+  std::vector<const char*> wirings = {"topk(4)", "rope memory(8)", "lsh(4,2)", "reversible"};
+  if (!relative_attention_has_dropout) wirings.push_back("relative");
+  for (const char* wiring : wirings) {
     try {
       make_dropout_model(four_layers(wiring), 1, 8, 0);
       FAIL() << wiring;
     } catch (const UserError& e) { EXPECT_NE(std::string(e.what()).find("it does not go with"), std::string::npos); }
   }
 }
-#endif

@@ -429,7 +429,6 @@ const std::string quick_golden_case = "w_gqa_sla";
 inline std::vector<std::string> other_golden_cases() {
   std::vector<std::string> names = golden_case_names();
   names.erase(std::find(names.begin(), names.end(), quick_golden_case));
-  if (!attention_has_dropout) names.erase(std::find(names.begin(), names.end(), "m_dropout"));
   return names;
 }
 
