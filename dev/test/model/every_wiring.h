@@ -113,7 +113,9 @@ struct RandomCase {
     take_keys_or_values_alone(Draw{seed + 4000}, terms, L, h);
     if (!moves_maps && Draw{seed + 5000}.one_in(3) &&
         none_begins_with(terms, {"relative", "memory", "universal", "gru", "lsh", "reversible"}))
-      terms.push_back(Draw{seed + 6000}.of<std::string>({"router", "vres", has_groups ? "vres" : "depth"}));
+      terms.push_back(!has_groups && Draw{seed + 7000}.one_in(2) ? "depth"
+                      : Draw{seed + 6000}.one_in(2)              ? "router"
+                                                                 : "vres");
     for (const std::string& term : terms) wiring += (wiring.empty() ? "" : " ") + term;
     if (terms.empty()) wiring = "plain";
     const WiringTable table = wiring_table(parse_wiring(wiring), L, h);
