@@ -253,13 +253,14 @@ struct ModelledOperation {
 };
 
 // Instructions that a thread issues for eight elements, without those of a loop over the rest of a tensor: counted in
-// the machine code for sm_90, from which sm_80's differs by less than a twentieth. Those of caps, relu2, swiglu and
-// norm_heads are estimated from the source.
+// the machine code for sm_90, from which sm_80's differs by less than a twentieth. Those of caps, relu2, swiglu,
+// norm_heads and depth are estimated from the source.
 struct InstructionCounts {
   static constexpr double gelu_forward = 130, gelu_backward = 229, classifier = 255, caps = 330, layernorm_forward = 90,
                           layernorm_backward = 270, bias_backward = 21, adamw = 230, sum_of_squares = 44,
                           embedding = 52, comparison = 20, copy = 20, term_of_sum = 24, relu2 = 40, norm_heads = 110,
-                          mix_values = 60, mix_heads = 20, swiglu_forward = 130, swiglu_backward = 220, rotary = 60;
+                          mix_values = 60, mix_heads = 20, depth_forward = 90, depth_backward = 250,
+                          swiglu_forward = 130, swiglu_backward = 220, rotary = 60;
 };
 
 // The operations of a training step of one micro-batch, in their order: what gpt2_forward_backward and gpt2_update
@@ -405,6 +406,8 @@ class StepModel {
     if (has_router(plan, l) && qkv_rows(model.config, plan, l) > C &&
         !(again && keeps_routed(*model.training, plan, l)))
       add("mix_heads", l, {mix_of_heads("mix_heads", l, l + 1)});
+    if (l > 0 && !depth_values(l).empty() && !(again && keeps_values(*model.training, plan, l)))
+      add("depth_attention_forward", l, {depth_part("depth_attention_forward", l, 2, Counts::depth_forward)});
     if (plan.table.relative)
       add("relative_forward", l, {matmul_of("distances", relative_distances(model), C, C), relative_queries()});
   }
@@ -417,6 +420,15 @@ class StepModel {
   ModelledPart mix_of_heads(const char* name, int l, int layers) const {
     const double width = double(qkv_rows(model.config, plan, l) - C), kv = plan.table.num_kv_heads;
     return elementwise(name, double(N), width, (layers + 1) * x, layers * kv * Counts::mix_heads, 2);
+  }
+  const std::vector<int>& depth_values(int l) const {
+    static const std::vector<int> none;
+    return plan.table.depth ? plan.projected[Part::v][l] : none;
+  }
+  // It moves as many tensors of each layer's values, and two of the layer's own.
+  ModelledPart depth_part(const char* name, int l, int tensors, double instructions) const {
+    const double width = double(depth_values(l).size()) * model.config.head_size(), layers = l + 1;
+    return elementwise(name, double(N), width, (tensors * layers + 2) * x, layers * instructions);
   }
   ModelledPart relative_queries() const {
     return elementwise("relative_queries", double(N), double(C), 3 * x, Counts::copy);
@@ -569,6 +581,8 @@ class StepModel {
       if (l > 0) add("mix_heads_backward", l, {mix_of_heads("mix_heads_backward", l, l + 1)});
       add("mix_heads", l, {mix_of_heads("mix_heads", l, model.config.num_layers - std::max(l, 1))});
     }
+    if (!depth_values(l).empty())
+      add("depth_attention_backward", l, {depth_part("depth_attention_backward", l, 6, Counts::depth_backward)});
     project_qkv_backward(l);
     if (has_map_gate(plan, l))
       add("token_gate_backward", l, {elementwise("token_gate_backward", double(N), double(C), 3 * x, Counts::copy, 2)});

@@ -27,8 +27,9 @@ static ModelConfig model_of(const char* wiring, int L = 4, int h = 4) {
 // FLOPs
 
 // Those of a layer's attention for a token, by the pairs that see each other, one by one: 7 products a pair; with topk
-// the scores of all pairs once, and 6 products of those chosen; with relative positions 11. `segments`: as many
-// segments of a stream, which begins with an empty memory; the mean.
+// the scores of all pairs once, and 6 products of those chosen; with relative positions 11; with `depth` those of a
+// token with itself in the layers up to l. `segments`: as many segments of a stream, which begins with an empty memory;
+// the mean.
 static double counted_attention_flops(const ModelConfig& c, int l, int T, int64_t segments = 1) {
   const AttentionPlan plan = make_attention_plan(c);
   double products = 0;
@@ -39,6 +40,7 @@ static double counted_attention_flops(const ModelConfig& c, int l, int T, int64_
         int keys = 0;
         for (int j = 0; j <= t; j++) keys += plan.table.mask(l, i).sees(t, j) * int(plan.table.sources(l, i).size());
         const int topk = plan.table.topk;
+        if (plan.table.depth && l > 0) products += 7.0 * (l + 1);
         products += topk > 0 ? keys + 6.0 * std::min(keys, topk) : (plan.table.relative ? 11.0 : 7.0) * keys;
       }
   }
@@ -46,6 +48,7 @@ static double counted_attention_flops(const ModelConfig& c, int l, int T, int64_
 }
 
 // BUG llmc/model/parts/attention_branch.h: `(plan.table.relative ? 11 : 7)` -> `(plan.table.relative ? 10 : 7)`
+// BUG llmc/model/parts/attention_branch.h: `(b.layer + 1) * T` -> `b.layer * T`
 // BUG llmc/model/parts/attention_branch.h: `6 * pairs.multiplied + pairs.scored` -> `7 * pairs.multiplied`
 TEST(Flops, OfAttentionAreThoseOfEachPair) {
   for (const char* wiring : {"plain",
@@ -69,6 +72,7 @@ TEST(Flops, OfAttentionAreThoseOfEachPair) {
                              "qknorm",
                              "vres",
                              "router",
+                             "depth",
                              "relu2",
                              "swiglu",
                              "untied softcap(15)",
@@ -164,6 +168,8 @@ static const char* const all_terms[] = {"plain",
                                         "vres sla(2,2) gqa(2)",
                                         "router",
                                         "router sla(2,2) gqa(2)",
+                                        "depth",
+                                        "depth sla(2,2)",
                                         "relu2",
                                         "swiglu",
                                         "swiglu(8)",
@@ -317,7 +323,7 @@ TEST(WiringChange, IsSaidOfEveryNumberOfEveryTerm) {
        {"rope", "memory(8) rope", "memory(9) rope"},
        {"plain", "universal(1)", "universal(2)", "universal(4)"},
        {"universal(1)", "universal(1) act(0.1)", "universal(1) act(0.2)", "universal(1) act(0.1,0.5)"},
-       {"plain", "gru", "reversible", "rmsnorm", "qknorm", "vres", "router", "relu2", "swiglu", "swiglu(64)",
+       {"plain", "gru", "reversible", "rmsnorm", "qknorm", "vres", "router", "depth", "relu2", "swiglu", "swiglu(64)",
         "softcap(15)", "softcap(16)", "untied", "dense"},
        {"plain", "lsh(4,2)", "lsh(8,2)", "lsh(4,1)"}};
   for (const std::vector<const char*>& wirings : same_terms)

@@ -10,6 +10,7 @@
 #include "dev/test/operations/layernorm.h"
 #include "dev/test/operations/tokens.h"
 #include "dev/test/operations/value_mix.h"
+#include "dev/test/operations/depth_attention.h"
 #include "dev/test/operations/head_mix.h"
 #include "dev/test/operations/maps.h"
 #include "dev/test/operations/gru.h"

@@ -209,6 +209,25 @@ TEST(AttentionPlan, OfValueResidualsHasTheFirstLayersValuesWhereValuesAreProject
   EXPECT_EQ(plan_of("vres", 2, 4).accumulator, (std::vector<int>{0, -1}));
 }
 
+// A key that no attention uses is projected where its value is mixed.
+// BUG llmc/model/attention_plan.h: `plan.table.depth && part == Part::v` -> `plan.table.depth && part == Part::k`
+// BUG llmc/model/attention_plan.h: `highest_mixed[Part::k][i % h] = highest_mixed` -> `highest_mixed`
+// BUG llmc/model/attention_plan.h: `projected_index(Part::v, {layer + 1, head}) >= 0` ->
+//   `projected_index(Part::k, {layer + 1, head}) >= 0`
+TEST(AttentionPlan, OfDepthProjectsKeysAndValuesBelowEachValueThatIsUsed) {
+  const AttentionPlan plan = plan_of("depth sla(1,2,k) sla(2,1:3,v)", 4, 4);
+  const std::vector<int> all = {0, 1, 2, 3}, outer = {0, 3};
+  for (int l = 0; l < 4; l++) {
+    EXPECT_EQ(plan.projected[Part::k][l], l < 3 ? all : (std::vector<int>{0, 1, 3})) << l;
+    EXPECT_EQ(plan.projected[Part::v][l], l < 2 ? all : outer) << l;
+    EXPECT_EQ(plan.shared[Part::v][l], l < 2 ? (std::vector<int>{1, 2}) : std::vector<int>()) << l;
+    for (int i : all) EXPECT_EQ(plan.is_mixed_above(l, i), l == 0 || (l < 3 && (i == 0 || i == 3))) << l << " " << i;
+  }
+  EXPECT_EQ(plan.unused(Part::k, 3), (std::vector<int>{3}));
+  const AttentionPlan skips = plan_of("depth sla(1,4)", 4, 4);
+  EXPECT_TRUE(skips.projected[Part::v][3].empty() && skips.projected[Part::k][3].empty());
+}
+
 // BUG llmc/model/terms/kv_part.h: `sources.erase(std::unique(` -> `(void)(std::unique(`
 TEST(Wiring, KeysAndValuesOneAfterTheOtherAreBoth) {
   for (const auto& [apart, together] : {std::pair("sla(2,3,k) sla(2,3,v)", "sla(2,3)"),
@@ -410,6 +429,11 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"vres gate", "gate, at character 6", "does not combine with vres, at character 1"},
                {"vres(2)", "vres(2), at character 1", "it is vres"},
                {"router vres", "vres, at character 8", "does not combine with router, at character 1"},
+               {"depth gqa(2)", "gqa(2), at character 7", "does not combine with depth, at character 1"},
+               {"vres depth", "depth, at character 6", "does not combine with vres, at character 1"},
+               {"depth router", "router, at character 7", "does not combine with depth, at character 1"},
+               {"reversible depth", "depth, at character 12", "does not combine with reversible, at character 1"},
+               {"depth(2)", "depth(2), at character 1", "it is depth"},
                {"router lsh(4,2)", "lsh(4,2), at character 8", "does not combine with router, at character 1"},
                {"dense reversible", "reversible, at character 7", "does not combine with dense, at character 1"},
                {"universal(1) dense", "dense, at character 14", "does not combine with universal(1), at character 1"},
@@ -479,6 +503,7 @@ TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {
                            "qknorm",
                            "vres rope",
                            "router gqa(2)",
+                           "depth rope",
                            "dense rope",
                            "relu2",
                            "swiglu",

@@ -682,6 +682,7 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
                         {"qknorm", {"divided by their root mean square"}},
                         {"vres", {"its own and the first layer's"}},
                         {"router", {"with weights that are learned, of all K/V heads"}},
+                        {"depth", {"by the attention of the token's query"}},
                         {"dense", {"the outputs of all layers below, in learned shares"}},
                         {"relu2", {"MLPs: ReLU squared"}},
                         {"softcap(15)", {"logits: capped at 15"}},

@@ -55,16 +55,16 @@ TEST(WiringTerms, CombineWithTheseAlone) {
   const std::map<std::string, std::set<std::string>> parts = {{"rmsnorm", {}},       {"qknorm", {"relative", "lsh"}},
                                                               {"relu2", {"swiglu"}}, {"swiglu", {"relu2"}},
                                                               {"untied", {}},        {"softcap", {}}};
-  const std::map<std::string, std::string> combine = {{"sla", "also share layers gqa vres router window "
+  const std::map<std::string, std::string> combine = {{"sla", "also share layers gqa vres router depth window "
                                                               "strided fixed topk documents rope relative "
                                                               "memory universal act dense gru reversible"},
-                                                      {"also", "sla share layers gqa vres router window "
+                                                      {"also", "sla share layers gqa vres router depth window "
                                                                "strided fixed topk documents rope relative "
                                                                "memory universal act dense gru reversible"},
-                                                      {"share", "sla also layers gqa vres router window "
+                                                      {"share", "sla also layers gqa vres router depth window "
                                                                 "strided fixed topk documents rope relative "
                                                                 "memory universal act dense gru reversible"},
-                                                      {"layers", "sla also share gqa vres router window "
+                                                      {"layers", "sla also share gqa vres router depth window "
                                                                  "strided fixed topk documents rope relative "
                                                                  "memory universal act dense gru reversible"},
                                                       {"gqa", "sla also share layers vres router window "
@@ -73,22 +73,24 @@ TEST(WiringTerms, CombineWithTheseAlone) {
                                                               "dense gru reversible"},
                                                       {"router", "sla also share layers gqa window strided "
                                                                  "fixed topk documents rope dense"},
+                                                      {"depth", "sla also share layers window strided fixed "
+                                                                "topk documents rope dense"},
                                                       {"vres", "sla also share layers gqa window strided "
                                                                "fixed topk documents rope dense"},
-                                                      {"window", "sla also share layers gqa vres router "
+                                                      {"window", "sla also share layers gqa vres router depth "
                                                                  "strided fixed topk documents reuse blend "
                                                                  "gate rope relative memory universal act "
                                                                  "dense gru reversible"},
-                                                      {"strided", "sla also share layers gqa vres router "
+                                                      {"strided", "sla also share layers gqa vres router depth "
                                                                   "window fixed topk documents reuse blend "
                                                                   "gate rope dense gru reversible"},
-                                                      {"fixed", "sla also share layers gqa vres router "
+                                                      {"fixed", "sla also share layers gqa vres router depth "
                                                                 "window strided topk documents reuse blend "
                                                                 "gate rope dense gru reversible"},
-                                                      {"topk", "sla also share layers gqa vres router "
+                                                      {"topk", "sla also share layers gqa vres router depth "
                                                                "window strided fixed documents reuse blend "
                                                                "gate rope dense gru"},
-                                                      {"documents", "sla also share layers gqa vres router "
+                                                      {"documents", "sla also share layers gqa vres router depth "
                                                                     "window strided fixed topk reuse blend gate "
                                                                     "rope relative universal act dense gru "
                                                                     "reversible"},
@@ -98,7 +100,7 @@ TEST(WiringTerms, CombineWithTheseAlone) {
                                                                 "rope gru"},
                                                       {"gate", "gqa window strided fixed topk documents "
                                                                "rope gru"},
-                                                      {"rope", "sla also share layers gqa vres router "
+                                                      {"rope", "sla also share layers gqa vres router depth "
                                                                "window strided fixed topk documents reuse "
                                                                "blend gate memory universal act dense gru "
                                                                "reversible"},
@@ -110,7 +112,7 @@ TEST(WiringTerms, CombineWithTheseAlone) {
                                                                     "rope relative act gru"},
                                                       {"act", "sla also share layers gqa window documents "
                                                               "rope relative universal gru"},
-                                                      {"dense", "sla also share layers gqa vres router "
+                                                      {"dense", "sla also share layers gqa vres router depth "
                                                                 "window strided fixed topk documents rope"},
                                                       {"gru", "sla also share layers gqa window strided "
                                                               "fixed topk documents reuse blend gate rope "

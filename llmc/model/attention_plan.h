@@ -76,8 +76,12 @@ struct AttentionPlan {
   std::vector<int> first_values(int l) const {
     return table.value_residual && l > 0 ? projected[Part::v][l] : std::vector<int>();
   }
+  // Whether `depth` mixes this head of a layer above with those below it.
+  bool is_mixed_above(int layer, int head) const {
+    return layer + 1 < num_layers && projected_index(Part::v, {layer + 1, head}) >= 0;
+  }
   // Heads that are projected although no attention uses them: where the plan was told to keep them, or where another
-  // layer with the same parameters, or a router, has a use for them.
+  // layer with the same parameters, a router or `depth` has a use for them.
   std::vector<int> unused(Part part, int layer) const;
 
  private:
@@ -212,11 +216,16 @@ inline AttentionPlan make_attention_plan(const ModelConfig& c, bool keep_dead = 
   for (int l = 1; l < L && plan.table.value_residual; l++)
     for (int i = 0; i < plan.table.num_kv_heads; i++)
       if (int& use = highest_use[Part::v][i]; keep_dead || highest_use[Part::v][l * h + i] >= 0) use = std::max(use, l);
-  // Routers use whatever k and v of the layers up to theirs: all below the highest layer whose own are used.
-  PerPart<int> highest_routed = {{-1, -1, -1}};
+  // (h): up to which layer each head is projected for those above. Routers mix all heads of k, and of v, up to the
+  // highest layer whose own are used; `depth` k and v of a head up to the highest whose v is.
+  PerPart<std::vector<int>> highest_mixed;
+  for (Part part : all_parts) highest_mixed[part].assign(size_t(h), -1);
   for (Part part : {Part::k, Part::v})
-    for (int i = 0; i < L * h && plan.table.router; i++)
-      if (highest_use[part][i] >= 0) highest_routed[part] = i / h;
+    for (int i = 0; i < L * h; i++) {
+      if (highest_use[part][i] < 0) continue;
+      if (plan.table.router) highest_mixed[part].assign(size_t(h), i / h);
+      if (plan.table.depth && part == Part::v) highest_mixed[Part::k][i % h] = highest_mixed[Part::v][i % h] = i / h;
+    }
   for (Part part : all_parts) {
     const int stored = plan.table.stored_layers;
     std::vector<char> is_used(size_t(stored * h), 0);  // in any of the layers with the same parameters
@@ -225,7 +234,8 @@ inline AttentionPlan make_attention_plan(const ModelConfig& c, bool keep_dead = 
     plan.projected[part].resize(size_t(L)), plan.shared[part].resize(size_t(L));
     for (int l = 0; l < L; l++)
       for (int i = 0; i < plan.heads_of(part); i++) {
-        if (keep_dead || is_used[l % stored * h + i] || l <= highest_routed[part]) plan.projected[part][l].push_back(i);
+        if (keep_dead || is_used[l % stored * h + i] || l <= highest_mixed[part][i])
+          plan.projected[part][l].push_back(i);
         if (highest_use[part][l * h + i] > l) plan.shared[part][l].push_back(i);
       }
   }

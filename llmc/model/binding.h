@@ -17,7 +17,8 @@ struct AttentionActs {
   floatX* qkv = nullptr;  // (N, QKV): q | k | v of the projected heads. Null where k and v are kept but q is not:
   floatX *q = nullptr, *kv = nullptr;  //   then q (N, C) and kv (N, QKV - C) are tensors of their own
   floatX* kv_cache = nullptr;          // (slots, capacity, QKV - C): in generation
-  floatX* values = nullptr;            // (N, their width): of `vres` in training, a v + b v_0; else null
+  floatX* values = nullptr;      // (N, their width): of `depth`, and of `vres` in training, the mixed values; else null
+  floatX* dprojected = nullptr;  // (N, QKV - C): of `depth`, what layers above have given to the gradients of k | v
   // (N, QKV - C): of `router`, from layer 1 on, the sums k | v that attention uses, and their gradient; else null
   floatX *routed = nullptr, *drouted = nullptr;
   floatX* att = nullptr;  // (N, C): the heads' outputs

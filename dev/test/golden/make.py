@@ -64,6 +64,7 @@ class Wiring:
         self.qknorm = False
         self.vres = False
         self.router = False
+        self.depth = False
         self.head = "wte.weight"
         self.cap = lambda logits: logits
         self.dense = False
@@ -227,6 +228,11 @@ class Wiring:
         head i, normed and rotated."""
         self.router = True
 
+    def term_depth(self):
+        """From layer 1 on v is the sum over layers j of softmax_j(q . k_j / sqrt(hs)) v_j, all of one head and token, q
+        and k normed and rotated."""
+        self.depth = True
+
     # ---- MLPs and the output head ------------------------------------------------------------------------------------
 
     def term_relu2(self):
@@ -332,6 +338,8 @@ ALL = {  # name: (wiring, options)
     "vres": ("vres", {}),
     "router": ("router gqa(2)", {}),
     "router_of_normed_keys": ("router qknorm rope sla(2,2) window(9,SL)", {"accumulate": 2}),
+    "depth": ("depth rope", {}),
+    "depth_of_normed_keys": ("depth qknorm sla(2,2) window(9,SL)", {"accumulate": 2}),
     "vres_of_sources": ("vres rope gqa(2) sla(2,2) also(1,1)", {"accumulate": 2}),
     "dense": ("dense", {}),
     "dense_of_sources": ("dense rope gqa(2) sla(2,2) also(1,1)", {"bias": False, "accumulate": 2}),
@@ -482,7 +490,7 @@ class Model:
         self.document = (tokens == self.config.get("eos_token_id", -1)).cumsum(1)  # (B, T): which
         x1 = x2 = self.w["wte.weight"][tokens]  # the residual stream, or the two of reversible
         self.k, self.v, self.maps = [], [], []  # of the layers so far
-        self.projected = []                     # of router: (k, v) of each as it was projected
+        self.projected = []                     # of router and depth: (k, v) of each as it was projected
         states = []                             # (B, T, C) after each cycle
         before, self.remembered = self.remembered, []
         for l in range(self.config["n_layer"]):
@@ -580,12 +588,16 @@ class Model:
         if wiring.vres and l > 0:
             a, b = self.w[self.of_layer(l, "attn.value_mix")]
             v = a * v + b * self.v[0]
-        if wiring.router:
+        if wiring.router or wiring.depth:
             self.projected.append((k, v))
         if wiring.router and l > 0:
             heads = k.shape[1]
             weights = self.w[self.of_layer(l, "attn.router")].view(heads, l + 1, heads)
             k, v = (torch.einsum("gji,jbitc->bgtc", weights, torch.stack(part)) for part in zip(*self.projected))
+        if wiring.depth and l > 0:
+            keys, values = (torch.stack(part) for part in zip(*self.projected))
+            weights = torch.softmax((q * keys).sum(-1, keepdim=True) / hs**0.5, dim=0)
+            v = (weights * values).sum(0)
         self.k.append(k)
         self.v.append(v)
         own = [self.own_map(l, i, q[:, i, -queries:]) for i in range(h)]

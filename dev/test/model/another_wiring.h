@@ -249,6 +249,7 @@ TEST(AnotherWiring, BeginsWithTheValuesThatLayersHad) {
   }
   Rewired(four_layers("vres"), "plain").check();
   Rewired(four_layers("router"), "plain").check();
+  Rewired(four_layers("plain"), "depth").check();
 }
 
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parameters.h: `spec.ones = {l + 1}` -> `spec.ones = {l}`

@@ -84,8 +84,8 @@ template <class Real>
 struct LayerCache {
   Norm<Real> ln_1;  // (B, K, ...)   of the memory's rows and the segment's
   Array<Real> qkv;  // (B, K, C + 2 g hs)  what this layer projects, for itself and higher layers; with `lsh` q and v
-  // (B, K, C + 2 g hs)  with `vres` and `router` qkv before what layers below add to it; else empty. With `router` it
-  // has keys after `qknorm`, of which normed_k is what they were.
+  // (B, K, C + 2 g hs)  with `vres`, `router` and `depth` qkv before what layers below add to it; else empty. With
+  // `router` it has keys after `qknorm`, of which normed_k is what they were; with `depth` queries and keys.
   Array<Real> projected;
   Array<Real> normed_k;  // (B, K, g hs)
   Array<Real> mix;       // (B, T)        a of `blend` and `gate`; empty where the layer's map is its own
@@ -223,6 +223,75 @@ void route_backward(const ModelConfig& config, const Tensors<Real>& params, cons
   const Array<Real> d_k = normed_rows_backward(layers[l].normed_k, take_columns<Real>({&d}, C, 1, rows, g * hs), hs);
   for (int64_t row = 0; row < rows; row++)
     for (int64_t c = 0; c < g * hs; c++) d[row * width + C + c] = d_k[row * g * hs + c];
+}
+
+// `depth`: calls visit(q, p) at each row and head, q the index of the head's first channel in a row of qkv (B, T, 3 C),
+// p (l + 1) the weights of the layers' v. Rotations of `rope` leave products of q and k of one token as they are.
+template <class Real, class Visit>
+void for_each_query_of_depth(const ModelConfig& config, const std::vector<LayerCache<Real>>& layers, int l,
+                             Visit visit) {
+  const int64_t C = config.channels, hs = config.head_size();
+  for (int64_t row = 0; row < int64_t(layers[l].qkv.size()); row += 3 * C)
+    for (int64_t q = row; q < row + C; q += hs) {
+      Array<Real> p(l + 1);
+      for (int j = 0; j <= l; j++)
+        for (int64_t c = 0; c < hs; c++) p[j] += layers[l].projected[q + c] * layers[j].projected[q + C + c];
+      Real sum = 0;
+      for (Real& x : p) sum += x = std::exp(x / std::sqrt(Real(hs)));
+      for (Real& x : p) x /= sum;
+      visit(q, p);
+    }
+}
+
+// `depth`: v of layer l's qkv, as it was projected, becomes the weighted sum of the layers' v.
+template <class Real>
+void mix_depth(const ModelConfig& config, std::vector<LayerCache<Real>>& layers, int l) {
+  const int64_t C = config.channels, hs = config.head_size();
+  Array<Real>&qkv = layers[l].qkv, &projected = layers[l].projected = qkv;
+  if (find_term<QknormTerm>(config)) {
+    const int64_t rows = int64_t(qkv.size()) / (3 * C);
+    const Array<Real> qk = normed_rows(take_columns<Real>({&qkv}, 0, 1, rows, 2 * C), hs);
+    for (size_t i = 0; i < qk.size(); i++) projected[i / (2 * C) * 3 * C + i % (2 * C)] = qk[i];
+  }
+  for_each_query_of_depth(config, layers, l, [&](int64_t q, const Array<Real>& p) {
+    for (int64_t v = q + 2 * C; v < q + 2 * C + hs; v++) {
+      qkv[v] = 0;
+      for (int j = 0; j <= l; j++) qkv[v] += p[j] * layers[j].projected[v];
+    }
+  });
+}
+
+// From d_qkv, the gradient of layer l's qkv: d_projected, those of the layers' `projected` up to l, are +=; d_qkv
+// becomes the gradient of what c_attn of layer l gave.
+template <class Real>
+void mix_depth_backward(const ModelConfig& config, const std::vector<LayerCache<Real>>& layers, int l,
+                        Array<Real>& d_qkv, std::vector<Array<Real>>& d_projected) {
+  const int64_t C = config.channels, hs = config.head_size();
+  for_each_query_of_depth(config, layers, l, [&](int64_t q, const Array<Real>& p) {
+    const int64_t k = q + C, v = q + 2 * C;
+    Array<Real> d_p(l + 1);
+    Real mean = 0;
+    for (int j = 0; j <= l; j++) {
+      for (int64_t c = 0; c < hs; c++) d_p[j] += d_qkv[v + c] * layers[j].projected[v + c];
+      mean += p[j] * d_p[j];
+    }
+    for (int j = 0; j <= l; j++) {
+      const Real d_score = p[j] * (d_p[j] - mean) / std::sqrt(Real(hs));
+      for (int64_t c = 0; c < hs; c++) {
+        d_projected[l][q + c] += d_score * layers[j].projected[k + c];
+        d_projected[j][k + c] += d_score * layers[l].projected[q + c];
+        d_projected[j][v + c] += p[j] * d_qkv[v + c];
+      }
+    }
+  });
+  Array<Real> d = d_projected[l];
+  if (find_term<QknormTerm>(config)) {
+    const int64_t rows = int64_t(d.size()) / (3 * C);
+    const Array<Real> d_qk = normed_rows_backward(take_columns<Real>({&layers[l].qkv}, 0, 1, rows, 2 * C),
+                                                  take_columns<Real>({&d}, 0, 1, rows, 2 * C), hs);
+    for (size_t i = 0; i < d_qk.size(); i++) d[i / (2 * C) * 3 * C + i % (2 * C)] = d_qk[i];
+  }
+  for (size_t i = 0; i < d.size(); i++) d_qkv[i] = d[i] + (int64_t(i) % (3 * C) < 2 * C ? d_qkv[i] : 0);
 }
 
 // `dense`: what follows the layer of that name, of whose weights a there is one for each output so far: the sum of a_i
@@ -370,6 +439,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
     if (l > 0 && find_term<VresTerm>(config))
       mix_values(params, h + ".attn.value_mix", acts.layers, l, C, num_kv_heads(config) * config.head_size());
     if (find_term<RouterTerm>(config)) route(config, params, h + ".attn.router", acts.layers, l);
+    if (find_term<DepthTerm>(config)) mix_depth(config, acts.layers, l);
     if (l > 0 && find_term<BlendTerm>(config)) layer.mix.assign(N, Real(find_term<BlendTerm>(config)->share));
     if (l > 0 && find_term<GateTerm>(config)) layer.mix = sigmoid(linear(params, h + ".attn.map_gate", layer.ln_1.out));
     if (find_term<RelativeTerm>(config))
@@ -538,7 +608,7 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
     shared.d_map.emplace_back();
     for (const HeadCache<Real>& head : layer.heads) shared.d_map.back().push_back(Array<Real>(head.map.size()));
   }
-  std::vector<Array<Real>> d_projected = find_term<RouterTerm>(config) ? shared.d_qkv : std::vector<Array<Real>>();
+  std::vector<Array<Real>> d_projected = shared.d_qkv;  // of `router` and `depth`
   std::vector<Array<Real>> d_outputs(cache.outputs.size(), Array<Real>(N * C));
   const int k = layers_in_cycle(config);
   for (int l = L - 1; l >= 0; l--) {
@@ -571,6 +641,7 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
                           shared.d_qkv[l], shared.d_qkv[0], grads);
     if (find_term<RouterTerm>(config))
       route_backward(config, params, h + ".attn.router", cache.layers, l, shared.d_qkv, d_projected, grads);
+    if (find_term<DepthTerm>(config)) mix_depth_backward(config, cache.layers, l, shared.d_qkv[l], d_projected);
     Array<Real> d_ln_1 = linear_backward(params, h + ".attn.c_attn", layer.ln_1.out, shared.d_qkv[l], grads);
     if (l > 0 && find_term<GateTerm>(config)) {
       const Array<Real> d_gate = sigmoid_backward(layer.mix, own.d_mix);

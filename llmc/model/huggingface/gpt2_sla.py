@@ -23,8 +23,8 @@ TERMS = {"plain": (0, 0), "sla": (2, 3), "also": (2, 2), "share": (1, 2), "layer
          "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "documents": (0, 0),
          "reuse": (1, 1), "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1),
          "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "qknorm": (0, 0), "vres": (0, 0),
-         "router": (0, 0), "relu2": (0, 0), "swiglu": (0, 1), "softcap": (1, 1), "untied": (0, 0), "dense": (0, 0),
-         "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
+         "router": (0, 0), "depth": (0, 0), "relu2": (0, 0), "swiglu": (0, 1), "softcap": (1, 1), "untied": (0, 0),
+         "dense": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
 
 
 def term_of(text, term):
@@ -57,6 +57,7 @@ class Wiring:
         self.qknorm = False
         self.vres = False
         self.router = False
+        self.depth = False
         self.dense = False
         self.gru = False
         self.hashes = None  # of lsh: (buckets, rounds)
@@ -130,6 +131,8 @@ class Wiring:
             self.vres = True
         elif name == "router":
             self.router = True
+        elif name == "depth":
+            self.depth = True
         elif name == "relu2":
             self.activation = "relu2"
         elif name == "swiglu":
@@ -353,6 +356,10 @@ class Attention(nn.Module):
         own = (k, v)
         if self.wiring.router and layer > 0:
             k, v = self.routed([*(of_layer[2] for of_layer in projected), own])
+        if self.wiring.depth and layer > 0:
+            keys, values = (torch.stack(part) for part in zip(*(of_layer[2] for of_layer in projected), own))
+            weights = ((q * keys).sum(-1, keepdim=True) / math.sqrt(self.head_size)).softmax(0)
+            v = (weights * values).sum(0)
         if cache is not None:
             k, v = cache.update(k, v, layer)
             if k.shape[2] != positions.keys.shape[1]:

@@ -9,6 +9,7 @@
 #include "llmc/model/binding.h"
 #include "llmc/model/attention_pairs.h"
 #include "llmc/ops/attention_args.h"
+#include "depth_values.h"
 #include "kv_router.h"
 #include "mixed_maps.h"
 #include "norm.h"
@@ -39,7 +40,7 @@ struct Rotation {
 struct StoreKV {
   floatX* cache;  // (slots, capacity, width)
   int64_t capacity, width;
-  RowCopy copy;  // of the new rows
+  std::vector<RowCopy> copies;  // of the new rows
 
   floatX* row(int slot, int64_t i) const { return cache + (slot * capacity + i) * width; }
 };
@@ -65,6 +66,7 @@ struct AttentionBranch {
   std::optional<MixedMaps> mixed_maps;  // of `blend` and `gate`
   std::optional<ValueResidual> value_residual;
   std::optional<KVRouter> router;
+  std::optional<DepthValues> depth;
   std::optional<StoreKV> store_kv;     // in generation, if the layer projects any k or v
   const KVCache* cache = nullptr;      // in generation; else null
   const KeyRows* sequences = nullptr;  // (slots): in generation, where the keys of each part's sequence lie
@@ -89,6 +91,7 @@ inline AttentionBranch make_attention(const AttentionPlan& plan, int l, bool is_
   if (plan.table.mix != WiringTable::Mix::none) b.mixed_maps.emplace();
   if (!plan.first_values(l).empty()) b.value_residual.emplace();
   if (plan.table.router && projects_kv) b.router.emplace();
+  if (plan.table.depth && !plan.projected[Part::v][l].empty()) b.depth.emplace();
   return b;
 }
 
@@ -132,8 +135,8 @@ inline void declare(AttentionBranch& b, ActivationList& list) {
   const int64_t QKV = qkv_rows(shape.config, plan, b.layer);
   const int64_t q = int64_t(plan.projected[Part::q][b.layer].size()) * shape.config.head_size();
   // By other layers, of the tokens that are computed.
-  const bool qkv_is_used =
-      !plan.shared[Part::q][b.layer].empty() || plan.table.router || (plan.table.value_residual && b.layer == 0);
+  const bool qkv_is_used = !plan.shared[Part::q][b.layer].empty() || plan.table.router || plan.table.depth ||
+                           (plan.table.value_residual && b.layer == 0);
   constexpr Recompute kept = Recompute::above_all_levels;
   if (shape.generation) {
     if (qkv_is_used) list.add(MemoryGroup::activations, "qkv that other layers use", acts.qkv, {N, QKV});
@@ -153,11 +156,14 @@ inline void declare(AttentionBranch& b, ActivationList& list) {
     else list.of_all_sublayers("routed K/V of one layer", acts.routed, {N, full_qkv_size(shape.config, plan) - C});
     if (shape.training) list.add(MemoryGroup::dkv_accumulators, "drouted", acts.drouted, {N, QKV - q});
   }
-  if (b.value_residual && shape.training) {
+  if ((b.value_residual && shape.training) || (b.depth && b.layer > 0)) {
     const int64_t hs = shape.config.head_size(), width = int64_t(plan.projected[Part::v][b.layer].size()) * hs;
-    if (keeps_values(*shape.training, plan, b.layer)) list.of_sublayer(kept, "values", acts.values, {N, width});
+    if (shape.training && keeps_values(*shape.training, plan, b.layer))
+      list.of_sublayer(kept, "values", acts.values, {N, width});
     else list.of_all_sublayers("values of one layer", acts.values, {N, plan.table.num_kv_heads * hs});
   }
+  if (b.depth && shape.training && b.layer + 1 < plan.num_layers && !plan.projected[Part::v][b.layer + 1].empty())
+    list.add(MemoryGroup::dkv_accumulators, "dprojected", acts.dprojected, {N, QKV - q});
   if (plan.table.qknorm && shape.training) declare_head_norms(b, list);
   if (b.memory) declare(*b.memory, list);
   if (b.relative) declare(*b.relative, list);
@@ -192,16 +198,20 @@ inline HeadPlace kv_place(const Binding& binding, Part part, const ProjectedHead
   const int64_t q = binding.q_width(h.layer);
   return {kv + binding.plan().projected_index(part, h) * binding.head_size() - q, binding.QKV(h.layer) - q};
 }
+// A head of mixed values.
+inline HeadPlace values_place(const Binding& binding, const ProjectedHead& h) {
+  const int64_t width = binding.v_width(h.layer), QKV = binding.QKV(h.layer);
+  const int64_t column = binding.plan().projected_index(Part::v, h) * binding.head_size();
+  return {binding.attention_acts[h.layer]->values + column - (QKV - width), width};
+}
 // Where attention finds it. For k and v in the cache that is the first row of the sequence in `slot`.
 inline HeadPlace head_place(const Binding& binding, Part part, const ProjectedHead& h, int slot) {
   const AttentionActs& acts = *binding.attention_acts[h.layer];
   const int64_t QKV = binding.QKV(h.layer), q = binding.q_width(h.layer);
-  const int64_t column = binding.plan().projected_index(part, h) * binding.head_size();
   if (acts.kv_cache != nullptr && part != Part::q)
     return kv_place(binding, part, h, acts.kv_cache + slot * binding.shape.generation->capacity(h.layer) * (QKV - q));
   if (acts.routed != nullptr && part != Part::q) return kv_place(binding, part, h, acts.routed);
-  if (acts.values != nullptr && part == Part::v)
-    return {acts.values + column - (QKV - binding.v_width(h.layer)), binding.v_width(h.layer)};
+  if (acts.values != nullptr && part == Part::v) return values_place(binding, h);
   return projected_place(binding, part, h);
 }
 
@@ -386,20 +396,63 @@ inline void bind_router(AttentionBranch& b, const Binding& binding) {
   }
 }
 
+// Binds what mixes the values of b's layer with those of the layers below. A head that the layer projects is there in
+// all of them.
+inline void bind_depth(AttentionBranch& b, const Binding& binding) {
+  const AttentionPlan& plan = binding.plan();
+  const bool is_training = binding.shape.training.has_value();
+  const std::vector<int>& heads = plan.projected[Part::v][b.layer];
+  b.depth->is_kept = is_training && keeps_values(*binding.shape.training, plan, b.layer);
+  for (size_t i = 0; i < heads.size(); i++) {
+    const ProjectedHead own = {b.layer, heads[i]};
+    const bool is_above = is_training && plan.is_mixed_above(b.layer, heads[i]);
+    if (i > 0 && heads[i - 1] == heads[i] - 1 && (b.depth->runs.back().args.dk_of_above != nullptr) == is_above) {
+      b.depth->runs.back().args.heads++;
+      continue;
+    }
+    std::vector<LayerKV<floatX>> layers;
+    for (int j = 0; j <= b.layer; j++) {
+      const ProjectedHead head = {j, heads[i]};
+      const HeadPlace k = projected_place(binding, Part::k, head), v = projected_place(binding, Part::v, head);
+      auto gradient = [&](Part part) {
+        if (!is_training) return HeadPlace{nullptr, 0};
+        return j == b.layer ? projected_gradient_place(binding, part, head)
+                            : kv_place(binding, part, head, binding.attention_acts[j]->dprojected);
+      };
+      layers.push_back({k.x, v.x, k.stride, gradient(Part::k).x, gradient(Part::v).x, gradient(Part::k).stride});
+    }
+    b.depth->runs.push_back({DeviceArray<LayerKV<floatX>>(layers), {}});
+    DepthAttention<floatX>& args = b.depth->runs.back().args;
+    const HeadPlace q = projected_place(binding, Part::q, own);
+    args.q = q.x, args.q_stride = q.stride, args.heads = 1, args.HS = int(binding.head_size());
+    args.layers = b.depth->runs.back().layers.data, args.num_layers = int(layers.size());
+    if (b.layer > 0) args.out = values_place(binding, own).x, args.out_stride = binding.v_width(b.layer);
+    if (!is_training) continue;
+    const HeadPlace dq = projected_gradient_place(binding, Part::q, own);
+    args.dq = dq.x, args.dq_stride = dq.stride;
+    if (!is_above) continue;
+    const HeadPlace dk = kv_place(binding, Part::k, own, b.acts.dprojected);
+    args.dk_of_above = dk.x, args.dv_of_above = kv_place(binding, Part::v, own, b.acts.dprojected).x;
+    args.of_above_stride = dk.stride;
+  }
+}
+
 // Binds how k and v come into the cache, and where attention finds them.
 inline void bind_cache(AttentionBranch& b, const Binding& binding) {
   const KVCachePlan& cache = *binding.shape.generation;
   const int64_t q = binding.q_width(b.layer), width = b.QKV - q;
   const int group = cache.group_of_layer[b.layer];
   b.sequences = binding.acts.sequences + group * cache.slots;
-  const RowCopy copy = {b.acts.kv_cache,
-                        width,
-                        b.acts.routed != nullptr ? b.acts.routed : b.acts.qkv + q,
-                        b.acts.routed != nullptr ? width : b.QKV,
-                        width,
-                        binding.acts.cache_rows + group,
-                        int64_t(cache.groups.size())};
-  if (width > 0) b.store_kv = {b.acts.kv_cache, cache.capacity(b.layer), width, copy};
+  std::vector<RowCopy> copies;
+  auto copy = [&](int64_t column, const floatX* x, int64_t stride, int64_t columns) {
+    copies.push_back({b.acts.kv_cache + column, width, x, stride, columns, binding.acts.cache_rows + group,
+                      int64_t(cache.groups.size())});
+  };
+  const int64_t mixed = b.acts.values != nullptr ? binding.v_width(b.layer) : 0;
+  if (b.acts.routed != nullptr) copy(0, b.acts.routed, width, width);
+  else copy(0, b.acts.qkv + q, b.QKV, width - mixed);
+  if (mixed > 0) copy(width - mixed, b.acts.values, mixed, mixed);
+  if (width > 0) b.store_kv = {b.acts.kv_cache, cache.capacity(b.layer), width, copies};
 }
 
 // Sets the branch's pointers and sizes.
@@ -427,6 +480,7 @@ inline void bind_branch(AttentionBranch& b, const LayerParams<floatX>& w, const 
   bind_rotations(b, binding);
   if (b.value_residual) bind_value_residual(b, binding);
   if (b.router) bind_router(b, binding);
+  if (b.depth) bind_depth(b, binding);
   if (binding.shape.generation) bind_cache(b, binding);
   for (int slot = 0; slot < (binding.shape.generation ? binding.shape.generation->slots : 1); slot++) {
     b.attentions_of_slot.emplace_back();
@@ -495,8 +549,10 @@ inline void project_qkv(const AttentionBranch& b, const Batch& batch, bool kv_is
   }
   if (b.value_residual && !is_done(*b.value_residual)) value_residual_forward(*b.value_residual, batch.rows());
   if (b.router && !is_done(*b.router)) router_forward(*b.router, batch.rows());
+  if (b.depth && !is_done(*b.depth)) depth_values_forward(*b.depth, batch.rows());
   if (b.relative) relative_forward(*b.relative, batch);
-  if (b.store_kv) copy_rows(b.store_kv->copy, batch.rows());
+  if (!b.store_kv) return;
+  for (const RowCopy& copy : b.store_kv->copies) copy_rows(copy, batch.rows());
 }
 
 // The i-th attention of parts [first, end), which have as many queries each, the first from `row` on.
@@ -627,6 +683,7 @@ inline void branch_backward(const AttentionBranch& b, const floatX* dout, const 
   if (b.relative) relative_backward(*b.relative, batch);
   if (b.value_residual) value_residual_backward(*b.value_residual, batch.rows());
   if (b.router) router_backward(*b.router, batch.rows());
+  if (b.depth) depth_values_backward(*b.depth, batch.rows());
   project_qkv_backward(b, batch);
   if (b.mixed_maps) map_gate_backward(b, *b.mixed_maps, batch);
 }
@@ -648,11 +705,13 @@ inline double matmul_elements(const AttentionBranch& b, const ModelConfig& c, co
 // backward (one of which rebuilds the scores), each with 2 operations per channel of a head for each query and key that
 // it sees: C * (T + 1) a token where all heads are causal. With topk all scores are computed once, and only the chosen
 // keys are multiplied. Relative positions have 1 product more forward and 3 backward, and r, which does not depend on
-// the batch and is not counted.
+// the batch and is not counted. With `depth` a token has a pair with itself in each layer up to its own.
 inline double attention_flops(const AttentionBranch& b, const ModelConfig& c, const AttentionPlan& plan, int64_t T,
                               const Segments& segments) {
   const AttentionPairs pairs = attention_pairs(plan, b.layer, T, segments);
   const double products =
       plan.table.topk > 0 ? 6 * pairs.multiplied + pairs.scored : (plan.table.relative ? 11 : 7) * pairs.scored;
-  return 2 * c.head_size() * products;
+  const double over_depth =
+      b.depth && b.layer > 0 ? 7.0 * plan.projected[Part::v][b.layer].size() * (b.layer + 1) * T : 0;
+  return 2 * c.head_size() * (products + over_depth);
 }

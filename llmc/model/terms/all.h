@@ -6,6 +6,7 @@
 #include "also.h"
 #include "blend.h"
 #include "dense.h"
+#include "depth.h"
 #include "documents.h"
 #include "fixed.h"
 #include "gate.h"
@@ -35,7 +36,7 @@
 #include "window.h"
 
 using WiringTerm =
-    std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, VresTerm, RouterTerm, WindowTerm,
-                 StridedTerm, FixedTerm, TopkTerm, DocumentsTerm, ReuseTerm, BlendTerm, GateTerm, RopeTerm,
+    std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, VresTerm, RouterTerm, DepthTerm,
+                 WindowTerm, StridedTerm, FixedTerm, TopkTerm, DocumentsTerm, ReuseTerm, BlendTerm, GateTerm, RopeTerm,
                  RelativeTerm, MemoryTerm, UniversalTerm, ActTerm, RmsnormTerm, QknormTerm, Relu2Term, SwigluTerm,
                  UntiedTerm, SoftcapTerm, DenseTerm, GruTerm, LshTerm, ReversibleTerm>;
