@@ -21,7 +21,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 source scripts/stoppable.sh
-source scripts/wiring_name.sh
+source scripts/runs.sh
 die() { echo "error: compare.sh: $*" >&2; exit 1; }
 
 wirings='' seeds='' out=runs/compare check=

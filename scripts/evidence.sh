@@ -15,7 +15,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 source scripts/stoppable.sh
-source scripts/wiring_name.sh
+source scripts/runs.sh
 die() { echo "error: evidence.sh: $*" >&2; exit 1; }
 plan=
 if [ "${1-}" = --plan ]; then plan=yes; shift; fi
@@ -75,16 +75,12 @@ long_seeds=3
 # ----------------------------------------------------------------------------
 # Runs
 
-# final_of <run>: its loss after the last update; nothing before that.
-final_of() {
-  sed -n "s/^{\"step\":$updates,\"val_loss\":\([0-9.e+-]*\)[,}].*/\1/p" "$1/log.jsonl" 2>/dev/null | tail -n 1
-}
 folder_of() { echo "$out/$1/$2"; }  # <question> <rate>
 # losses_of <question> <wiring>: a line "RATE LOSS" for each rate that has been tried to the end, the best first.
 losses_of() {
   local rate loss
   for rate in "${lower_rates[@]}" "${rates[@]}" "${higher_rates[@]}"; do
-    loss=$(final_of "$(folder_of "$1" "$rate")/$(wiring_name "$2")-1")
+    loss=$(final_loss "$(folder_of "$1" "$rate")/$(wiring_name "$2")-1" "$updates")
     [ -z "$loss" ] || echo "$rate $loss"
   done | LC_ALL=C sort -g -k 2
 }
@@ -166,25 +162,27 @@ write_page() {
 # ----------------------------------------------------------------------------
 # In order
 
+# undone <folder> <wiring> <first seed> <last seed>: how many of these runs have not come to their end.
+undone() {
+  local seed count=0
+  for ((seed = $3; seed <= $4; seed++)); do
+    [ -n "$(final_loss "$1/$(wiring_name "$2")-$seed" "$updates")" ] || count=$((count + 1))
+  done
+  echo "$count"
+}
 # left <question>: how many of its runs are left, as far as is known.
 left() {
-  local wiring rate seed T count=0
+  local wiring rate T count=0
   while IFS= read -r wiring; do
     if [ "$1" = documents ]; then
       for T in "${lengths[@]}"; do
-        for ((seed = 1; seed <= long_seeds; seed++)); do
-          [ -n "$(final_of "$(folder_of documents "T$T")/$(wiring_name "$wiring")-$seed")" ] || count=$((count + 1))
-        done
+        count=$((count + $(undone "$(folder_of documents "T$T")" "$wiring" 1 $long_seeds)))
       done
       continue
     fi
-    for rate in "${rates[@]}"; do
-      [ -n "$(final_of "$(folder_of "$1" "$rate")/$(wiring_name "$wiring")-1")" ] || count=$((count + 1))
-    done
+    for rate in "${rates[@]}"; do count=$((count + $(undone "$(folder_of "$1" "$rate")" "$wiring" 1 1))); done
     rate=$(best_rate "$1" "$wiring")
-    for ((seed = 2; seed <= pairs + 1; seed++)); do
-      [ -n "$(final_of "$(folder_of "$1" "${rate:-none}")/$(wiring_name "$wiring")-$seed")" ] || count=$((count + 1))
-    done
+    count=$((count + $(undone "$(folder_of "$1" "${rate:-none}")" "$wiring" 2 $((pairs + 1)))))
   done < <(arms_of "$1")
   echo "$count"
 }

@@ -25,7 +25,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 source scripts/stoppable.sh
-source scripts/wiring_name.sh
+source scripts/runs.sh
 die() { echo "error: paper.sh: $*" >&2; exit 1; }
 size=${1-}
 [ $# -eq 0 ] || shift
@@ -115,10 +115,10 @@ tuned_folder() { echo "T$1-muon-$2"; }
 # rates_and_losses <length> <wiring>: a line "RATE LOSS" for each rate at which the run of seed 1 has done all updates,
 # from the best to the worst.
 rates_and_losses() {
-  local rate
+  local rate loss
   for rate in "${rates[@]}"; do
-    sed -n "s/^{\"step\":$steps,\"val_loss\":\([0-9.e+-]*\)[,}].*/$rate \1/p" \
-      "$out/$(tuned_folder "$1" "$rate")/$(wiring_name "$2")-1/log.jsonl" 2>/dev/null | tail -n 1
+    loss=$(final_loss "$out/$(tuned_folder "$1" "$rate")/$(wiring_name "$2")-1" "$steps")
+    [ -z "$loss" ] || echo "$rate $loss"
   done | LC_ALL=C sort -g -k 2
 }
 # best_rate <length> <wiring>: of the rates that have been tried; before that, the one that is tried first.

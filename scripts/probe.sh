@@ -16,7 +16,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 source scripts/stoppable.sh
-source scripts/wiring_name.sh
+source scripts/runs.sh
 die() { echo "error: probe.sh: $*" >&2; exit 1; }
 
 # Through 4 layers a window of 4 reaches 12 tokens back: less than most tasks need. Examples without tokens to spare,

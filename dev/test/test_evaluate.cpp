@@ -10,7 +10,6 @@
 #include "helpers.h"
 #include "llmc/io/model_file.h"
 #include "llmc/model/config_json.h"
-#include "llmc/model/learned_sources.h"
 #include "llmc/model/parameters.h"
 #include "dev/test/reference/reference.h"
 #include "llmc/run/position_losses.h"
@@ -194,32 +193,6 @@ TEST_F(Evaluation, ReadsStreamsInSegmentsWithAMemory) {
   // Without what came before, a segment is another text.
   const json alone = evaluate(golden.folder + files + " --context " + std::to_string(T));
   EXPECT_GT(std::fabs(alone["texts"][0]["loss"].get<double>() - r["texts"][0]["loss"].get<double>()), 1e-4);
-}
-
-// What `router` and `dense` have learned is read from the weights alone.
-// BUG llmc/model/learned_sources.cpp: `read(l, "dense", l + 2)` -> `read(0, "dense", 2)`
-TEST_F(Evaluation, TellsWhatRoutersAndDenseSumsHaveLearned) {
-  for (const std::string name : {"router", "dense"}) {
-    const GoldenCase golden = read_golden_case("n_" + name);
-    const Outcome o = run(program + golden.folder + " --suggest-wiring --sources " + in("s.csv"));
-    ASSERT_EQ(o.exit_status, 0) << o.err;
-    const LearnedSources s = parse_learned_sources("s.csv", read_file(in("s.csv")));
-    const SafetensorsFile file(golden.folder + "/model.safetensors");
-    int found = 0;
-    for (const SafetensorsTensor& t : file.tensors()) {
-      if (!ends_with(t.name, name == "router" ? ".attn.router" : ".dense")) continue;
-      std::vector<float> weights(size_t(t.num_elements()));
-      file.read_f32(t, weights.data());
-      const int layer = std::stoi(t.name.substr(t.name.find("h.") + 2));
-      EXPECT_EQ((name == "router" ? s.router : s.dense)[size_t(layer)], weights) << t.name;
-      found++;
-    }
-    EXPECT_EQ(found, golden.config.num_layers - (name == "router")) << name;
-    EXPECT_EQ(o.out, learned_sources_text(s, golden.config.wiring, golden.config.num_heads));
-    EXPECT_EQ(o.out.find("share of the router's weight  wiring") != std::string::npos, name == "router") << o.out;
-  }
-  expect_error(plain + " --suggest-wiring", "has neither `router` nor `dense`");
-  expect_error(plain + " --sources " + plain + "/model.safetensors", "model.safetensors");
 }
 
 TEST_F(Evaluation, RunsTheKernelsOnTheEmulatedGpu) {

@@ -388,7 +388,7 @@ class ScriptRecords : public Resumed {
   void SetUp() override {
     Resumed::SetUp();
     for (const char* folder : {"tree/scripts", "tree/data"}) fs::create_directories(in(folder));
-    for (const char* name : {"compare.sh", "probe.sh", "train.sh", "gpu.sh", "stoppable.sh", "wiring_name.sh"})
+    for (const char* name : {"compare.sh", "probe.sh", "train.sh", "gpu.sh", "stoppable.sh", "runs.sh"})
       fs::copy_file(std::string("scripts/") + name, in("tree/scripts/") + name);
     write_program("report", "touch \"${@: -1}\"");
     setenv("TRAINER", fs::absolute("build/fp32/train_gpt2_sla_cpu").c_str(), 1);

@@ -24,6 +24,10 @@ struct LaneOfToken {
     for (int i = 0; i < 8; i++) x[i] = 0;
     if (has_channels) load8(x, tensor + n * stride + column);
   }
+  __device__ void load(float (&k)[8], float (&v)[8], const LayerKV<floatX>& layer) const {
+    load(k, layer.k, layer.stride);
+    load(v, layer.v, layer.stride);
+  }
 };
 
 __device__ inline float dot_of_lanes(const float (&x)[8], const float (&y)[8], int lanes) {
@@ -52,9 +56,7 @@ __global__ void __launch_bounds__(depth_threads)
   LayerSoftmax softmax;
   lane.load(q, a.q, a.q_stride);
   for (int j = 0; j < a.num_layers; j++) {
-    const LayerKV<floatX> layer = a.layers[j];
-    lane.load(k, layer.k, layer.stride);
-    lane.load(v, layer.v, layer.stride);
+    lane.load(k, v, a.layers[j]);
     const float weight = softmax.add(scale * dot_of_lanes(q, k, lanes), old);
     for (int i = 0; i < 8; i++) sum[i] = sum[i] * old + weight * v[i];
   }
@@ -73,9 +75,7 @@ __global__ void __launch_bounds__(depth_threads)
   lane.load(d, own.dv, own.d_stride);
   lane.load(dq, a.dq, a.dq_stride);
   for (int j = 0; j < a.num_layers; j++) {
-    const LayerKV<floatX> layer = a.layers[j];
-    lane.load(k, layer.k, layer.stride);
-    lane.load(v, layer.v, layer.stride);
+    lane.load(k, v, a.layers[j]);
     const float weight = softmax.add(scale * dot_of_lanes(q, k, lanes), old);
     mean = mean * old + weight * dot_of_lanes(d, v, lanes);
   }
@@ -83,8 +83,7 @@ __global__ void __launch_bounds__(depth_threads)
   for (int j = 0; j < a.num_layers; j++) {
     const LayerKV<floatX> layer = a.layers[j];
     const bool is_own = j == a.num_layers - 1, has_above = a.dk_of_above != nullptr;
-    lane.load(k, layer.k, layer.stride);
-    lane.load(v, layer.v, layer.stride);
+    lane.load(k, v, layer);
     const float p = expf(scale * dot_of_lanes(q, k, lanes) - softmax.highest) / softmax.total;
     const float ds = scale * p * (dot_of_lanes(d, v, lanes) - mean);
     float dk[8] = {}, dv[8] = {}, more[8] = {};

@@ -257,10 +257,14 @@ void read_weight_files(const std::vector<std::string>& paths, const ParameterTab
   }
 }
 
-std::vector<float> read_tensor(const std::vector<std::string>& paths, const SafetensorsSpec& spec) {
+std::vector<std::vector<float>> read_tensors(const std::vector<std::string>& paths,
+                                             const std::vector<SafetensorsSpec>& specs) {
   OpenFiles in(paths);
-  std::vector<float> values(size_t(num_elements(spec.shape)));
-  in.take(spec).read(values.data());
+  std::vector<std::vector<float>> values;
+  for (const OpenFiles::Tensor& tensor : in.take_all(specs)) {
+    values.emplace_back(size_t(num_elements(tensor.shape())));
+    tensor.read(values.back().data());
+  }
   return values;
 }
 

@@ -44,8 +44,9 @@ SafetensorsChecksums write_weight_file(const std::string& path, const ParameterT
 // model, an untied lm_head where it is tied, or non-zero biases for a model without any.
 void read_weight_files(const std::vector<std::string>& paths, const ParameterTable& table, const StoreTensor& store);
 
-// A tensor of those files. Throws UserError if it is missing or has another shape.
-std::vector<float> read_tensor(const std::vector<std::string>& paths, const SafetensorsSpec& spec);
+// Some tensors of those files, in the order of `specs`. Throws UserError if one is missing or has another shape.
+std::vector<std::vector<float>> read_tensors(const std::vector<std::string>& paths,
+                                             const std::vector<SafetensorsSpec>& specs);
 
 // A model folder's files of weights: model.safetensors, or those that its model.safetensors.index.json names, as
 // Hugging Face splits large models. Throws UserError for an index that names none, or files elsewhere.

@@ -2,12 +2,12 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <sstream>
-#include <string_view>
+#include <utility>
 #include "llmc/io/model_file.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/number.h"
 #include "llmc/utils/text.h"
+#include "wiring_picture.h"
 
 std::vector<double> LearnedSources::router_shares(int layer, int kv_head) const {
   if (layer == 0) return {1};
@@ -24,16 +24,21 @@ std::vector<double> LearnedSources::router_shares(int layer, int kv_head) const 
 
 LearnedSources read_learned_sources(const std::string& folder, const ModelConfig& config) {
   const WiringTable table = config.wiring_table();
-  LearnedSources s = {config.num_layers, table.num_kv_heads, {}, {}};
-  const std::vector<std::string> files = weight_files(folder);
   const int64_t kv = table.num_kv_heads;
-  auto read = [&](int layer, const char* name, int64_t size) {
-    return read_tensor(files, {"h." + std::to_string(layer) + "." + name, {size}});
+  LearnedSources s = {config.num_layers, table.num_kv_heads, {}, {}};
+  std::vector<SafetensorsSpec> specs;
+  std::vector<std::vector<float>*> places;  // of the tensors' values
+  auto add = [&](int layer, const char* name, int64_t size, std::vector<float>& values) {
+    specs.push_back({"h." + std::to_string(layer) + "." + name, {size}}), places.push_back(&values);
   };
+  if (table.router) s.router.resize(size_t(config.num_layers));
+  if (table.dense) s.dense.resize(size_t(config.num_layers));
   for (int l = 0; l < config.num_layers; l++) {
-    if (table.router) s.router.push_back(l > 0 ? read(l, "attn.router", kv * (l + 1) * kv) : std::vector<float>());
-    if (table.dense) s.dense.push_back(read(l, "dense", l + 2));
+    if (table.router && l > 0) add(l, "attn.router", kv * (l + 1) * kv, s.router[size_t(l)]);
+    if (table.dense) add(l, "dense", l + 2, s.dense[size_t(l)]);
   }
+  std::vector<std::vector<float>> values = read_tensors(weight_files(folder), specs);
+  for (size_t i = 0; i < places.size(); i++) *places[i] = std::move(values[i]);
   return s;
 }
 
@@ -89,18 +94,13 @@ LearnedSources parse_learned_sources(const std::string& path, const std::string&
   int router_layers = 0, dense_layers = 0;
   constexpr int most = 4096;  // layers, and heads: more than any model has
   for (number = 1; number < lines.size(); number++) {
-    std::istringstream cells(lines[number]);
-    Place place;
-    auto next = [&](char end) {
-      std::string cell;
-      std::getline(cells, cell, end);
-      return cell;
-    };
-    place.term = next(',');
+    const std::vector<std::string> cells = split(lines[number], ',');
+    Place place = {cells[0], {}};
     check(place.term == "router" || place.term == "dense", "it begins with router or dense");
+    check(cells.size() == place.numbers.size() + 2, "it has five numbers");
     try {
-      for (int& n : place.numbers) n = parse_number<int>(next(','));
-      weights.push_back({place, parse_number<float>(next('\n'))});
+      for (size_t i = 0; i < place.numbers.size(); i++) place.numbers[i] = parse_number<int>(cells[i + 1]);
+      weights.push_back({place, parse_number<float>(cells.back())});
     } catch (const UserError& e) { check(false, e.what()); }
     const auto [layer, head, source, source_head] = place.numbers;
     check(1 <= layer && layer < most && 0 <= head && head < most, "layers begin at 1, heads at 0");
@@ -152,12 +152,61 @@ HeadShares head_shares(const LearnedSources& s, const WiringTable& t) {
   return shares;
 }
 
-// The share of the weight that lies where the heads of a wiring look, on the average of heads and layers from 1 on.
-double kept_share(const HeadShares& shares, const WiringTable& t) {
-  double sum = 0;
-  for (int l = 1; l < t.num_layers; l++)
-    for (int i = 0; i < t.num_heads; i++) sum += shares[size_t(l)][size_t(i)][size_t(t.sources(l, i)[0].k)];
-  return sum / std::max(1.0, double(t.num_layers - 1) * t.num_heads);
+// (L, h): the layer whose K/V each head attends to.
+using Sources = std::vector<std::vector<int>>;
+
+// The share of the weight that lies there, on the average of heads and layers from 1 on.
+double kept_share(const HeadShares& shares, const Sources& sources) {
+  double sum = 0, count = 0;
+  for (size_t l = 1; l < sources.size(); l++)
+    for (size_t i = 0; i < sources[l].size(); i++, count++) sum += shares[l][i][size_t(sources[l][i])];
+  return sum / count;
+}
+
+// What sla(distance, first:end) says, and by how much it raises the sum of shares.
+struct HeadRange {
+  int distance, first, end;
+  double gain;
+
+  void apply(Sources& sources) const {
+    for (size_t l = size_t(distance); l < sources.size(); l++)
+      for (int i = first; i < end; i++) sources[l][size_t(i)] = int(l) - distance;
+  }
+  std::string text() const { return format("sla(%d,%d:%d)", distance, first, end); }
+};
+
+// The range that raises it most, the shortest of equal ones; with up_to_last of those that end with the last head. Its
+// gain is 0 if none raises it.
+HeadRange best_range(const HeadShares& shares, const Sources& sources, bool up_to_last) {
+  const int L = int(sources.size()), h = int(sources[0].size());
+  HeadRange best = {1, 0, 0, 0};
+  for (int distance = 1; distance < L; distance++) {
+    std::vector<double> sums = {0};  // of the gains of the heads before each
+    for (size_t i = 0; i < size_t(h); i++) {
+      sums.push_back(sums.back());
+      for (size_t l = size_t(distance); l < size_t(L); l++)
+        sums.back() += shares[l][i][l - size_t(distance)] - shares[l][i][size_t(sources[l][i])];
+    }
+    for (int end = up_to_last ? h : 1; end <= h; end++)
+      for (int first = end - 1; first >= 0; first--)
+        if (const double gain = sums[size_t(end)] - sums[size_t(first)]; gain > best.gain + 1e-9)
+          best = {distance, first, end, gain};
+  }
+  return best;
+}
+
+// Of each layer the one that has the largest share over all heads, the highest of equal ones.
+Sources best_layers(const HeadShares& shares) {
+  const size_t L = shares.size(), h = shares[0].size();
+  Sources sources;
+  for (size_t l = 0; l < L; l++) {
+    std::vector<double> sums(L, 0);
+    for (size_t i = 0; i < h; i++)
+      for (size_t j = 0; j < L; j++) sums[j] += shares[l][i][j];
+    const auto largest = std::max_element(sums.rbegin(), sums.rend());
+    sources.push_back(std::vector<int>(h, int(sums.rend() - largest) - 1));
+  }
+  return sources;
 }
 
 // The terms of a wiring but for `router` and those that say whose K/V heads use.
@@ -176,42 +225,35 @@ std::vector<NearWiring> nearest_wirings(const LearnedSources& s, const Wiring& w
   if (s.router.empty() || L < 2) return {};
   const HeadShares shares = head_shares(s, wiring_table(w, L, h));
   const std::string others = other_terms(w);
-  auto near = [&](const std::string& terms) {
+  std::vector<NearWiring> all;
+  auto add = [&](const std::string& terms, const Sources& sources) {
     const std::string text = others + (others.empty() || terms.empty() ? "" : " ") + terms;
-    const std::string whole = text.empty() ? "plain" : text;
-    return NearWiring{whole, kept_share(shares, wiring_table(parse_wiring(whole), L, h))};
+    all.push_back({text.empty() ? "plain" : text, kept_share(shares, sources)});
   };
-  auto better = [](NearWiring& best, const NearWiring& other) {
-    if (other.share > best.share + 1e-9) best = other;
-  };
+  Sources own;
+  for (int l = 0; l < L; l++) own.push_back(std::vector<int>(size_t(h), l));
+  add("", own);
+
+  Sources of_last = own;
+  const HeadRange last = best_range(shares, own, /*up_to_last=*/true);
+  last.apply(of_last);
+  if (last.gain > 0) add(format("sla(%d,%d)", last.distance, h - last.first), of_last);
+
+  const Sources of_layers = best_layers(shares);
   std::string layers;
-  for (int l = 0; l < L; l++) {
-    std::vector<double> sums(size_t(L), 0);
-    for (int i = 0; i < h; i++)
-      for (int j = 0; j < L; j++) sums[size_t(j)] += shares[size_t(l)][size_t(i)][size_t(j)];
-    const auto largest = std::max_element(sums.rbegin(), sums.rend());  // of equal ones the highest layer
-    layers += (l > 0 ? "_" : "") + std::to_string(int(sums.rend() - largest) - 1);
-  }
-  NearWiring of_last = near("");
-  std::vector<NearWiring> all = {of_last};
-  for (int distance = 1; distance < L; distance++)
-    for (int heads = 1; heads <= h; heads++) better(of_last, near(format("sla(%d,%d)", distance, heads)));
-  all.push_back(of_last);
-  all.push_back(near("layers(" + layers + ")"));
+  for (const std::vector<int>& heads : of_layers) layers += (layers.empty() ? "" : "_") + std::to_string(heads[0]);
+  add("layers(" + layers + ")", of_layers);
+
+  constexpr int most_ranges = 16;  // a longer text is no wiring that anybody reads
+  Sources of_ranges = own;
   std::string ranges;
-  for (NearWiring best = near(""), before = {"", -1}; ranges.size() < 200 && best.share > before.share;) {
-    before = best;
-    std::string longer = ranges;
-    for (int distance = 1; distance < L; distance++)
-      for (int first = 0; first < h; first++)
-        for (int end = first + 1; end <= h; end++) {
-          const std::string terms =
-              ranges + (ranges.empty() ? "" : " ") + format("sla(%d,%d:%d)", distance, first, end);
-          if (const NearWiring other = near(terms); other.share > best.share + 1e-3) best = other, longer = terms;
-        }
-    ranges = longer;
+  for (int i = 0; i < most_ranges; i++) {
+    const HeadRange range = best_range(shares, of_ranges, /*up_to_last=*/false);
+    if (range.gain < 1e-3 * double(L - 1) * h) break;
+    range.apply(of_ranges), ranges += (i > 0 ? " " : "") + range.text();
   }
-  if (!ranges.empty()) all.push_back(near(ranges));
+  if (!ranges.empty()) add(ranges, of_ranges);
+
   auto equal = [](const NearWiring& a, const NearWiring& b) { return std::fabs(a.share - b.share) < 1e-9; };
   std::sort(all.begin(), all.end(), [&](const NearWiring& a, const NearWiring& b) {
     return equal(a, b) ? a.text.size() < b.text.size() : a.share > b.share;
@@ -226,55 +268,85 @@ std::vector<NearWiring> nearest_wirings(const LearnedSources& s, const Wiring& w
 
 namespace {
 
-// A triangle of numbers: of each row as many as it has columns, the lowest row first.
-struct Triangle {
+// A map of a layer's sources: a row a layer, the lowest first, and of each row the shares or weights of what it is a
+// sum of, which lies below it.
+struct SourceMap {
   std::string title;
   std::vector<std::string> row_names;
   std::vector<std::vector<double>> rows;
 };
 
-Triangle router_triangle(const LearnedSources& s, const std::string& title, int first_head, int end_head) {
-  Triangle t = {title, {}, {}};
+// The shares of the router, means over K/V heads [first, end).
+SourceMap router_map(const LearnedSources& s, const std::string& title, int first, int end) {
+  SourceMap map = {title, {}, {}};
   for (int l = 0; l < s.num_layers; l++) {
     std::vector<double> mean(size_t(l) + 1, 0);
-    for (int g = first_head; g < end_head; g++) {
+    for (int g = first; g < end; g++) {
       const std::vector<double> shares = s.router_shares(l, g);
-      for (size_t j = 0; j < mean.size(); j++) mean[j] += shares[j] / (end_head - first_head);
+      for (size_t j = 0; j < mean.size(); j++) mean[j] += shares[j] / (end - first);
     }
-    t.row_names.push_back(format("layer %d", l)), t.rows.push_back(mean);
+    map.row_names.push_back(format("layer %d", l)), map.rows.push_back(mean);
   }
-  return t;
+  return map;
 }
 
-std::vector<Triangle> triangles_of(const LearnedSources& s, bool each_head) {
-  std::vector<Triangle> all;
-  if (!s.router.empty()) {
-    all.push_back(router_triangle(s, "router: shares of layers, mean over K/V heads", 0, s.num_kv_heads));
-    for (int g = 0; each_head && g < s.num_kv_heads; g++)
-      all.push_back(router_triangle(s, format("K/V head %d", g), g, g + 1));
+SourceMap dense_map(const LearnedSources& s) {
+  SourceMap map = {"dense: weights of the embeddings (0) and of layers (from 1 on)", {}, {}};
+  for (size_t l = 0; l < s.dense.size(); l++) {
+    map.row_names.push_back(l + 1 < s.dense.size() ? format("layer %zu", l + 1) : "ln_f");
+    map.rows.push_back({s.dense[l].begin(), s.dense[l].end()});
   }
-  if (!s.dense.empty()) {
-    Triangle t = {"dense: weights of embeddings (0) and layers (from 1 on)", {}, {}};
-    for (size_t l = 0; l < s.dense.size(); l++) {
-      t.row_names.push_back(l + 1 < s.dense.size() ? format("layer %zu", l + 1) : "ln_f");
-      t.rows.push_back({s.dense[l].begin(), s.dense[l].end()});
+  return map;
+}
+
+// Those of whole layers.
+std::vector<SourceMap> layer_maps(const LearnedSources& s) {
+  std::vector<SourceMap> maps;
+  if (!s.router.empty())
+    maps.push_back(router_map(s, "router: shares of layers, mean over K/V heads", 0, s.num_kv_heads));
+  if (!s.dense.empty()) maps.push_back(dense_map(s));
+  return maps;
+}
+
+constexpr int large_cell = 22, small_cell = 10, gap = 14, title_height = 18, name_width = 52, page_width = 900;
+
+double height_of(const SourceMap& map, int cell) { return title_height + cell * double(map.rows.size()) + gap; }
+
+// The map with its upper left corner at (x, y); names of rows where cells are large. The largest number is opaque, and
+// negative ones have another colour.
+std::string drawn(const SourceMap& map, double x, double y, int cell) {
+  double largest = 1e-30;
+  for (const std::vector<double>& row : map.rows)
+    for (double value : row) largest = std::max(largest, std::fabs(value));
+  const double left = x + (cell == large_cell ? name_width : 0);
+  std::string svg = svg_text(x, y + 12, "start", map.title, "--ink");
+  std::string cells;
+  for (size_t l = 0; l < map.rows.size(); l++) {
+    const double top = y + title_height + cell * double(map.rows.size() - 1 - l);
+    if (cell == large_cell) svg += svg_text(left - 6, top + 15, "end", map.row_names[l], "--quiet", 11);
+    for (size_t j = 0; j < map.rows[l].size(); j++) {
+      const double value = map.rows[l][j];
+      cells += format("<rect x=\"%g\" y=\"%g\" width=\"%d\" height=\"%d\" fill-opacity=\"%.2f\"%s>"
+                      "<title>%s, %zu: %.4f</title></rect>",
+                      left + cell * double(j), top, cell - 1, cell - 1, std::fabs(value) / largest,
+                      value < 0 ? " style=\"fill:var(--source-1)\"" : "", map.row_names[l].c_str(), j, value);
     }
-    all.push_back(t);
+    cells += "\n";
   }
-  return all;
+  return svg + "<g style=\"fill:var(--source-0);stroke:var(--cell)\">\n" + cells + "</g>\n";
 }
 
 }  // namespace
 
 std::string learned_sources_text(const LearnedSources& s, const Wiring& w, int num_heads) {
   std::string text;
-  for (const Triangle& t : triangles_of(s, /*each_head=*/false)) {
-    text += t.title + "\n" + format("%9s", "");
-    for (size_t j = 0; j < t.rows.back().size(); j++) text += format(" %6zu", j);
+  for (const SourceMap& map : layer_maps(s)) {
+    text += map.title + "\n" + format("%9s", "");
+    for (size_t j = 0; j < map.rows.back().size(); j++) text += format(" %6zu", j);
     text += "\n";
-    for (size_t l = t.rows.size(); l-- > 0;) {
-      text += format("%-9s", t.row_names[l].c_str());
-      for (double x : t.rows[l]) text += format(" %6.3f", x);
+    for (size_t l = map.rows.size(); l-- > 0;) {
+      text += format("%-9s", map.row_names[l].c_str());
+      for (double x : map.rows[l]) text += format(" %6.3f", x);
       text += "\n";
     }
   }
@@ -296,43 +368,19 @@ std::string learned_sources_text(const LearnedSources& s, const Wiring& w, int n
 }
 
 std::string learned_sources_picture(const LearnedSources& s) {
-  constexpr int gap = 14, title_height = 18, label_width = 52, page_width = 900;
   std::string svg;
-  double x = 0, y = 0, row_height = 0, width = 0;
-  bool is_first = true;
-  for (const Triangle& t : triangles_of(s, /*each_head=*/true)) {
-    const bool is_large = is_first || begins_with(t.title, "dense");
-    const double cell = is_large ? 22 : 10, columns = double(t.rows.back().size());
-    const double left = is_large ? label_width : 0;
-    const double own_width = std::max(left + cell * columns, is_large ? 380.0 : 64.0);
-    const double own_height = title_height + cell * double(t.rows.size()) + gap;
-    if (x > 0 && (is_large || x + own_width > page_width)) x = 0, y += row_height, row_height = 0;
-    double largest = 1e-30;
-    for (const std::vector<double>& row : t.rows)
-      for (double value : row) largest = std::max(largest, std::fabs(value));
-    svg += format("<text x=\"%g\" y=\"%g\" style=\"font-size:12px;fill:var(--ink)\">%s</text>\n", x, y + 12,
-                  t.title.c_str());
-    for (size_t l = 0; l < t.rows.size(); l++) {
-      const double top = y + title_height + cell * double(t.rows.size() - 1 - l);
-      if (is_large)
-        svg += format("<text x=\"%g\" y=\"%g\" text-anchor=\"end\" "
-                      "style=\"font-size:11px;fill:var(--quiet)\">%s</text>",
-                      x + label_width - 6, top + 15, t.row_names[l].c_str());
-      for (size_t j = 0; j < t.rows[l].size(); j++) {
-        const double value = t.rows[l][j];
-        svg += format("<rect x=\"%g\" y=\"%g\" width=\"%g\" height=\"%g\" style=\"fill:var(--source-%d);"
-                      "fill-opacity:%.3f;stroke:var(--cell)\"><title>%s, %zu: %.4f</title></rect>",
-                      x + left + cell * double(j), top, cell - 1, cell - 1, value < 0 ? 1 : 0,
-                      std::fabs(value) / largest, t.row_names[l].c_str(), j, value);
-      }
-      svg += "\n";
-    }
-    row_height = std::max(row_height, own_height), width = std::max(width, x + own_width), x += own_width + gap;
-    if (is_large) x = 0, y += row_height, row_height = 0;
-    is_first = false;
+  double y = 0, width = page_width;
+  for (const SourceMap& map : layer_maps(s)) {
+    svg += drawn(map, 0, y, large_cell);
+    y += height_of(map, large_cell),
+        width = std::max(width, name_width + double(large_cell) * double(map.rows.back().size()));
   }
-  y += row_height;
-  return svg.empty() ? ""
-                     : format("<svg viewBox=\"0 0 %g %g\" style=\"width:%gpx;max-width:100%%\">\n", width, y, width) +
-                           svg + "</svg>\n";
+  const int pitch = std::max(64, small_cell * s.num_layers) + gap, a_row = std::max(1, page_width / pitch);
+  for (int g = 0; g < s.num_kv_heads && !s.router.empty(); g++) {
+    const SourceMap map = router_map(s, format("K/V head %d", g), g, g + 1);
+    svg += drawn(map, g % a_row * pitch, y, small_cell);
+    if (g % a_row == a_row - 1 || g + 1 == s.num_kv_heads) y += height_of(map, small_cell);
+  }
+  return format("<svg viewBox=\"0 0 %g %g\" style=\"width:%gpx;max-width:100%%\">\n", width, y, width) + svg +
+         "</svg>\n";
 }

@@ -46,6 +46,6 @@ std::vector<NearWiring> nearest_wirings(const LearnedSources& s, const Wiring& w
 // Both for people to read, for a terminal: shares and weights, each head's largest source, the nearest wirings.
 std::string learned_sources_text(const LearnedSources& s, const Wiring& w, int num_heads);
 
-// An <svg> of triangles, a row a layer and a column a source layer, shaded by share or weight: of `router` the mean
-// over K/V heads and each of them, and of `dense`. Its colours are the page's, as wiring_picture's.
+// An <svg> of maps, a row a layer and a column a source layer, shaded by share or weight: of `router` the mean over K/V
+// heads, then `dense`, then each K/V head. Its colours are the page's, as wiring_picture's.
 std::string learned_sources_picture(const LearnedSources& s);

@@ -69,9 +69,7 @@ void take_arguments(TermReader& a) {
   if (close == std::string::npos) a.error("the parenthesis is not closed");
   const std::string inside = a.wiring.substr(open + 1, close - open - 1);
   if (inside.find('(') != std::string::npos) a.error("a parenthesis within another");
-  for (size_t begin = 0, comma = 0; comma != std::string::npos; begin = comma + 1) {
-    comma = inside.find(',', begin);
-    const std::string argument = inside.substr(begin, comma - begin);
+  for (const std::string& argument : split(inside, ',')) {
     const size_t first = argument.find_first_not_of(spaces);
     a.arguments.push_back(
         first == std::string::npos ? "" : argument.substr(first, argument.find_last_not_of(spaces) + 1 - first));

@@ -65,13 +65,6 @@ std::string box(const Head& h, double x, double y, double size, double height, c
   return svg;
 }
 
-std::string label(double x, double y, const char* anchor, const std::string& text, const char* colour = "--quiet",
-                  double size = 12) {
-  return format("<text x=\"%g\" y=\"%g\" text-anchor=\"%s\" style=\"font-size:%gpx;fill:var(%s)\">", x, y, anchor, size,
-                colour) +
-         text + "</text>\n";
-}
-
 // Diagonal lines of each colour.
 std::string patterns(const std::string& id) {
   std::string svg = "<defs>";
@@ -113,14 +106,20 @@ std::vector<std::string> notes(const WiringTable& t) {
 
 }  // namespace
 
+std::string svg_text(double x, double y, const char* anchor, const std::string& text, const char* colour, double size) {
+  return format("<text x=\"%g\" y=\"%g\" text-anchor=\"%s\" style=\"font-size:%gpx;fill:var(%s)\">", x, y, anchor, size,
+                colour) +
+         text + "</text>\n";
+}
+
 std::string wiring_picture(const Wiring& wiring, int num_layers, int num_heads, const std::string& id) {
   const WiringTable t = wiring_table(wiring, num_layers, num_heads);
   std::map<Kind, Head> kinds;  // a head of each kind that occurs
   bool any_masked = false, any_apart = false;
-  std::string svg = patterns(id) + label(left, 14, "start", format("heads 0 to %d", num_heads - 1));
+  std::string svg = patterns(id) + svg_text(left, 14, "start", format("heads 0 to %d", num_heads - 1));
   for (int l = num_layers - 1; l >= 0; l--) {
     const int y = top + (num_layers - 1 - l) * step;
-    svg += label(left - 8, y + 16, "end", format("layer %d", l));
+    svg += svg_text(left - 8, y + 16, "end", format("layer %d", l));
     for (int i = 0; i < num_heads; i++) {
       const int x = left + i * step;
       const std::vector<Head> boxes = boxes_of(t, l, i);
@@ -129,9 +128,9 @@ std::string wiring_picture(const Wiring& wiring, int num_layers, int num_heads, 
       for (size_t n = 0; n < boxes.size(); n++) {
         const Head& head = boxes[n];
         const double top_of_box = y + double(n) * (cell - height);
-        svg += box(head, x, top_of_box, cell, height, id) + label(x + cell / 2.0, top_of_box + baseline, "middle",
-                                                                  head.text, "--ink",
-                                                                  is_apart || head.text.size() > 2 ? 8 : 11);
+        svg += box(head, x, top_of_box, cell, height, id) + svg_text(x + cell / 2.0, top_of_box + baseline, "middle",
+                                                                     head.text, "--ink",
+                                                                     is_apart || head.text.size() > 2 ? 8 : 11);
         kinds.emplace(head.kind, head);
         any_masked |= head.is_masked;
       }
@@ -142,7 +141,7 @@ std::string wiring_picture(const Wiring& wiring, int num_layers, int num_heads, 
   }
   int y = top + num_layers * step + 12;
   auto add_row = [&](const std::string& picture, const std::string& words) {
-    svg += picture + label(30, y + 11, "start", words);
+    svg += picture + svg_text(30, y + 11, "start", words);
     y += 20;
   };
   for (auto& [kind, head] : kinds) {

@@ -3,6 +3,10 @@
 #include <string>
 #include "wiring.h"
 
+// A text in an <svg>. `anchor` is start, middle or end, `colour` a variable of the page, `size` in pixels.
+std::string svg_text(double x, double y, const char* anchor, const std::string& text, const char* colour = "--quiet",
+                     double size = 12);
+
 // An <svg>: a row a layer, layer 0 at the bottom, a cell a query head; in the cell the layers whose K/V the head
 // attends to, or with `reuse` the layer whose attention map it uses. Kinds differ by colour and by pattern, colours by
 // source layer; below it is a legend of the kinds that occur. Colours are CSS variables of the page, --ink, --quiet,

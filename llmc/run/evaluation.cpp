@@ -68,6 +68,8 @@ bool parse_evaluate_options(int argc, char** argv, EvaluateOptions& o) {
   if (o.slots < 1 || o.slots > 4096) user_error("--slots %d: it must lie between 1 and 4096", o.slots);
   const bool has_files = !o.files.empty() || !o.lambada.empty();
   if (has_files && o.serve) user_error("--serve takes no files");
+  if (o.learned_sources() && o.serve)
+    user_error("--serve prints answers alone: leave --suggest-wiring and --sources out");
   if (!has_files && !o.serve && !o.learned_sources())
     user_error("name a file to evaluate, --lambada FILE, --serve or --suggest-wiring");
   return true;

@@ -1,7 +1,6 @@
 #include "position_losses.h"
 #include <algorithm>
 #include <sstream>
-#include <string_view>
 #include "llmc/utils/error.h"
 #include "llmc/utils/number.h"
 #include "llmc/utils/text.h"
@@ -46,12 +45,8 @@ struct PositionRow {
 };
 
 // Throws UserError for a line that is not "POSITION,TOKENS,LOSS", or with `has_ponder` "POSITION,TOKENS,LOSS,PONDER".
-PositionRow read_row(std::string_view line, bool has_ponder) {
-  std::vector<std::string_view> cells;
-  for (size_t begin = 0, end = 0; end != std::string_view::npos; begin = end + 1) {
-    end = line.find(',', begin);
-    cells.push_back(line.substr(begin, end - begin));
-  }
+PositionRow read_row(const std::string& line, bool has_ponder) {
+  const std::vector<std::string> cells = split(line, ',');
   if (cells.size() != (has_ponder ? 4 : 3)) user_error("it has not %s numbers", has_ponder ? "four" : "three");
   return {parse_number<int64_t>(cells[0]), parse_number<int64_t>(cells[1]), parse_number<double>(cells[2]),
           has_ponder ? parse_number<double>(cells[3]) : 0};

@@ -106,7 +106,7 @@ std::string samples(const RunHistory& run) {
   return text;
 }
 
-// The triangles of what `router` and `dense` have learned, and the wirings that come nearest to the router.
+// Maps of what `router` and `dense` have learned, and the wirings that come nearest to the router.
 std::string learned_sources(const RunHistory& run) {
   if (run.sources.empty()) return "";
   std::string rows;

@@ -23,6 +23,16 @@ inline std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
+// The parts of a text between separators: one more than there are separators, and some may be empty.
+inline std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
+    end = text.find(separator, begin);
+    parts.push_back(text.substr(begin, end - begin));
+  }
+  return parts;
+}
+
 // The fewest digits that read back as the same number, with an exponent where %g has one.
 inline std::string shortest(double x) {
   char digits[64];

@@ -9,9 +9,8 @@ struct LayersTerm : Term {
   std::vector<int> layers;
 
   void read(const TermReader& a) {
-    for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
-      end = a[0].find('_', begin);
-      const int layer = a.whole(a[0].substr(begin, end - begin), 0), l = int(layers.size());
+    for (const std::string& name : split(a[0], '_')) {
+      const int layer = a.whole(name, 0), l = int(layers.size());
       if (layer > l)
         a.error(format("layer %d cannot attend to layer %d, which is above it; it can to layers 0 to %d", l, layer, l));
       layers.push_back(layer);

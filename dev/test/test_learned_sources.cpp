@@ -1,0 +1,166 @@
+// What `router` and `dense` have learned: shares, the nearest wirings, their file, what the evaluator prints and the
+// report draws. Runs from the repository's root, where the programs are.
+#include <gtest/gtest.h>
+#include "command_line.h"
+#include "golden_case.h"
+#include "helpers.h"
+#include "llmc/io/safetensors.h"
+#include "llmc/model/learned_sources.h"
+#include "llmc/run/report.h"
+
+// A router that spells a wiring: in each row of R a single weight that is not 0.
+static LearnedSources router_of(const std::string& wiring, int L, int h) {
+  const WiringTable t = wiring_table(parse_wiring(wiring), L, h);
+  LearnedSources s = {L, t.num_kv_heads, {}, {}};
+  for (int l = 0; l < L; l++) {
+    s.router.push_back(std::vector<float>(l > 0 ? size_t(t.num_kv_heads * (l + 1) * t.num_kv_heads) : 0));
+    for (int i = 0; l > 0 && i < h; i++) {
+      const int g = t.kv_head(i);
+      s.router.back()[size_t((g * (l + 1) + t.sources(l, i)[0].k) * t.num_kv_heads + g)] = l % 2 ? -2 : 0.5f;
+    }
+  }
+  return s;
+}
+
+// BUG llmc/model/learned_sources.cpp: `shares[i / kv] += weight, sum += weight;` -> `shares[i % shares.size()] +=
+// weight, sum += weight;`
+// BUG llmc/model/learned_sources.cpp: `std::fabs(double(router[size_t(layer)][first + i]))` ->
+// `double(router[size_t(layer)][first + i])`
+TEST(LearnedSources, SharesOfLayersAreThoseOfSumsOfMagnitudes) {
+  const LearnedSources s = {2, 2, {{}, {1, -2, 3, 2, /*head 1*/ 0, 0, 0, -0.5f}}, {}};
+  EXPECT_EQ(s.router_shares(0, 1), std::vector<double>({1}));
+  EXPECT_EQ(s.router_shares(1, 0), std::vector<double>({0.375, 0.625}));
+  EXPECT_EQ(s.router_shares(1, 1), std::vector<double>({0, 1}));
+}
+
+// BUG llmc/model/learned_sources.cpp: `gain > best.gain + 1e-9` -> `gain > best.gain + 1e9`
+// BUG llmc/model/learned_sources.cpp: `sources[l][size_t(i)] = int(l) - distance` -> `sources[l][size_t(i)] = 0`
+// BUG llmc/model/learned_sources.cpp: `int(sums.rend() - largest) - 1` -> `int(sums.rend() - largest) / 2`
+// BUG llmc/model/learned_sources.cpp: `s.router_shares(layer, t.kv_head(i))` -> `s.router_shares(layer, 0)`
+TEST(LearnedSources, OfARouterThatSpellsAWiringItIsTheNearest) {
+  for (const char* wiring : {"plain", "sla(2,2)", "sla(3,1:3)", "layers(0_0_1_3)", "sla(1,0:2) sla(3,3:4)",
+                             "gqa(2) sla(2,2)", "share(2)", "sla(1,4) sla(2,1:3) sla(3,1)"}) {
+    const WiringTable table = wiring_table(parse_wiring(wiring), 4, 4);
+    const bool is_grouped = table.num_kv_heads < 4;
+    const Wiring routed = parse_wiring(is_grouped ? "gqa(2) router rope" : "router rope");
+    const std::vector<NearWiring> near = nearest_wirings(router_of(wiring, 4, 4), routed, 4);
+    EXPECT_NEAR(near.back().share, 1, 1e-12) << wiring << ", " << near.back().text;
+    const WiringTable found = wiring_table(parse_wiring(near.back().text), 4, 4);
+    EXPECT_EQ(found.source_layers, table.source_layers) << wiring << ", " << near.back().text;
+    EXPECT_EQ(found.num_kv_heads, table.num_kv_heads);
+    EXPECT_GT(found.rope, 0) << "the other terms stay";
+    for (size_t i = 1; i < near.size(); i++) EXPECT_LE(near[i - 1].share, near[i].share);
+  }
+  EXPECT_TRUE(nearest_wirings({4, 4, {}, {{0, 1}}}, parse_wiring("dense"), 4).empty());
+}
+
+// Head i of layer 3 attends to what layer 1 has mixed, which is all of layer 0.
+// BUG llmc/model/learned_sources.cpp: `s.router_shares(layer, t.kv_head(i))` ->
+// `s.router_shares(std::max(l, layer), t.kv_head(i))`
+TEST(LearnedSources, AreFollowedThroughAWiringsSources) {
+  const std::vector<NearWiring> near =
+      nearest_wirings(router_of("layers(0_0_2_3)", 4, 4), parse_wiring("sla(2,4) router"), 4);
+  EXPECT_EQ(near.back().text, "layers(0_0_0_0)");
+  EXPECT_NEAR(near.back().share, 1, 1e-12);
+}
+
+// BUG llmc/model/learned_sources.cpp: `weight = weights[number++ - 1].second;` -> `weight = weights[0].second,
+// number++;`
+TEST(LearnedSources, AreTheSameAfterTheirCsv) {
+  LearnedSources s = router_of("sla(1,2)", 3, 2);
+  for (size_t i = 0; i < s.router[2].size(); i++) s.router[2][i] = 0.1f * float(i) - 0.35f;
+  s.dense = {{1, 2}, {0.5f, 0, -1.25f}, {1e-8f, 2, 3, 0.3f}};
+  const std::string csv = learned_sources_csv(s);
+  EXPECT_TRUE(begins_with(csv, "term,layer,head,source,source_head,weight\nrouter,1,0,0,0,-2\nrouter,1,0,0,1,0\n"));
+  EXPECT_TRUE(ends_with(csv, "\ndense,3,0,3,0,0.30000001192092896\n"));
+  const LearnedSources read = parse_learned_sources("s.csv", csv);
+  EXPECT_EQ(read.num_layers, 3);
+  EXPECT_EQ(read.num_kv_heads, 2);
+  EXPECT_EQ(read.router, s.router);
+  EXPECT_EQ(read.dense, s.dense);
+  for (bool router : {true, false}) {
+    LearnedSources one = s;
+    (router ? one.dense : one.router).clear();
+    const LearnedSources again = parse_learned_sources("s.csv", learned_sources_csv(one));
+    EXPECT_EQ(again.router, one.router);
+    EXPECT_EQ(again.dense, one.dense);
+  }
+  const std::string head = "term,layer,head,source,source_head,weight\n", dense = "dense,1,0,0,0,1\ndense,1,0,1,0,1\n";
+  EXPECT_EQ(parse_learned_sources("s.csv", head + dense).num_layers, 1);
+  for (const auto& [bad, line] : {std::pair(std::string(""), 1),
+                                  {std::string("dense,1,0,0,0,1\n"), 1},
+                                  {head, 2},
+                                  {head + "gate,1,0,0,0,1\n", 2},
+                                  {head + dense + "dense,2,0,0,0\n", 4},
+                                  {head + dense + "dense,2,0,0,0,x\n", 4},
+                                  {head + "dense,0,0,0,0,1\n", 2},
+                                  {head + "router,1,5000,0,0,1\n", 2},
+                                  {head + "dense,1,0,0,0,1\n", 3},
+                                  {head + "dense,1,0,1,0,1\ndense,1,0,0,0,1\n", 2},
+                                  {head + "dense,1,0,0,0,1\ndense,1,0,1,0,1", 4},
+                                  {csv.substr(0, csv.size() / 2), -1},
+                                  {head + dense + "router,1,0,0,0,1\n", 5}})
+    EXPECT_ERROR(parse_learned_sources("s.csv", bad),
+                 line < 0 ? "is not a line of learned sources" : format("s.csv:%d: is not a line", line).c_str());
+}
+
+class LearnedSourcesOfModels : public CommandLine {
+ protected:
+  const std::string program = "build/fp32/evaluate_gpt2_sla_cpu ", plain = "dev/test/golden/baseline";
+
+  void expect_error(const std::string& arguments, const std::string& part) const {
+    const Outcome o = run(program + arguments);
+    EXPECT_EQ(o.exit_status, 1) << arguments;
+    EXPECT_EQ(o.err.rfind("error: ", 0), 0u) << arguments << "\n" << o.err;
+    EXPECT_NE(o.err.find(part), std::string::npos) << arguments << "\n" << o.err;
+    EXPECT_EQ(o.out, "") << arguments;
+  }
+};
+
+// What `router` and `dense` have learned is read from the weights alone.
+// BUG llmc/model/learned_sources.cpp: `add(l, "dense", l + 2, s.dense[size_t(l)])` -> `add(0, "dense", 2,
+// s.dense[size_t(l)])`
+TEST_F(LearnedSourcesOfModels, AreReadFromTheWeights) {
+  for (const std::string name : {"router", "dense"}) {
+    const GoldenCase golden = read_golden_case("n_" + name);
+    const Outcome o = run(program + golden.folder + " --suggest-wiring --sources " + in("s.csv"));
+    ASSERT_EQ(o.exit_status, 0) << o.err;
+    const LearnedSources s = parse_learned_sources("s.csv", read_file(in("s.csv")));
+    const SafetensorsFile file(golden.folder + "/model.safetensors");
+    int found = 0;
+    for (const SafetensorsTensor& t : file.tensors()) {
+      if (!ends_with(t.name, name == "router" ? ".attn.router" : ".dense")) continue;
+      std::vector<float> weights(size_t(t.num_elements()));
+      file.read_f32(t, weights.data());
+      const int layer = std::stoi(t.name.substr(t.name.find("h.") + 2));
+      EXPECT_EQ((name == "router" ? s.router : s.dense)[size_t(layer)], weights) << t.name;
+      found++;
+    }
+    EXPECT_EQ(found, golden.config.num_layers - (name == "router")) << name;
+    EXPECT_EQ(o.out, learned_sources_text(s, golden.config.wiring, golden.config.num_heads));
+    EXPECT_EQ(o.out.find("share of the router's weight  wiring") != std::string::npos, name == "router") << o.out;
+  }
+  expect_error(plain + " --suggest-wiring", "has neither `router` nor `dense`");
+  expect_error(plain + " --sources " + plain + "/model.safetensors", "model.safetensors");
+  for (const std::string& option : {std::string("--suggest-wiring"), "--sources " + in("s.csv")})
+    expect_error("dev/test/golden/n_router --serve " + option, "--serve prints answers alone");
+}
+
+TEST_F(LearnedSourcesOfModels, AreDrawnInTheReport) {
+  const std::string run = in("run");
+  fs::create_directory(run);
+  write_file(run + "/log.jsonl", "{\"run\":{\"num_layers\":4,\"num_heads\":4,\"wiring\":\"router "
+                                 "dense\",\"steps\":1}}\n");
+  auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  EXPECT_FALSE(has(report_page(read_run(run)), "Learned sources"));
+  LearnedSources s = router_of("sla(2,3)", 4, 4);
+  for (size_t l = 0; l < 4; l++) s.dense.push_back(std::vector<float>(l + 2, -0.5f));
+  write_file(run + "/sources.csv", learned_sources_csv(s));
+  const std::string page = report_page(read_run(run));
+  EXPECT_TRUE(has(page, "<h2>Learned sources</h2>"));
+  EXPECT_TRUE(has(page, "layer 3, 1: 0.7500</title>")) << "three of four heads";
+  EXPECT_TRUE(has(page, "ln_f, 4: -0.5000</title>"));
+  EXPECT_TRUE(has(page, "K/V head 3"));
+  write_file(run + "/sources.csv", "x");
+  EXPECT_ERROR(read_run(run), "sources.csv:1: is not a line of learned sources");
+}
