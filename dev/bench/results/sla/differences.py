@@ -105,18 +105,22 @@ def said(mean, half, p, sigma):
     return f"not decided: {max(0, math.ceil(7.85 * (sigma / DELTA) ** 2))} pairs would show {DELTA}"
 
 
-def comparisons(title, baseline, arms):
-    """arms: [(name, {seed: bits})], each against the seeds that the baseline has, too."""
-    pairs = [(name, [bits[s] - baseline[s] for s in sorted(bits) if s in baseline]) for name, bits in arms]
-    pairs = [(name, differences) for name, differences in pairs if differences]
-    if not pairs:
+def less(a, b):
+    """{seed: a's less b's} of the seeds that both have."""
+    return {seed: a[seed] - b[seed] for seed in sorted(a) if seed in b}
+
+
+def comparisons(title, arms):
+    """arms: [(name, {seed: difference})], those without a pair are left out."""
+    arms = [(name, list(differences.values())) for name, differences in arms if differences]
+    if not arms:
         return
     print(f"\n{title}\n")
     row("arm", "pairs", "difference", "95 %", "p, Holm", "")
     row("---", "--:", "--:", "--:", "--:", "---")
-    intervals = [interval(differences) for _, differences in pairs]
+    intervals = [interval(differences) for _, differences in arms]
     adjusted = holm([1.0 if math.isnan(p) else p for _, _, p in intervals])
-    for (name, differences), (mean, half, _), p in zip(pairs, intervals, adjusted):
+    for (name, differences), (mean, half, _), p in zip(arms, intervals, adjusted):
         sigma = statistics.stdev(differences) if len(differences) > 1 else math.nan
         row(f"`{name}`", str(len(differences)), f"{mean:+.4f}", "" if math.isnan(half) else f"+- {half:.4f}",
             "" if math.isnan(half) else f"{p:.3f}", said(mean, half, p, sigma))
@@ -166,11 +170,12 @@ def main():
         sigma = statistics.stdev(plain.values())
         print(f"\nsigma of plain: {sigma:.4f}; pairs by the protocol: "
               f"{min(10, max(5, math.ceil(7.85 * 2 * (sigma / DELTA) ** 2)))}")
-    comparisons("block: less plain", plain, [(w, b) for w, b in block.items() if w != "plain"])
-    comparisons("controls: less plain of the block", plain,
-                [("plain, 252 channels" if w == "plain" else w, b) for w, b in controls.items()])
-    full = " ".join("rmsnorm qknorm rope relu2 untied softcap(15)".split())
-    comparisons("modern: less modern", modern.get(full, {}), [(w, b) for w, b in modern.items() if w != full])
+    comparisons("block: less plain", [(w, less(b, plain)) for w, b in block.items() if w != "plain"])
+    comparisons("controls: less plain of the block",
+                [("plain, 252 channels" if w == "plain" else w, less(b, plain)) for w, b in controls.items()])
+    terms = "rmsnorm qknorm rope relu2 untied softcap(15)"  # of modern, as the log has it
+    comparisons("modern: less modern",
+                [(w, less(b, modern.get(terms, {}))) for w, b in modern.items() if w != terms])
 
     lengths = {int(rate[1:]): wirings for (question, rate), wirings in runs.items() if question == "documents"}
     arms = ["rope", "rope sla(6,3)", "rope documents", "rope sla(6,3) documents"]
@@ -180,24 +185,21 @@ def main():
         row("--:", *["---"] * len(arms))
         for T, wirings in sorted(lengths.items()):
             row(f"{T:,}", *(", ".join(f"{b:.4f}" for _, b in sorted(wirings.get(arm, {}).items())) for arm in arms))
-    short, longest = lengths.get(256, {}), lengths.get(4096, {})
+    def growth(arm):
+        return less(lengths.get(4096, {}).get(arm, {}), lengths.get(256, {}).get(arm, {}))
 
-    def less(a, b):
-        return {s: a[s] - b[s] for s in a if s in b}
-
-    def of(wirings, arm):
-        return wirings.get(arm, {})
-    zero = {s: 0.0 for s in range(1, 1000)}
-    growth = {arm: less(of(longest, arm), of(short, arm)) for arm in arms}
-    gains = {T: less(of(w, "rope sla(6,3)"), of(w, "rope")) for T, w in sorted(lengths.items())}
-    gains_in = {T: less(of(w, "rope sla(6,3) documents"), of(w, "rope documents")) for T, w in sorted(lengths.items())}
-    comparisons("documents: T 4,096 less T 256", zero, list(growth.items()))
-    comparisons("documents: how much less of that growth there is within documents", zero,
-                [("rope", less(growth["rope documents"], growth["rope"]))])
-    comparisons("documents: sla(6,3) less none", zero,
-                [(f"T {T:,}", g) for T, g in gains.items()] + [(f"T {T:,}, documents", g) for T, g in gains_in.items()])
-    comparisons("documents: what sla(6,3) gains among other texts less within documents", zero,
-                [(f"T {T:,}", less(gains[T], gains_in[T])) for T in gains])
+    def gains(documents):
+        return {T: less(wirings.get("rope sla(6,3)" + documents, {}), wirings.get("rope" + documents, {}))
+                for T, wirings in sorted(lengths.items())}
+    among, within = gains(""), gains(" documents")
+    comparisons("documents: T 4,096 less T 256", [(arm, growth(arm)) for arm in arms])
+    comparisons("documents: how much less of that growth there is within documents",
+                [("rope", less(growth("rope documents"), growth("rope")))])
+    comparisons("documents: sla(6,3) less none",
+                [(f"T {T:,}", of_T) for T, of_T in among.items()] +
+                [(f"T {T:,}, documents", of_T) for T, of_T in within.items()])
+    comparisons("documents: what sla(6,3) gains among other texts less within documents",
+                [(f"T {T:,}", less(among[T], within[T])) for T in among])
 
 
 if __name__ == "__main__":
