@@ -228,7 +228,8 @@ std::vector<NearWiring> nearest_wirings(const LearnedSources& s, const Wiring& w
   std::vector<NearWiring> all;
   auto add = [&](const std::string& terms, const Sources& sources) {
     const std::string text = others + (others.empty() || terms.empty() ? "" : " ") + terms;
-    all.push_back({text.empty() ? "plain" : text, kept_share(shares, sources)});
+    // Rounded, so that the same share is the same number in whichever order it was added up.
+    all.push_back({text.empty() ? "plain" : text, std::round(kept_share(shares, sources) * 1e9) * 1e-9});
   };
   Sources own;
   for (int l = 0; l < L; l++) own.push_back(std::vector<int>(size_t(h), l));
@@ -254,10 +255,10 @@ std::vector<NearWiring> nearest_wirings(const LearnedSources& s, const Wiring& w
   }
   if (!ranges.empty()) add(ranges, of_ranges);
 
-  auto equal = [](const NearWiring& a, const NearWiring& b) { return std::fabs(a.share - b.share) < 1e-9; };
-  std::sort(all.begin(), all.end(), [&](const NearWiring& a, const NearWiring& b) {
-    return equal(a, b) ? a.text.size() < b.text.size() : a.share > b.share;
+  std::sort(all.begin(), all.end(), [](const NearWiring& a, const NearWiring& b) {
+    return a.share == b.share ? a.text.size() < b.text.size() : a.share > b.share;
   });
+  auto equal = [](const NearWiring& a, const NearWiring& b) { return a.share == b.share; };
   all.erase(std::unique(all.begin(), all.end(), equal), all.end());
   std::reverse(all.begin(), all.end());
   return all;
@@ -268,8 +269,8 @@ std::vector<NearWiring> nearest_wirings(const LearnedSources& s, const Wiring& w
 
 namespace {
 
-// A map of a layer's sources: a row a layer, the lowest first, and of each row the shares or weights of what it is a
-// sum of, which lies below it.
+// What the sums of layers are made of: a row a layer, the lowest first, with the shares or weights of the layers whose
+// sum it is.
 struct SourceMap {
   std::string title;
   std::vector<std::string> row_names;
