@@ -154,29 +154,25 @@ LATER_TESTS := $(filter $(BUILD)/test_emu%,$(HOST_TESTS)) $(addprefix $(BUILD)/,
   bf16/test_ops_emu fp32/test_ops_emu)
 QUICK_TESTS := $(filter-out $(LATER_TESTS),$(TESTS))
 # What CI leaves out of the products of shapes, wirings and precisions. PART=k/n: of the tests of these programs every
-# n-th is run, from the k-th on. LEAVE_OUT=fp32 or bf16: no tests of that precision.
+# n-th is run, from the k-th on. LEAVE_OUT: fp32 or bf16, no tests of that precision; arm64, not test_arm64.
 SHARDED_TESTS := $(EMU_TESTS) $(CPU_TESTS) $(addprefix $(BUILD)/,test_amx test_dist test_ptx test_reference)
 ifneq ($(PART),)
 ifeq ($(shell echo '$(PART)' | awk -F/ '/^[0-9]+\/[0-9]+$$/ && $$1 > 0 && $$1 <= $$2'),)
 $(error PART=$(PART): it must be k/n, such as 2/3)
 endif
 endif
-ifneq ($(filter-out fp32 bf16,$(LEAVE_OUT)),)
-$(error LEAVE_OUT=$(LEAVE_OUT): it must be fp32 or bf16)
+ifneq ($(filter-out fp32 bf16 arm64,$(LEAVE_OUT)),)
+$(error LEAVE_OUT=$(LEAVE_OUT): it must be of fp32, bf16 and arm64)
 endif
-LEFT_OUT := $(filter $(LEAVE_OUT:%=$(BUILD)/%/%),$(TESTS)) $(if $(filter bf16,$(LEAVE_OUT)),$(BUILD)/test_amx)
-# nvcc's code for the kernels of what test_ptx runs.
-PTX := $(if $(HAVE_NVCC),$(BUILD)/bf16/test_tile.ptx $(filter-out $(LEAVE_OUT:%=$(BUILD)/%/%),\
-  $(BUILD)/bf16/test_attention_90a.ptx $(BUILD)/fp32/test_attention_75.ptx $(BUILD)/fp32/test_ops_75.ptx \
-  $(foreach t,$(DEVICE_TESTS) train_gpt2_sla,$(BUILD)/bf16/$(t).ptx $(BUILD)/fp32/$(t).ptx)))
+LEFT_OUT := $(filter $(LEAVE_OUT:%=$(BUILD)/%/%) $(LEAVE_OUT:%=$(BUILD)/test_%),$(TESTS)) \
+  $(if $(filter bf16,$(LEAVE_OUT)),$(BUILD)/test_amx)
 # What the tests of the command line, of the corpora, of scripts and of several ranks run.
 TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) \
   $(BUILD)/fp32/sample_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_emu \
   report data/tokenize data/convert data/probe \
   $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/bf16/bench_gpu_emu \
   $(BUILD)/fp32/bench_cpu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants \
-  $(BUILD)/emulated_amx.so $(BUILD)/onednn_cpuid.txt \
-  $(PTX)
+  $(BUILD)/emulated_amx.so $(BUILD)/onednn_cpuid.txt
 # What the tests of `make test` run.
 QUICK_TESTED_PROGRAMS := $(PROGRAMS:%=$(BUILD)/fp32/%_cpu) report data/tokenize data/convert data/probe
 
@@ -203,7 +199,8 @@ help:
 	@echo 'make test       install, build and run the tests of every part, those for GPUs on an emulated one'
 	@echo '                (6 to 16 minutes on 2 cores)'
 	@echo 'make test-all   every test there is (an hour or more); the last line of both says how many passed'
-	@echo '                PART=2/3: of the products of shapes and wirings the second third; LEAVE_OUT=fp32: or bf16'
+	@echo '                PART=2/3: of the products of shapes and wirings the second third; LEAVE_OUT="fp32 arm64":'
+	@echo '                without that precision (or bf16) and what is built for Arm'
 	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize, benchmark;'
 	@echo '                STEPS=build,tests,sanitize,bench,torch: only these'
 	@echo 'make gpu-bundle GPU_ARCH=sm_90: all that gpu-check needs, built, in one file for a machine without internet'

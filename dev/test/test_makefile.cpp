@@ -26,7 +26,7 @@ class RunTests : public CommandLine {
       case "$*" in
         *--gtest_filter=-Long\*) [[ $test != Long* ]] || continue ;;
         *--gtest_filter=Long\*-*) [[ $test = Long* ]] || continue ;;
-        *--gtest_filter=\*-\*/fp32_\*) [[ $test != */fp32_* ]] || continue ;;
+        *--gtest_filter=\*-\*/arm64_\*:\*/fp32_\*:) [[ $test != */fp32_* ]] || continue ;;
         *--gtest_filter=[A-Z]*) [[ :${*##*=}: = *:$test:* ]] || continue ;;
       esac
       if [ "$1" = --gtest_list_tests ]; then echo "${test%.*}."; echo "  ${test#*.}"; continue; fi
@@ -57,7 +57,7 @@ TEST_F(RunTests, RunsTheRestOnceWhatTheQuickTestsLeftOut) {
   EXPECT_EQ(run_tests("all build/mixed build/quick build/later"), "6 passed, 0 failed\n");
 }
 
-// Of two programs one is cut into three parts, whose tests are all of its tests but those of a precision.
+// Of two programs one is cut into three parts, whose tests are all of its tests but those of what is left out.
 TEST_F(RunTests, RunsEachTestInOneOfThreeParts) {
   add_program("whole", "A.B");
   add_program("sharded", "C.D C.E F.G F.H/fp32_x F.I/bf16_x F.J F.K F.L");
@@ -66,7 +66,7 @@ TEST_F(RunTests, RunsEachTestInOneOfThreeParts) {
   for (const char* name : {"C.D", "C.E", "F.G", "F.I/bf16_x", "F.J", "F.K", "F.L"}) expected.insert(name);
   for (int part = 1; part <= 3; part++) {
     const std::string environment =
-        "PART=" + std::to_string(part) + "/3 LEAVE_OUT=fp32 SHARDED='build/other build/sharded'";
+        "PART=" + std::to_string(part) + "/3 LEAVE_OUT='arm64 fp32' SHARDED='build/other build/sharded'";
     EXPECT_EQ(run_tests("all build/whole build/sharded", environment), counts[part - 1]) << part;
   }
   EXPECT_EQ(ran(), expected);
@@ -175,6 +175,15 @@ TEST_F(MakefileOffline, TakesPartsThatExist) {
   EXPECT_EQ(make("-n list-tests PART=3/4").exit_status, 0);
   for (const char* part : {"0/4", "5/4", "3"})
     EXPECT_TRUE(has(make(std::string("-n list-tests PART=") + part), "it must be k/n, such as 2/3")) << part;
+}
+
+TEST_F(MakefileTest, LeavesOutPrecisionsAndArm) {
+  const std::string command = run("make -n test-all LEAVE_OUT='bf16 arm64' | grep 'dev/run_tests.sh all'").out;
+  EXPECT_NE(command.find("build/fp32/test_ops_cpu"), std::string::npos) << command;
+  for (const char* left_out : {"build/bf16/test_ops_cpu", "build/test_amx", "build/test_arm64"})
+    EXPECT_EQ(command.find(left_out), std::string::npos) << command;
+  EXPECT_NE(run("make -n list-tests LEAVE_OUT='fp32 tests'").err.find("it must be of fp32, bf16 and arm64"),
+            std::string::npos);
 }
 
 // Nothing can be installed; `make` says what it is to build, and the corpus is a text.

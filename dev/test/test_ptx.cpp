@@ -54,6 +54,11 @@ class PtxProgram : public CommandLine {
     const char* const nvcc = getenv("NVCC");
     const bool has_nvcc = run(std::string("command -v ") + (nvcc != nullptr ? nvcc : "nvcc")).exit_status == 0;
     if (!has_nvcc && !fs::exists(r.ptx)) GTEST_SKIP() << "no nvcc, by which " << r.ptx << " is made";
+    // Made here, because nvcc takes a minute for each and a part of the long tests runs few of them.
+    if (has_nvcc) {
+      const Outcome made = run("make --no-print-directory " + r.ptx);
+      ASSERT_EQ(made.exit_status, 0) << end_of(made.err, 60);
+    }
     const Outcome o = run(r.environment + " SLA_EMU_PTX=" + r.ptx + " OMP_NUM_THREADS=1 " + r.program +
                           " --gtest_filter='" + r.filter + "'");
     EXPECT_EQ(o.exit_status, 0) << end_of(o.out, 30) << end_of(o.err, 60);
