@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include <algorithm>
+#include <ctime>
 #include <iterator>
 #include <sstream>
 #include <utility>
@@ -88,61 +89,93 @@ const std::vector<std::string> attention_wirings =
     {"plain",       "sla(1,3)", "gqa(1)",   "also(1,3)", "window(256)", "strided(64)", "strided(64,union)",
      "fixed(64,8)", "topk(64)", "reuse(2)", "relative"};
 
-// Attention of one layer, forward and backward: 4 heads of 64, one sequence of T = 4,096; at last that of the first
-// wiring with dropout. The wirings take turns, and each one's fastest round counts. FLOPs are those of pairs of a query
-// and a key that see each other.
-void bench_attention(int rounds, const std::vector<std::string>& wirings) {
-  const int T = 4096;
-  struct Layer {
-    std::string name;
-    std::unique_ptr<GPT2> model;
-    double forward_seconds = 1e30, backward_seconds = 1e30, flops = 0;
-    double seconds() const { return forward_seconds + backward_seconds; }
-  };
-  std::vector<Layer> layers;
-  auto add_layer = [&](const std::string& name, const std::string& wiring, double dropout) {
-    Layer layer = {name, std::make_unique<GPT2>()};
+// Attention of one layer, forward and backward: 4 heads of 64, one sequence. FLOPs are those of pairs of a query and a
+// key that see each other.
+struct AttentionLayer {
+  std::string name;
+  int T;
+  std::unique_ptr<GPT2> model = std::make_unique<GPT2>();
+  double forward_seconds = 1e30, backward_seconds = 1e30, flops = 0;  // the fastest
+  double seconds() const { return forward_seconds + backward_seconds; }
+
+  // `documents`: tokens in one, with that term.
+  AttentionLayer(const std::string& name, const std::string& wiring, int T, double dropout = 0, int documents = 0)
+      : name(name), T(T) {
     ModelConfig config;
     config.num_layers = 2, config.num_heads = 4, config.channels = 256, config.vocab_size = 257, config.max_seq_len = T;
-    config.wiring = parse_wiring(wiring);
-    GPT2& model = *layer.model;
+    config.wiring = parse_wiring(wiring), config.end_of_text = 256;
     PlanOptions plan = {1, T};
     plan.dropout = dropout;
-    gpt2_declare(model, config, plan);
-    gpt2_allocate(model);
-    init_weights(model, 1);
-    const std::vector<int> tokens = random_tokens(T, config.vocab_size);
-    gpt2_forward(model, tokens.data(), {1, T});
-    const double products = model.attention_plan.table.relative ? 11 : 7;
-    layer.flops = products * 2.0 * config.head_size() * attention_pairs(model.attention_plan, 1, T).scored;
-    layers.push_back(std::move(layer));
-  };
-  for (const std::string& wiring : wirings) add_layer(wiring, wiring, 0);
-  add_layer(wirings[0] + ", dropout 0.1", wirings[0], 0.1);
+    gpt2_declare(*model, config, plan);
+    gpt2_allocate(*model);
+    init_weights(*model, 1);
+    std::vector<int> tokens = random_tokens(T, config.end_of_text);
+    for (int t = 0; documents > 0 && t < T; t += documents) tokens[size_t(t)] = config.end_of_text;
+    gpt2_forward(*model, tokens.data(), {1, T});
+    const std::vector<double> places(size_t(std::max(1, documents)), 1.0 / documents);
+    Segments segments;
+    if (documents > 0 && documents < T) segments.places = &places;
+    const double products = model->attention_plan.table.relative ? 11 : 7;
+    flops = products * 2.0 * config.head_size() * attention_pairs(model->attention_plan, 1, T, segments).scored;
+  }
+  void measure(double (*clock)()) {
+    Batch batch = {1, T};
+    batch.drops = model->training->dropout > 0;
+    AttentionArgs<floatX> args = attention_args(attention_of_layer(model->sublayers, 1), 0, batch);
+    args.dout = model->hidden_states();  // some gradient
+    const double begin = clock();
+    attention_forward(args);
+    const double middle = clock();
+    attention_backward(args);
+    forward_seconds = std::min(forward_seconds, middle - begin);
+    backward_seconds = std::min(backward_seconds, clock() - middle);
+  }
+};
+
+// By wiring, of T = 4,096; at last that of the first wiring with dropout. The wirings take turns.
+void bench_attention(int rounds, const std::vector<std::string>& wirings) {
+  const int T = 4096;
+  std::vector<AttentionLayer> layers;
+  for (const std::string& wiring : wirings) layers.emplace_back(wiring, wiring, T);
+  layers.emplace_back(wirings[0] + ", dropout 0.1", wirings[0], T, 0.1);
   double gemm = 0;
   for (int round = 0; round < rounds; round++) {
     gemm = std::max(gemm, gemm_rate(2048, 0.3));
-    for (Layer& layer : layers) {
-      Batch batch = {1, T};
-      batch.drops = layer.model->training->dropout > 0;
-      AttentionArgs<floatX> args = attention_args(attention_of_layer(layer.model->sublayers, 1), 0, batch);
-      args.dout = layer.model->hidden_states();  // some gradient
-      const double begin = seconds_now();
-      attention_forward(args);
-      const double middle = seconds_now();
-      attention_backward(args);
-      layer.forward_seconds = std::min(layer.forward_seconds, middle - begin);
-      layer.backward_seconds = std::min(layer.backward_seconds, seconds_now() - middle);
-    }
+    for (AttentionLayer& layer : layers) layer.measure(seconds_now);
   }
   printf("\n| attention alone, 4 heads of 64, B 1, T %d | forward, ms | backward, ms | %s / this | GFLOP/s | share of "
          "%s GEMM (%.0f GFLOP/s) |\n"
          "| --- | --: | --: | --: | --: | --: |\n",
          T, wirings[0].c_str(), precision_name, gemm * 1e-9);
-  for (const Layer& layer : layers)
+  for (const AttentionLayer& layer : layers)
     printf("| %s | %.1f | %.1f | %.2f | %.0f | %.1f %% |\n", layer.name.c_str(), layer.forward_seconds * 1e3,
            layer.backward_seconds * 1e3, layers[0].seconds() / layer.seconds(), layer.flops / layer.seconds() * 1e-9,
            100 * layer.flops / layer.seconds() / gemm);
+}
+
+// Processor time of all threads of this process, in seconds, which other programs change less.
+double processor_seconds() {
+  timespec time;
+  CHECK(clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time) == 0);
+  return double(time.tv_sec) + 1e-9 * double(time.tv_nsec);
+}
+
+// Attention within documents of some lengths beside plain attention, in processor time. They take turns.
+void bench_documents(int rounds) {
+  printf("| attention alone, 4 heads of 64, B 1, %s, T | documents of | forward, ms of processor time | backward | "
+         "/ plain | pairs / plain's |\n| --: | --: | --: | --: | --: | --: |\n",
+         precision_name);
+  for (const int T : {4096, 16384}) {
+    std::vector<AttentionLayer> layers;
+    layers.emplace_back("plain", "plain", T);
+    for (const int length : {256, 1024, 16384})
+      layers.emplace_back(std::to_string(length), "documents", T, /*dropout=*/0, length);
+    for (int round = 0; round < rounds; round++)
+      for (AttentionLayer& layer : layers) layer.measure(processor_seconds);
+    for (const AttentionLayer& layer : layers)
+      printf("| %d | %s | %.1f | %.1f | %.3f | %.3f |\n", T, layer.name.c_str(), layer.forward_seconds * 1e3,
+             layer.backward_seconds * 1e3, layer.seconds() / layers[0].seconds(), layer.flops / layers[0].flops);
+  }
 }
 
 // ----------------------------------------------------------------------------
@@ -393,11 +426,72 @@ void bench_profile(const Shape& shape, double seconds, bool muon) {
   fflush(stdout);
 }
 
+// ----------------------------------------------------------------------------
+// What a wiring costs
+
+const std::vector<std::string> attention_operations = {"attention_forward", "attention_backward"};
+// Sums of what several layers have projected or put out.
+const std::vector<std::string> layer_sums =
+    {"mix_values",         "mix_values_backward",     "mix_heads",
+     "mix_heads_backward", "depth_attention_forward", "depth_attention_backward",
+     "weighted_sum",       "weighted_sum_backward"};
+
+struct WiringCost {
+  double update = 1e30, attention = 1e30, sums = 1e30;  // processor seconds, each the least of all updates
+  double flops = 0, kv_bytes = 0;                       // of a token
+};
+
+// Some updates of one sequence of T tokens, after one that does not count.
+void measure_wiring(ModelConfig config, const std::string& wiring, int T, WiringCost& cost) {
+  config.wiring = parse_wiring(wiring), config.max_seq_len = T;
+  GPT2 model;
+  gpt2_declare(model, config, {1, T});
+  gpt2_allocate(model);
+  init_weights(model, 1);
+  const std::vector<int> tokens = random_tokens(T + 1, config.vocab_size);
+  for (int step = 1; step <= 3; step++) {
+    profile.operations.clear();
+    const double begin = processor_seconds();
+    training_step(model, tokens, 1, T, step);
+    if (step == 1) continue;
+    cost.update = std::min(cost.update, processor_seconds() - begin);
+    cost.attention = std::min(cost.attention, profile.seconds_of(attention_operations));
+    cost.sums = std::min(cost.sums, profile.seconds_of(layer_sums));
+  }
+  cost.flops = flops_per_token(config, model.attention_plan, T);
+  cost.kv_bytes = double(kv_bytes_per_token(config, model.attention_plan, sizeof(floatX)));
+}
+
+// Updates of GPT-2 124M; the wirings take turns, and each one's fastest counts, in processor time.
+void bench_wirings(int rounds, const std::vector<std::string>& wirings) {
+  const int T = 1024;
+  ModelConfig d12;
+  CHECK(config_from_preset("d12", d12));
+  profile.clock = processor_seconds;
+  std::vector<WiringCost> costs(wirings.size());
+  for (int round = 0; round < rounds; round++)
+    for (size_t i = 0; i < wirings.size(); i++) {
+      measure_wiring(d12, wirings[i], T, costs[i]);
+      print_progress(format("%d of %d, %s: %.0f ms", round + 1, rounds, wirings[i].c_str(), costs[i].update * 1e3));
+    }
+  printf("| 124M, B 1, T %d, %s | update, ms of processor time | / %s | of it attention | / %s | sums over layers | "
+         "K/V bytes a token | FLOPs / %s |\n| --- | --: | --: | --: | --: | --: | --: | --: |\n",
+         T, precision_name, wirings[0].c_str(), wirings[0].c_str(), wirings[0].c_str());
+  for (size_t i = 0; i < wirings.size(); i++) {
+    const WiringCost &c = costs[i], &first = costs[0];
+    printf("| %s | %.0f | %.3f | %.1f | %.2f | %.1f | %.0f | %.3f |\n", wirings[i].c_str(), c.update * 1e3,
+           c.update / first.update, c.attention * 1e3, c.attention / first.attention, c.sums * 1e3, c.kv_bytes,
+           c.flops / first.flops);
+  }
+}
+
 // bench_cpu: tables of this precision. bench_cpu compare FOLDER PYTHON ROUNDS SECONDS [--quick]: beside
 // FOLDER/{bf16,fp32}/bench_cpu and PyTorch; quick: not compiled. bench_cpu steps SHAPE: a worker of that. bench_cpu
 // profile SECONDS: the time of each operation in steps of the shapes that are compared, and of the last one with Muon.
-// bench_cpu attention ROUNDS [WIRING...]: attention alone, by wiring. bench_cpu lengths LONGEST SECONDS: passes over
-// sequences of 1,024 to LONGEST tokens. bench_cpu ceilings: the rate of matmuls in FLOP/s, and of copies in bytes/s.
+// bench_cpu attention ROUNDS [WIRING...]: attention alone, by wiring. bench_cpu wirings ROUNDS WIRING...: updates of
+// GPT-2 124M beside the first wiring's, in processor time. bench_cpu documents ROUNDS: attention within documents
+// beside plain, in processor time. bench_cpu lengths LONGEST SECONDS: passes over sequences of 1,024 to LONGEST tokens.
+// bench_cpu ceilings: the rate of matmuls in FLOP/s, and of copies in bytes/s.
 int main(int argc, char** argv) {
   configure_threads(argv);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
@@ -412,6 +506,9 @@ int main(int argc, char** argv) {
     const std::vector<std::string> wirings(arguments.begin() + 2, arguments.end());
     return bench_attention(std::stoi(arguments[1]), wirings.empty() ? attention_wirings : wirings), 0;
   }
+  if (argc == 3 && arguments[0] == "documents") return bench_documents(std::stoi(arguments[1])), 0;
+  if (argc >= 4 && arguments[0] == "wirings")
+    return bench_wirings(std::stoi(arguments[1]), {arguments.begin() + 2, arguments.end()}), 0;
   if (argc == 3 && arguments[0] == "profile") {
     for (const Shape& shape : compared) bench_profile(shape, std::stod(arguments[1]), /*muon=*/false);
     bench_profile(compared[2], std::stod(arguments[1]), /*muon=*/true);

@@ -10,11 +10,16 @@
 #include "dev/bench/gpu_model.h"
 #include "llmc/model/flops.h"
 
+// The terms by which a layer uses what other layers projected or put out, beside plain.
+const std::vector<std::string> wirings_of_sources = {"plain", "sla(9,9)", "sla(9,9,v)", "sla(9,9,k)",
+                                                     "vres",  "router",   "depth",      "dense"};
+
 // What is modelled: a column of the tables for each GPU and wiring.
 struct Case {
   std::string model = "d12";
   std::vector<std::string> wirings;  // none: the model's own and plain
   int B = 16, T = 1024, recompute = 0;
+  int documents = INT_MAX;  // tokens in a document, with the term `documents`
 };
 
 struct Column {
@@ -23,6 +28,7 @@ struct Column {
   std::vector<ModelledOperation> step;
   double flops;  // that the model needs
   int64_t tokens;
+  int64_t kv_bytes;  // of a token
 
   double seconds() const { return modelled_seconds(step); }
 };
@@ -34,6 +40,9 @@ double matmul_seconds(const Column& column) {
   return sum;
 }
 
+// Of documents of `length` tokens each, one after the other.
+std::vector<double> places_in_documents(int length) { return std::vector<double>(size_t(length), 1.0 / length); }
+
 std::vector<Column> columns_of(const Case& c, const std::vector<GpuSpec>& gpus = {h100_sxm(), a100_sxm()}) {
   ModelConfig config;
   if (!config_from_preset(c.model, config))
@@ -41,17 +50,22 @@ std::vector<Column> columns_of(const Case& c, const std::vector<GpuSpec>& gpus =
   config.max_seq_len = std::max(config.max_seq_len, c.T);
   std::vector<std::string> wirings = c.wirings;
   if (wirings.empty()) wirings = {config.wiring.text, "plain"};
+  std::vector<double> places;
+  if (c.documents < c.T) places = places_in_documents(c.documents);
   std::vector<Column> columns;
   for (const GpuSpec& gpu : gpus)
     for (const std::string& wiring : wirings) {
       config.wiring = parse_wiring(wiring);
+      Segments segments;
+      if (config.wiring_table().documents && !places.empty()) segments.places = &places;
       GPT2 model;
       PlanOptions options = {c.B, c.T, Recompute(c.recompute)};
       options.logit_bytes = logit_chunk_bytes(size_t(gpu.memory_bytes));
       gpt2_declare(model, config, options);
       const int64_t tokens = int64_t(c.B) * c.T;
-      columns.push_back({gpu, wiring, modelled_step(gpu, model),
-                         flops_per_token(config, model.attention_plan, c.T) * double(tokens), tokens});
+      columns.push_back({gpu, wiring, modelled_step(gpu, model, segments),
+                         flops_per_token(config, model.attention_plan, c.T, segments) * double(tokens), tokens,
+                         kv_bytes_per_token(config, model.attention_plan, sizeof(floatX))});
     }
   return columns;
 }
@@ -185,7 +199,7 @@ void print_wgmma(const std::vector<Case>& cases) {
       c.wirings = {"plain"};
       for (const Column& column : columns_of(c, {h100_sxm(), h100_sxm_wgmma()})) {
         double seconds = 0, flops = 0;
-        for_each_part(column, [&](const RowKey& key, const ModelledPart& part) {
+        for_each_part(column, [&](const RowKey&, const ModelledPart& part) {
           if (part.tiles.m > 0 || part.flops == 0) return;
           seconds += part.seconds;
           flops += part.flops;
@@ -195,6 +209,58 @@ void print_wgmma(const std::vector<Case>& cases) {
                seconds * 1e3, flops / seconds * 1e-12, 100 * flops / seconds / column.gpu.peak_flops);
       }
     }
+}
+
+// Of the operations with these names, in a step.
+double seconds_of(const Column& column, const std::vector<std::string>& names) {
+  double sum = 0;
+  for (const ModelledOperation& operation : column.step)
+    if (std::find(names.begin(), names.end(), operation.name) != names.end()) sum += operation.seconds();
+  return sum;
+}
+
+// What each wiring costs beside the first: a step, and of it attention and the sums of what several layers have
+// projected or put out.
+void print_wirings(const Case& c) {
+  const std::vector<std::string> sums = {"mix_values",         "mix_values_backward",     "mix_heads",
+                                         "mix_heads_backward", "depth_attention_forward", "depth_attention_backward",
+                                         "weighted_sum",       "weighted_sum_backward"};
+  const std::vector<Column> columns = columns_of(c, {h100_sxm()});
+  printf("\n| %s, %d x %s tokens, %s | ms a step | / %s | of it matmuls | attention | sums over layers | K/V bytes a "
+         "token | FLOPs / %s |\n"
+         "| --- | --: | --: | --: | --: | --: | --: | --: |\n",
+         c.model.c_str(), c.B, thousands(c.T).c_str(), columns[0].gpu.name.c_str(), columns[0].wiring.c_str(),
+         columns[0].wiring.c_str());
+  for (const Column& column : columns)
+    printf("| %s | %.1f | %.3f | %.1f | %.1f | %.2f | %s | %.3f |\n", column.wiring.c_str(), column.seconds() * 1e3,
+           column.seconds() / columns[0].seconds(), matmul_seconds(column) * 1e3,
+           seconds_of(column, {"attention_forward", "attention_backward"}) * 1e3, seconds_of(column, sums) * 1e3,
+           thousands(column.kv_bytes).c_str(), column.flops / columns[0].flops);
+}
+
+// Attention within documents of as many tokens, which begin anywhere, beside plain attention.
+void print_documents(Case c) {
+  printf("\n| d12, tokens | documents of | forward, ms a step | backward, ms | attention / plain's | pairs / plain's | "
+         "ms a step |\n| --- | --: | --: | --: | --: | --: | --: |\n");
+  for (const auto& [B, T] : {std::pair(4, 4096), {1, 16384}}) {
+    c.B = B, c.T = T;
+    Column plain;
+    for (const int length : {INT_MAX, 256, 1024, 16384}) {
+      c.documents = length, c.wirings = {length == INT_MAX ? "plain" : "documents"};
+      const Column column = columns_of(c, {h100_sxm()})[0];
+      if (length == INT_MAX) plain = column;
+      const auto seconds = [](const Column& x) { return seconds_of(x, {"attention_forward", "attention_backward"}); };
+      const auto flops = [](const Column& x) {
+        double sum = 0;
+        for_each_part(x, [&](const RowKey&, const ModelledPart& part) { sum += part.tiles.m > 0 ? 0 : part.flops; });
+        return sum;
+      };
+      printf("| %d x %s | %s | %.3f | %.3f | %.3f | %.3f | %.1f |\n", B, thousands(T).c_str(),
+             length == INT_MAX ? "plain" : thousands(length).c_str(), seconds_of(column, {"attention_forward"}) * 1e3,
+             seconds_of(column, {"attention_backward"}) * 1e3, seconds(column) / seconds(plain),
+             flops(column) / flops(plain), column.seconds() * 1e3);
+    }
+  }
 }
 
 void print_case(const Case& c) {
@@ -356,6 +422,15 @@ void print_page() {
   print_case(long_sequence);
   print_matmuls(columns_of(short_sequences));
   print_wgmma({short_sequences, long_sequence});
+  printf("\n## Within documents\n\nWith `documents` a query sees its own document alone. Documents begin anywhere in "
+         "the kernels' tiles, which costs a query %.0f keys\nforward and %.0f backward. Those that are longer than a "
+         "row are as plain attention.\n",
+         KeysBesideDocuments::forward, KeysBesideDocuments::backward);
+  print_documents(Case());
+  printf("\n## What a layer uses of other layers\n");
+  Case by_wiring;
+  by_wiring.wirings = wirings_of_sources;
+  print_wirings(by_wiring);
   print_sensitivity({short_sequences, long_sequence});
   print_assumptions();
   print_attention_fit();
@@ -370,9 +445,15 @@ int main(int argc, char** argv) {
   app.add_option("-b", c.B, "sequences in the micro-batch")->capture_default_str()->check(CLI::PositiveNumber);
   app.add_option("-t", c.T, "their length")->capture_default_str()->check(CLI::PositiveNumber);
   app.add_option("-r", c.recompute, "level of recomputation")->capture_default_str()->check(CLI::Range(0, 4));
+  app.add_option("--documents", c.documents,
+                 "with the term documents: tokens in one; default: as many as in a sequence")
+      ->check(CLI::PositiveNumber);
+  bool by_wiring = false;
+  app.add_flag("--by-wiring", by_wiring, "a row for each wiring, on an H100, beside the first");
   CLI11_PARSE(app, argc, argv);
   try {
     if (argc == 1) print_page();
+    else if (by_wiring) print_wirings(c);
     else print_case(c), print_matmuls(columns_of(c));
     return 0;
   } catch (const UserError& e) {

@@ -205,22 +205,32 @@ struct RelativeProducts {
   static constexpr double forward = 3.25 / 2, backward = 18.0 / 7;
 };
 
+// Keys that a query is multiplied with in vain where documents begin anywhere, beside those of plain attention. Of a
+// warp's 32 queries, among which a document begins, half see the one before, as all of them are multiplied with it; and
+// of the 64 keys (backward 32) among which it begins half are before it. The emulated GPU counts them (test_attention).
+struct KeysBesideDocuments {
+  static constexpr double forward = 16 + 32, backward = 16 + 16;
+};
+
 // Attention of a layer, all its maps: 2 products of scored and of multiplied pairs forward, of which topk scores four
 // times more, and 5 backward; RelativeProducts as many with relative positions. Heads whose size is neither 64 nor 128
-// are computed as if they were.
-inline ModelledPart modelled_attention(const GpuSpec& gpu, const ModelShape& model, int l, Pass pass) {
+// are computed as if they were. `segments`: the places of the data's tokens in their documents, with `documents`.
+inline ModelledPart modelled_attention(const GpuSpec& gpu, const ModelShape& model, int l, Pass pass,
+                                       const Segments& segments = {}) {
   const AttentionPlan& plan = model.attention_plan;
   const int hs = model.config.head_size(), D = hs <= 64 ? 64 : 128,
             heads = plan.num_heads * int(plan.attentions[l].size());
-  const AttentionPairs pairs = attention_pairs(plan, l, model.training->T);
+  const AttentionPairs pairs = attention_pairs(plan, l, model.training->T, segments);
   const bool is_forward = pass == Pass::forward;
   const double scored = pairs.scored * (plan.table.topk == 0 ? 1 : is_forward ? 5 : 1);
   const double relative = !plan.table.relative ? 1
                           : is_forward         ? RelativeProducts::forward
                                                : RelativeProducts::backward;
   const double products = relative * (is_forward ? scored + pairs.multiplied : scored + 4 * pairs.multiplied);
-  const AttentionRate& rate =
+  AttentionRate rate =
       D == 64 ? (is_forward ? gpu.forward64 : gpu.backward64) : (is_forward ? gpu.forward128 : gpu.backward128);
+  if (segments.places != nullptr)
+    rate.overhead += is_forward ? KeysBesideDocuments::forward : KeysBesideDocuments::backward;
   const double keys = pairs.scored / heads / model.training->T;
   ModelledPart part;
   part.name = is_forward ? "attention_forward" : "attention_backward";
@@ -254,23 +264,24 @@ struct ModelledOperation {
 
 // Instructions that a thread issues for eight elements, without those of a loop over the rest of a tensor: counted in
 // the machine code for sm_90, from which sm_80's differs by less than a twentieth. Those of caps, relu2, swiglu,
-// norm_heads and depth are estimated from the source.
+// norm_heads, mixes and depth are estimated from the source.
 struct InstructionCounts {
   static constexpr double gelu_forward = 130, gelu_backward = 229, classifier = 255, caps = 330, layernorm_forward = 90,
                           layernorm_backward = 270, bias_backward = 21, adamw = 230, sum_of_squares = 44,
                           embedding = 52, comparison = 20, copy = 20, term_of_sum = 24, relu2 = 40, norm_heads = 110,
-                          mix_values = 60, mix_heads = 20, depth_forward = 90, depth_backward = 250,
-                          swiglu_forward = 130, swiglu_backward = 220, rotary = 60;
+                          mix_values = 60, mix_heads = 20, mix_heads_backward = 3, depth_forward = 90,
+                          depth_backward = 250, swiglu_forward = 130, swiglu_backward = 220, rotary = 60;
 };
 
 // The operations of a training step of one micro-batch, in their order: what gpt2_forward_backward and gpt2_update
 // call. It walks the model's steps as they do.
 class StepModel {
  public:
-  StepModel(const GpuSpec& gpu, const ModelShape& model, const Sublayers& sublayers, const ParameterTable& parameters)
-      : gpu(gpu), model(model), plan(model.attention_plan), sublayers(sublayers), C(model.config.channels),
-        H(plan.table.hidden_size(model.config.channels)), F(plan.table.fc_size(model.config.channels)), N(model.rows),
-        x(sizeof(floatX)) {
+  StepModel(const GpuSpec& gpu, const ModelShape& model, const Sublayers& sublayers, const ParameterTable& parameters,
+            const Segments& segments)
+      : gpu(gpu), model(model), plan(model.attention_plan), sublayers(sublayers), segments(segments),
+        C(model.config.channels), H(plan.table.hidden_size(model.config.channels)),
+        F(plan.table.fc_size(model.config.channels)), N(model.rows), x(sizeof(floatX)) {
     add("zero gradients", 0, {streamed(gpu, "zero gradients", double(parameters.layout.bytes), 0, 0)});
     forward();
     head();
@@ -284,6 +295,7 @@ class StepModel {
   const ModelShape& model;
   const AttentionPlan& plan;
   const Sublayers& sublayers;
+  const Segments& segments;
   const int64_t C, H, F, N;
   const double x;  // bytes of a weight or activation
   using Counts = InstructionCounts;
@@ -416,10 +428,11 @@ class StepModel {
     const double width = double(plan.first_values(l).size()) * model.config.head_size();
     return elementwise(name, double(N), width, tensors * x, Counts::mix_values, kernels);
   }
-  // k and v of the layer are sums over those of as many layers.
-  ModelledPart mix_of_heads(const char* name, int l, int layers) const {
+  // k and v of the layer are sums over those of as many layers, whose weights' gradients are products by tensor cores.
+  ModelledPart mix_of_heads(const char* name, int l, int layers, double instructions = Counts::mix_heads,
+                            int kernels = 2) const {
     const double width = double(qkv_rows(model.config, plan, l) - C), kv = plan.table.num_kv_heads;
-    return elementwise(name, double(N), width, (layers + 1) * x, layers * kv * Counts::mix_heads, 2);
+    return elementwise(name, double(N), width, (layers + 1) * x, layers * kv * instructions, kernels);
   }
   const std::vector<int>& depth_values(int l) const {
     static const std::vector<int> none;
@@ -466,7 +479,7 @@ class StepModel {
   }
   void attend(const AttentionBranch&, int l, Pass pass) {
     add(pass == Pass::forward ? "attention_forward" : "attention_backward", l,
-        {modelled_attention(gpu, model, l, pass)});
+        {modelled_attention(gpu, model, l, pass, segments)});
   }
   void attend(const LshBranch&, int l, Pass pass) {
     const bool is_forward = pass == Pass::forward;
@@ -578,7 +591,8 @@ class StepModel {
     if (plan.table.relative) relative_backward(l);
     if (!plan.first_values(l).empty()) add("mix_values_backward", l, {mix_of_values("mix_values_backward", l, 5, 2)});
     if (plan.table.router && qkv_rows(model.config, plan, l) > C) {
-      if (l > 0) add("mix_heads_backward", l, {mix_of_heads("mix_heads_backward", l, l + 1)});
+      if (l > 0)
+        add("mix_heads_backward", l, {mix_of_heads("mix_heads_backward", l, l + 1, Counts::mix_heads_backward, 4)});
       add("mix_heads", l, {mix_of_heads("mix_heads", l, model.config.num_layers - std::max(l, 1))});
     }
     if (!depth_values(l).empty())
@@ -634,10 +648,10 @@ class StepModel {
   }
 };
 
-// Model: the trainer's GPT2, planned for training.
+// Model: the trainer's GPT2, planned for training. `segments`: as in modelled_attention.
 template <class Model>
-std::vector<ModelledOperation> modelled_step(const GpuSpec& gpu, const Model& model) {
-  return StepModel(gpu, model, model.sublayers, model.parameters).operations;
+std::vector<ModelledOperation> modelled_step(const GpuSpec& gpu, const Model& model, const Segments& segments = {}) {
+  return StepModel(gpu, model, model.sublayers, model.parameters, segments).operations;
 }
 
 // A step's.

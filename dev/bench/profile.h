@@ -18,22 +18,31 @@ struct Profile {
     int64_t calls = 0;
   };
   std::vector<Operation> operations;
+  double (*clock)() = seconds_now;
 
   // Adds its lifetime to the operation called `name`.
   struct Scope {
     const char* name;
     Profile& profile;
-    const double begin = seconds_now();
+    const double begin;
 
-    Scope(const char* name, Profile& profile) : name(name), profile(profile) {}
+    Scope(const char* name, Profile& profile) : name(name), profile(profile), begin(profile.clock()) {}
     Scope(const Scope&) = delete;
-    ~Scope() { profile.add(name, seconds_now() - begin); }
+    ~Scope() { profile.add(name, profile.clock() - begin); }
   };
 
   void add(const char* name, double seconds) {
     auto it = std::find_if(operations.begin(), operations.end(), [&](const Operation& o) { return o.name == name; });
     if (it == operations.end()) it = operations.insert(it, {name});
     it->seconds += seconds, it->calls++;
+  }
+
+  // Of the operations with these names.
+  double seconds_of(const std::vector<std::string>& names) const {
+    double sum = 0;
+    for (const Operation& o : operations)
+      if (std::find(names.begin(), names.end(), o.name) != names.end()) sum += o.seconds;
+    return sum;
   }
 
   // The operations, sorted by time, longest first.
@@ -54,6 +63,14 @@ inline Profile profile;
 #define matmul_forward(...) PROFILED(matmul_forward, __VA_ARGS__)
 #define matmul_activation_forward(...) PROFILED(matmul_activation_forward, __VA_ARGS__)
 #define attention_forward(...) PROFILED(attention_forward, __VA_ARGS__)
+#define mix_values(...) PROFILED(mix_values, __VA_ARGS__)
+#define mix_values_backward(...) PROFILED(mix_values_backward, __VA_ARGS__)
+#define mix_heads(...) PROFILED(mix_heads, __VA_ARGS__)
+#define mix_heads_backward(...) PROFILED(mix_heads_backward, __VA_ARGS__)
+#define depth_attention_forward(...) PROFILED(depth_attention_forward, __VA_ARGS__)
+#define depth_attention_backward(...) PROFILED(depth_attention_backward, __VA_ARGS__)
+#define weighted_sum(...) PROFILED(weighted_sum, __VA_ARGS__)
+#define weighted_sum_backward(...) PROFILED(weighted_sum_backward, __VA_ARGS__)
 #define lsh_hash(...) PROFILED(lsh_hash, __VA_ARGS__)
 #define lsh_sort(...) PROFILED(lsh_sort, __VA_ARGS__)
 #define lsh_forward(...) PROFILED(lsh_forward, __VA_ARGS__)

@@ -146,8 +146,8 @@ TEST_F(CommandLine, ARunFromItsConfigTomlIsTheSame) {
 // Rows that no attention uses are dead at the beginning, in the middle and at the end of c_attn.
 TEST_F(LongCommandLine, RunsOfEveryWiringResumeWithTheirBits) {
   write_file(in("tokens.bin"), shard_bytes(20000));
-  for (const char* wiring :
-       {"sla(2,2:3)", "share(2) gqa(2)", "layers(0_0_1_3)", "reuse(2)", "reuse(3) window(9)", "gate topk(5)"}) {
+  for (const char* wiring : {"sla(2,2:3)", "share(2) gqa(2)", "layers(0_0_1_3)", "reuse(2)", "reuse(3) window(9)",
+                             "gate topk(5)", "router sla(2,2)", "depth", "dense vres"}) {
     SCOPED_TRACE(wiring);
     const std::string command =
         trainer + "-i " + in("tokens.bin") + small_model + format("--wiring '%s' -n 2 -k constant ", wiring);

@@ -315,14 +315,19 @@ struct ModelledModel {
   double tokens;
 
   ModelledModel(const char* wiring, int B, int T, Recompute recompute = Recompute::nothing,
-                const GpuSpec& gpu = h100_sxm())
+                const GpuSpec& gpu = h100_sxm(), const Segments& segments = {})
       : tokens(double(B) * T) {
     config = preset("d12", std::max(1024, T));
     config.wiring = parse_wiring(wiring);
     GPT2 model;
     gpt2_declare(model, config, {B, T, recompute});
     plan = model.attention_plan;
-    step = modelled_step(gpu, model);
+    step = modelled_step(gpu, model, segments);
+  }
+  double attention_seconds() const {
+    return sum([](const ModelledOperation& operation, const ModelledPart& part) {
+      return operation.name == "attention_forward" || operation.name == "attention_backward" ? part.seconds : 0;
+    });
   }
   template <class Value>
   double sum(Value value) const {
@@ -415,4 +420,24 @@ TEST(ModelledStep, TakesMoreAttentionForLongerSequences) {
   EXPECT_LT(seconds(long_sequence, true), 6.5 * seconds(short_sequences, true));
   EXPECT_NEAR(seconds(long_sequence, false) / seconds(short_sequences, false), 1, 0.02);  // AdamW has more rows of wpe
   EXPECT_LT(seconds(ModelledModel("window(1024)", 1, 8192), true), 2.5 * seconds(short_sequences, true));
+}
+
+// Documents of 1,024 tokens in a long sequence cost little more than sequences of 1,024 do: that they begin anywhere in
+// the kernels' tiles.
+// BUG (build/bf16/test_memory_emu) dev/bench/gpu_model.h: `attention_pairs(plan, l, model.training->T, segments)` ->
+//   `attention_pairs(plan, l, model.training->T)`
+TEST(ModelledStep, TakesTheAttentionOfItsDocuments) {
+  const std::vector<double> places(1024, 1.0 / 1024);
+  Segments segments;
+  segments.places = &places;
+  const ModelledModel documents("documents", 1, 16384, Recompute::nothing, h100_sxm(), segments),
+      sequences("plain", 16, 1024), whole("documents", 1, 16384);
+  const double padding =
+      6.0 * double(padded_vocab_size(documents.config) - documents.config.vocab_size) * documents.config.channels;
+  const double needed =
+      (flops_per_token(documents.config, documents.plan, 16384, segments) + padding) * documents.tokens;
+  EXPECT_NEAR(documents.flops() / needed, 1, 1e-9);
+  EXPECT_GT(documents.attention_seconds(), sequences.attention_seconds());
+  EXPECT_LT(documents.attention_seconds(), 1.1 * sequences.attention_seconds());
+  EXPECT_EQ(whole.attention_seconds(), ModelledModel("plain", 1, 16384).attention_seconds());
 }

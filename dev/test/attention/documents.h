@@ -2,6 +2,7 @@
 #pragma once
 #include <gtest/gtest.h>
 #include <algorithm>
+#include <array>
 #include <random>
 #include <vector>
 #include "dev/test/attention/layer.h"
@@ -131,6 +132,56 @@ TEST(LONG_ON_EMU(AttentionDocuments), ReadNoTilesOfOthers) {
     const int64_t dq = 2 * (2 * T + 2 * key_rows(DqTiles<64, true>::queries, DqTiles<64, true>::keys)) * row;
     const int64_t dkdv = 2 * T * row + 2 * 2 * query_rows * (row + int64_t(sizeof(float)));
     EXPECT_EQ(emu::counters().bytes_read_async - before, uint64_t(forward + dq + dkdv));
+  }
+}
+
+// What an attention's passes read and multiply, by the emulated GPU's counters: bytes that come from memory, and 8 x 8
+// matrices that warps take from their tiles to multiply them.
+struct AttentionCounts {
+  double bytes, matrices;
+};
+inline std::array<AttentionCounts, 2> count_passes(const Case& c) {
+  Layer layer(c);
+  layer.d_qkv.to_host();  // waits
+  std::array<AttentionCounts, 2> counts;
+  for (int pass = 0; pass < 2; pass++) {
+    const emu::Counters before = emu::counters();
+    if (pass == 0) layer.forward();
+    else layer.backward();
+    layer.d_out.to_host();
+    counts[pass] = {double(emu::counters().bytes_read_async - before.bytes_read_async),
+                    double(emu::counters().matrices_loaded - before.matrices_loaded)};
+  }
+  return counts;
+}
+
+// Beside plain attention's, the products are as many as the sum of squares of the documents' lengths says, in tiles of
+// 64 tokens: L (L + 64) of a document of L, within 1.2 of it wherever documents begin. Tiles of 128 queries or keys
+// come from memory as a whole, so that of bytes only documents of several tiles have as few; those that begin with a
+// tile read and multiply no more than as many sequences of their own.
+// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_tiles.h: `from < first ? first : from` ->
+//   `from < first / 2 ? first / 2 : from`
+// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_tiles.h: `return query <= last_query(k1 - 1) ? query :
+//   INT_MAX;` -> `return query;`
+TEST(LONG_ON_EMU(AttentionDocuments), CostTheSumOfSquaresOfTheirLengths) {
+  const int64_t T = 2048;
+  const Case plain = {1, T, 64, {0}, 1}, alone = {8, 256, 64, {0}, 1};
+  const std::array<AttentionCounts, 2> of_plain = count_passes(plain), of_alone = count_passes(alone);
+  const auto squares = [](int64_t length) { return double(length) * double(length + 64); };
+  const std::vector<int64_t> of_256 = {256, 512, 768, 1024, 1280, 1536, 1792}, of_1024 = {1024};
+  for (const std::vector<int64_t>& begins : {of_256, of_1024, {700, 1500}, {90, 130, 1141}}) {
+    SCOPED_TRACE(testing::PrintToString(begins));
+    double share = squares(T - begins.back()) / squares(T);
+    for (size_t i = 0; i < begins.size(); i++) share += squares(begins[i] - (i > 0 ? begins[i - 1] : 0)) / squares(T);
+    const std::array<AttentionCounts, 2> counts = count_passes(with_documents(plain, begins));
+    for (int pass = 0; pass < 2; pass++) {
+      EXPECT_LE(counts[pass].matrices / of_plain[pass].matrices, 1.2 * share) << "pass " << pass;
+      EXPECT_GE(counts[pass].matrices / of_plain[pass].matrices, share / 1.2) << "pass " << pass;
+      if (begins == of_1024) { EXPECT_LE(counts[pass].bytes / of_plain[pass].bytes, 1.2 * share) << "pass " << pass; }
+      if (begins != of_256) continue;
+      EXPECT_EQ(counts[pass].bytes, of_alone[pass].bytes) << "pass " << pass;
+      EXPECT_LE(counts[pass].matrices, of_alone[pass].matrices) << "pass " << pass;
+    }
   }
 }
 #endif

@@ -283,6 +283,8 @@ inline double other_buckets_in_cache(const GPT2& generator, int slot, const std:
   return hashes > 0 ? others / hashes : 0;
 }
 
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/attention_branch.h: `if (b.acts.routed != nullptr) copy(0,` ->
+//   `if (false) copy(0,`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/attention_branch.h: `plan.table.router || plan.table.depth ||` ->
 //   `plan.table.router ||`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/attention_branch.h: `b.acts.values != nullptr ? binding` ->

@@ -7,11 +7,16 @@
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `o * source.of_sum + i * source.of_head` ->
 //   `i * source.of_sum + o * source.of_head`
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `dweights[w] += float(sum)` -> `dweights[w] = float(sum)`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/head_mix.h: `first = int(blockIdx.y) * head_mix_group` -> `first = 0`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/head_mix.h: `first = int(blockIdx.x) % groups * head_mix_group` ->
+//   `first = 0`
 // BUG (build/fp32/test_ops_emu) llmc/cuda/head_mix.h: `__syncthreads();  // all threads have read the token before`
 //   -> ``
 // BUG (build/fp32/test_ops_emu) llmc/cuda/head_mix.h: `m.num_sources + int(blockIdx.y)) * m.heads + i` ->
 //   `m.num_sources + int(blockIdx.y)) * m.heads`
+// BUG (build/bf16/test_ops_emu) llmc/cuda/head_mix.h: `first_head = int(blockIdx.z) % tiles * columns` ->
+//   `first_head = 0`
+// BUG (build/bf16/test_ops_emu) llmc/cuda/head_mix.h: `n += head_mix_warps)` -> `n += head_mix_warps + 1)`
+// BUG (build/bf16/test_ops_emu) llmc/cuda/head_mix.h: `head < heads && c < HS ?` -> `head < heads ?`
 TEST(HeadMix, SumsHeadsOfSeveralLayersAndHasTheWeightsGradients) {
   struct Shape {
     int64_t N, HS;
@@ -21,7 +26,8 @@ TEST(HeadMix, SumsHeadsOfSeveralLayersAndHasTheWeightsGradients) {
   for (const Shape& s : {Shape{1, 8, 1, 1, false, false},
                          {33, 16, 3, 2, true, false},
                          {70, 8, 9, 3, false, true},
-                         {5, 24, 17, 1, true, true}}) {
+                         {5, 24, 17, 1, true, true},
+                         {9, 8, 40, 2, false, false}}) {
     SCOPED_TRACE(testing::Message() << s.N << " rows of " << s.heads << " heads of " << s.HS);
     const int64_t width = s.heads * s.HS, stride = width + 8, out_stride = width + 16, pairs = s.heads * s.heads;
     std::vector<std::vector<floatX>> x;
