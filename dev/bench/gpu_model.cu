@@ -185,7 +185,7 @@ void print_wgmma(const std::vector<Case>& cases) {
       c.wirings = {"plain"};
       for (const Column& column : columns_of(c, {h100_sxm(), h100_sxm_wgmma()})) {
         double seconds = 0, flops = 0;
-        for_each_part(column, [&](const RowKey& key, const ModelledPart& part) {
+        for_each_part(column, [&](const RowKey&, const ModelledPart& part) {
           if (part.tiles.m > 0 || part.flops == 0) return;
           seconds += part.seconds;
           flops += part.flops;

@@ -1,7 +1,8 @@
-// The time of each operation of a training step on the CPU, where it runs: included before the trainer, whose calls of
-// the operations below it wraps. The operations' headers come first, so calls from one operation to another are part of
-// the first.
+// The time of each operation of a training step on the CPU, where it runs, and the processor time that all threads
+// spend in it: included before the trainer, whose calls of the operations below it wraps. The operations' headers come
+// first, so calls from one operation to another are part of the first.
 #pragma once
+#include <time.h>
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -11,10 +12,17 @@
 #include "llmc/operations.h"
 #include "llmc/utils/clock.h"
 
+// Of this process, since it began: what other programs take of a processor does not count.
+inline double processor_seconds() {
+  timespec t;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return double(t.tv_sec) + double(t.tv_nsec) * 1e-9;
+}
+
 struct Profile {
   struct Operation {
     std::string name;
-    double seconds = 0;
+    double seconds = 0, processor = 0;
     int64_t calls = 0;
   };
   std::vector<Operation> operations;
@@ -23,17 +31,17 @@ struct Profile {
   struct Scope {
     const char* name;
     Profile& profile;
-    const double begin = seconds_now();
+    const double begin = seconds_now(), processor_begin = processor_seconds();
 
     Scope(const char* name, Profile& profile) : name(name), profile(profile) {}
     Scope(const Scope&) = delete;
-    ~Scope() { profile.add(name, seconds_now() - begin); }
+    ~Scope() { profile.add(name, seconds_now() - begin, processor_seconds() - processor_begin); }
   };
 
-  void add(const char* name, double seconds) {
+  void add(const char* name, double seconds, double processor) {
     auto it = std::find_if(operations.begin(), operations.end(), [&](const Operation& o) { return o.name == name; });
     if (it == operations.end()) it = operations.insert(it, {name});
-    it->seconds += seconds, it->calls++;
+    it->seconds += seconds, it->processor += processor, it->calls++;
   }
 
   // The operations, sorted by time, longest first.
@@ -53,6 +61,8 @@ inline Profile profile;
 #define residual_layernorm_forward(...) PROFILED(residual_layernorm_forward, __VA_ARGS__)
 #define matmul_forward(...) PROFILED(matmul_forward, __VA_ARGS__)
 #define matmul_activation_forward(...) PROFILED(matmul_activation_forward, __VA_ARGS__)
+#define norm_heads(...) PROFILED(norm_heads, __VA_ARGS__)
+#define norm_heads_backward(...) PROFILED(norm_heads_backward, __VA_ARGS__)
 #define attention_forward(...) PROFILED(attention_forward, __VA_ARGS__)
 #define lsh_hash(...) PROFILED(lsh_hash, __VA_ARGS__)
 #define lsh_sort(...) PROFILED(lsh_sort, __VA_ARGS__)
