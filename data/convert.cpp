@@ -149,7 +149,7 @@ static void convert_model(const Options& o) {
          : model.tokenizer_json.empty() ? "unknown"
                                         : "written with it",
          c.max_seq_len, c.wiring.text.c_str(), is_bf16 ? "bf16" : "float32");
-  if (to_gguf)
+  if (to_gguf && !c.whole_model().untied)
     printf("the embedding is its output head, too (no output.weight): llama.cpp of March 2025 or later loads that\n");
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes a virtual environment of Python with PyTorch for the CPU and transformers, or completes it, and prints the path
-# of its python: dev/transformers_venv.sh FOLDER VERSION, where VERSION is newest or a number. PyTorch is installed
+# Makes a virtual environment of Python with PyTorch for the CPU, transformers and gguf, or completes it, and prints the
+# path of its python: dev/transformers_venv.sh FOLDER VERSION, where VERSION is newest or a number. PyTorch is installed
 # once in FOLDER, for all versions. 540 MB are downloaded for it and 80 for each version; on the disk they are 1.3 GB
 # and 0.3 each. The newest version is asked for every time. Exit status 77: there is no network, or python3 has no venv.
 set -euo pipefail
@@ -9,7 +9,8 @@ venv=$folder/$version torch=$folder/torch log=$folder/$version.log
 
 # installed <argument of pip...>
 installed() {
-  "$venv/bin/pip" install --quiet --no-compile --retries 1 --disable-pip-version-check "$@" >"$log" 2>&1 && return
+  "$venv/bin/python" -m pip install --quiet --no-compile --retries 1 --disable-pip-version-check "$@" >"$log" 2>&1 &&
+    return
   if grep -q 'connection broken\|timed out' "$log"; then
     echo "no network, from which to install: $*" >&2
     return 77
@@ -19,7 +20,7 @@ installed() {
   return 1
 }
 
-if ! { [ -x "$venv/bin/pip" ] || "${PYTHON:-python3}" -m venv --clear "$venv"; } >"$log" 2>&1; then
+if ! { "$venv/bin/python" -m pip --version || "${PYTHON:-python3}" -m venv --clear "$venv"; } >"$log" 2>&1; then
   echo "python3 -m venv makes no environment; scripts/setup.sh python installs what it needs" >&2
   exit 77
 fi
@@ -42,12 +43,13 @@ if [ ! -e "$torch/complete" ]; then
 fi
 echo "$torch" >"$(echo "$venv"/lib/python3*/site-packages)/torch.pth"
 
-if [ ! -e "$venv/complete" ]; then
-  transformers=transformers
-  [ "$version" = newest ] || transformers+="==$version"
-  installed "$transformers" sympy networkx jinja2 setuptools
-  touch "$venv/complete"
+transformers=transformers
+[ "$version" = newest ] || transformers+="==$version"
+packages=("$transformers" gguf sympy networkx jinja2 setuptools)
+if [ "$(cat "$venv/complete" 2>/dev/null)" != "${packages[*]}" ]; then
+  installed "${packages[@]}"
+  echo "${packages[*]}" >"$venv/complete"
 elif [ "$version" = newest ]; then
-  installed --upgrade transformers  # without a network pip leaves what there is, and reports success
+  installed --upgrade transformers gguf  # without a network pip leaves what there is, and reports success
 fi
 echo "$venv/bin/python"

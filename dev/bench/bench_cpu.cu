@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <ctime>
 #include <iterator>
+#include <map>
+#include <memory>
 #include <sstream>
 #include <utility>
 #include "profile.h"
@@ -485,13 +487,75 @@ void bench_wirings(int rounds, const std::vector<std::string>& wirings) {
   }
 }
 
+// The processor time of a training step by Muon, and of each operation in it, of several wirings of `make train`'s
+// shape, which take turns of one step; the medians of the rounds. FLOPs are those of the model and of Muon.
+void bench_operations(int rounds, const std::vector<std::string>& wirings) {
+  const std::string shape = "8 8 256 257 256 4";
+  struct Steps {
+    std::unique_ptr<Training> training;
+    std::vector<double> seconds;
+    std::map<std::string, std::vector<double>> operations;
+    std::map<std::string, int64_t> calls;  // in a step
+  };
+  std::vector<Steps> all;
+  for (const std::string& wiring : wirings) {
+    std::istringstream words(shape);
+    std::vector<std::string> arguments{std::istream_iterator<std::string>(words), {}};
+    arguments.push_back(wiring);
+    all.push_back({std::make_unique<Training>(arguments, /*muon=*/true), {}, {}, {}});
+  }
+  profile.clock = processor_seconds;
+  std::map<std::string, double> longest;  // of each operation
+  for (int round = 0; round < rounds; round++)
+    for (Steps& steps : all) {
+      profile.operations.clear();
+      const double begin = processor_seconds();
+      steps.training->step();
+      double others = processor_seconds() - begin;
+      steps.seconds.push_back(others);
+      for (const Profile::Operation& o : profile.operations) {
+        steps.operations[o.name].push_back(o.seconds), steps.calls[o.name] = o.calls;
+        others -= o.seconds;
+      }
+      steps.operations["all else"].push_back(others);
+      for (const auto& [name, seconds] : steps.operations) longest[name] = std::max(longest[name], median(seconds));
+    }
+  std::vector<std::string> names;
+  for (const auto& [name, seconds] : longest) names.push_back(name);
+  std::sort(names.begin(), names.end(),
+            [&](const std::string& a, const std::string& b) { return longest[a] > longest[b]; });
+
+  printf("| processor time of a step, ms, %s, Muon, B 4, T 256 |", precision_name);
+  for (const std::string& wiring : wirings) printf(" calls | %s |", wiring.c_str());
+  printf("\n| --- |");
+  for (size_t i = 0; i < wirings.size(); i++) printf(" --: | --: |");
+  for (const std::string& name : names) {
+    printf("\n| %s |", name.c_str());
+    for (Steps& steps : all) {
+      const bool is_called = steps.operations.count(name) > 0;
+      printf(is_called && steps.calls.count(name) > 0 ? " %lld |" : " |", (long long)steps.calls[name]);
+      printf(is_called ? " %.2f |" : " |", is_called ? median(steps.operations[name]) * 1e3 : 0);
+    }
+  }
+  const auto row = [&](const char* name, const auto& value) {
+    printf("\n| %s |", name);
+    for (const Steps& steps : all) printf(" | %s |", value(steps).c_str());
+  };
+  const double first = median(all[0].seconds);
+  row("**whole step**", [](const Steps& s) { return format("**%.1f**", median(s.seconds) * 1e3); });
+  row("of the first", [&](const Steps& s) { return format("%.3f", median(s.seconds) / first); });
+  row("GFLOP", [](const Steps& s) { return format("%.3f", s.training->cost().flops * 1e-9); });
+  printf("\n");
+}
+
 // bench_cpu: tables of this precision. bench_cpu compare FOLDER PYTHON ROUNDS SECONDS [--quick]: beside
 // FOLDER/{bf16,fp32}/bench_cpu and PyTorch; quick: not compiled. bench_cpu steps SHAPE: a worker of that. bench_cpu
 // profile SECONDS: the time of each operation in steps of the shapes that are compared, and of the last one with Muon.
 // bench_cpu attention ROUNDS [WIRING...]: attention alone, by wiring. bench_cpu wirings ROUNDS WIRING...: updates of
-// GPT-2 124M beside the first wiring's, in processor time. bench_cpu documents ROUNDS: attention within documents
-// beside plain, in processor time. bench_cpu lengths LONGEST SECONDS: passes over sequences of 1,024 to LONGEST tokens.
-// bench_cpu ceilings: the rate of matmuls in FLOP/s, and of copies in bytes/s.
+// GPT-2 124M beside the first wiring's, in processor time. bench_cpu operations ROUNDS WIRING...: the processor time of
+// each operation in steps of the wirings, which take turns; for one thread, OMP_NUM_THREADS=1. bench_cpu documents
+// ROUNDS: attention within documents beside plain, in processor time. bench_cpu lengths LONGEST SECONDS: passes over
+// sequences of 1,024 to LONGEST tokens. bench_cpu ceilings: the rate of matmuls in FLOP/s, and of copies in bytes/s.
 int main(int argc, char** argv) {
   configure_threads(argv);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
@@ -509,6 +573,8 @@ int main(int argc, char** argv) {
   if (argc == 3 && arguments[0] == "documents") return bench_documents(std::stoi(arguments[1])), 0;
   if (argc >= 4 && arguments[0] == "wirings")
     return bench_wirings(std::stoi(arguments[1]), {arguments.begin() + 2, arguments.end()}), 0;
+  if (argc >= 4 && arguments[0] == "operations")
+    return bench_operations(std::stoi(arguments[1]), {arguments.begin() + 2, arguments.end()}), 0;
   if (argc == 3 && arguments[0] == "profile") {
     for (const Shape& shape : compared) bench_profile(shape, std::stod(arguments[1]), /*muon=*/false);
     bench_profile(compared[2], std::stod(arguments[1]), /*muon=*/true);

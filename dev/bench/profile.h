@@ -62,6 +62,8 @@ inline Profile profile;
 #define residual_layernorm_forward(...) PROFILED(residual_layernorm_forward, __VA_ARGS__)
 #define matmul_forward(...) PROFILED(matmul_forward, __VA_ARGS__)
 #define matmul_activation_forward(...) PROFILED(matmul_activation_forward, __VA_ARGS__)
+#define norm_heads(...) PROFILED(norm_heads, __VA_ARGS__)
+#define norm_heads_backward(...) PROFILED(norm_heads_backward, __VA_ARGS__)
 #define attention_forward(...) PROFILED(attention_forward, __VA_ARGS__)
 #define mix_values(...) PROFILED(mix_values, __VA_ARGS__)
 #define mix_values_backward(...) PROFILED(mix_values_backward, __VA_ARGS__)

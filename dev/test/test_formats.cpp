@@ -349,7 +349,9 @@ TEST_F(LlamaFolder, HasLlamasTensorsAndComesBack) {
 
     const size_t C = 32, H = size_t(own.config.hidden_size()), KV = 8 * size_t(before.num_kv_heads);
     const GoldenTensors tensors = read_golden_tensors(in("llama/model.safetensors"));
-    ASSERT_EQ(run("data/convert " + in("own") + " " + in("model.gguf")).exit_status, 0);
+    const Outcome to_gguf = run("data/convert " + in("own") + " " + in("model.gguf"));
+    ASSERT_EQ(to_gguf.exit_status, 0);
+    EXPECT_EQ(to_gguf.out.find("is its output head") == std::string::npos, before.untied) << to_gguf.out;
     const GgufReader gguf(in("model.gguf"));
     EXPECT_EQ(gguf.metadata.at("general.architecture"), "llama");
     EXPECT_EQ(gguf.metadata.at("llama.attention.head_count_kv"), before.num_kv_heads);

@@ -156,6 +156,12 @@ TEST(LayerNorm, BackwardAddsTheFormulasGradients) {
 // `warp_sum(sum) / float(C)`
 // BUG (build/fp32/test_ops_emu) llmc/cuda/layernorm.h: `norm.centers ? __shfl_sync(full_warp, mean_of_lane, 2 * r) : 0`
 // -> `__shfl_sync(full_warp, mean_of_lane, 2 * r)`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/layernorm.h: `std::sqrt(squares / float(C) + norm.eps)` ->
+//   `(std::sqrt(squares / float(C)) + norm.eps)`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/layernorm.h: `sqrtf(warp_sum(squares) / float(C) + norm.eps)` ->
+//   `(sqrtf(warp_sum(squares) / float(C)) + norm.eps)`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/layernorm.h: `squares += (to_float(x[i]) - m) * (to_float(x[i]) - m)` ->
+//   `squares += (to_float(x[i]) - m) * (to_float(x[i]) - m) * to_float(weight[i]) * to_float(weight[i])`
 TEST(RmsNorm, TakesNoMeanForwardAndBackward) {
   for (const RowsAndChannels& s : {RowsAndChannels{131, 8}, RowsAndChannels{35, 768}, RowsAndChannels{3, 5128}}) {
     SCOPED_TRACE(testing::Message() << s.N << " x " << s.C);
