@@ -301,6 +301,26 @@ TEST_F(LongTraining, HasTheSameLossesOfDocumentsAndDropoutOnAnyRanks) {
   }
 }
 
+// Norms without biases, a head of its own and capped logits: whichever rank keeps what, and whatever is computed again.
+TEST_F(LongTraining, OfTodaysBlockHasTheSameLossesOnTwoRanks) {
+  const struct {
+    int ranks;
+    const char *optimizer, *plan;
+  } runs[] = {{1, "adamw", "--zero 0 -r 4"},
+              {2, "adamw", "--zero 0 -r 4"},
+              {2, "adamw", "--zero 1 -r 0"},
+              {2, "adamw", "--zero 1 -r 4"},
+              {2, "muon", "--zero 1 -r 4"}};
+  std::map<std::string, std::vector<json>> alone;
+  for (const auto& r : runs) {
+    SCOPED_TRACE(testing::Message() << r.optimizer << ", " << r.ranks << " ranks, " << r.plan);
+    const std::string options = format("--wiring modern -x 2 -v 2 --optimizer %s ", r.optimizer);
+    if (alone.count(r.optimizer) == 0) alone[r.optimizer] = train(1, r.optimizer, options);
+    const std::string out = format("%s_%d_%c_%c", r.optimizer, r.ranks, r.plan[7], r.plan[12]);
+    expect_the_same_curve(train(r.ranks, out, options + r.plan), alone[r.optimizer], 2);
+  }
+}
+
 // The same four streams, as rows of one rank and as those of two and of four. The data end after 15 segments, amid the
 // fourth update.
 // BUG llmc/model/stream_memory.h: `all, int rank, int64_t B) {` -> `all, int rank, int64_t B) { rank = 0;`
