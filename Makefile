@@ -29,18 +29,19 @@ CXXFLAGS += $(CXXSTD) $(WARNINGS) $(KEEP_GARBAGE) $(OPTIMIZE) -fopenmp
 # wins.)
 COLD := $(if $(DEBUG),,-O1)
 
-# Weights and activations: BF16 or FP32. Unless the user says which, BF16 on a GPU, and on a CPU that has instructions
-# for it.
+# Weights and activations: BF16, FP16 (on a GPU alone) or FP32. Unless the user says which, BF16 on a GPU, and on a CPU
+# that has instructions for it.
 ifneq ($(PRECISION),)
-precision := $(or $(patsubst BF16,bf16,$(filter BF16,$(PRECISION))),$(patsubst FP32,fp32,$(filter FP32,$(PRECISION))))
+precision := $(if $(filter 1,$(words $(PRECISION))),$(subst BF,bf,$(subst FP,fp,$(filter BF16 FP16 FP32,$(PRECISION)))))
 ifeq ($(precision),)
-$(error PRECISION=$(PRECISION): it must be BF16 or FP32)
+$(error PRECISION=$(PRECISION): it must be BF16, FP16 or FP32)
 endif
 endif
 CPU_BF16 := $(patsubst __%__,%,$(filter __AMX_BF16__ __AVX512BF16__,$(CPU_HAS)))
 gpu_precision := $(or $(precision),bf16)
 cpu_precision := $(or $(precision),$(if $(CPU_BF16),bf16,fp32))
 precision_flags.bf16 := -DPRECISION_BF16
+precision_flags.fp16 := -DPRECISION_FP16
 # What -march=native means here: programs that were compiled for another machine's CPU are built anew.
 NATIVE_CPU := $(shell $(CXX) -march=native -Q --help=target 2>/dev/null | cksum)
 
@@ -135,7 +136,7 @@ HOST_TESTS := $(patsubst dev/test/%.cpp,$(BUILD)/%,$(wildcard dev/test/test_*.cp
 OPERATIONS_TESTS := test_ops test_attention test_tile
 DEVICE_TESTS := test_gpt2_sla test_ops test_attention
 EMU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_emu $(BUILD)/fp32/$(t)_emu) \
-  $(BUILD)/bf16/test_tile_emu $(BUILD)/bf16/test_memory_emu
+  $(BUILD)/bf16/test_tile_emu $(BUILD)/fp16/test_tile_emu $(BUILD)/fp16/test_attention_emu $(BUILD)/bf16/test_memory_emu
 CPU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_cpu $(BUILD)/fp32/$(t)_cpu)
 # They are started in this order: those that take longest first.
 FIRST_TESTS := $(addprefix $(BUILD)/,\
@@ -145,7 +146,8 @@ TESTS := $(FIRST_TESTS) $(filter-out $(FIRST_TESTS),$(EMU_TESTS) $(CPU_TESTS) $(
 # `make test` leaves these out: all of their tests take long, they or what they run take long to compile, or they find
 # little that the same program in the other precision does not. Of all others it runs the tests whose names do not begin
 # with Long.
-LATER_TESTS := $(filter $(BUILD)/test_emu%,$(HOST_TESTS)) $(addprefix $(BUILD)/,\
+LATER_TESTS := $(filter $(BUILD)/test_emu%,$(HOST_TESTS)) $(filter $(BUILD)/fp16/%,$(EMU_TESTS)) \
+  $(addprefix $(BUILD)/,\
   test_amx test_arm64 test_dist test_evaluate test_faults test_formats test_gpu_check \
   test_hostile test_huggingface test_machine_code test_mutants test_ptx test_reference test_scripts \
   bf16/test_gpt2_sla_cpu \
@@ -154,7 +156,8 @@ LATER_TESTS := $(filter $(BUILD)/test_emu%,$(HOST_TESTS)) $(addprefix $(BUILD)/,
   bf16/test_ops_emu fp32/test_ops_emu)
 QUICK_TESTS := $(filter-out $(LATER_TESTS),$(TESTS))
 # What CI leaves out of the products of shapes, wirings and precisions. PART=k/n: of the tests of these programs every
-# n-th is run, from the k-th on. LEAVE_OUT: fp32 or bf16, no tests of that precision; arm64, not test_arm64.
+# n-th is run, from the k-th on. LEAVE_OUT: fp32 or bf16, no tests of that precision, and of fp16 test_tile alone;
+# arm64, not test_arm64.
 SHARDED_TESTS := $(EMU_TESTS) $(CPU_TESTS) $(addprefix $(BUILD)/,test_amx test_dist test_ptx test_reference)
 ifneq ($(PART),)
 ifeq ($(shell echo '$(PART)' | awk -F/ '/^[0-9]+\/[0-9]+$$/ && $$1 > 0 && $$1 <= $$2'),)
@@ -165,7 +168,7 @@ ifneq ($(filter-out fp32 bf16 arm64,$(LEAVE_OUT)),)
 $(error LEAVE_OUT=$(LEAVE_OUT): it must be of fp32, bf16 and arm64)
 endif
 LEFT_OUT := $(filter $(LEAVE_OUT:%=$(BUILD)/%/%) $(LEAVE_OUT:%=$(BUILD)/test_%),$(TESTS)) \
-  $(if $(filter bf16,$(LEAVE_OUT)),$(BUILD)/test_amx)
+  $(if $(filter bf16,$(LEAVE_OUT)),$(BUILD)/test_amx) $(if $(LEAVE_OUT),$(BUILD)/fp16/test_attention_emu)
 # What the tests of the command line, of the corpora, of scripts and of several ranks run.
 TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) \
   $(BUILD)/fp32/sample_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_emu \
@@ -183,9 +186,14 @@ QUICK_TESTED_PROGRAMS := $(PROGRAMS:%=$(BUILD)/fp32/%_cpu) report data/tokenize 
 
 # Said before anything is compiled.
 GPU_GOALS := $(PROGRAMS) test_gpt2_sla gpu-checked gpu-bundle \
-  $(foreach p,bf16 fp32,$(addprefix $(BUILD)/$(p)/,$(PROGRAMS) $(DEVICE_TESTS) $(OPERATIONS_TESTS) bench_gpu))
+  $(foreach p,bf16 fp16 fp32,$(addprefix $(BUILD)/$(p)/,$(PROGRAMS) $(DEVICE_TESTS) $(OPERATIONS_TESTS) bench_gpu))
 ifneq ($(and $(gpu_problem),$(filter $(GPU_GOALS),$(MAKECMDGOALS))),)
 $(error $(firstword $(filter $(GPU_GOALS),$(MAKECMDGOALS))): $(gpu_problem))
+endif
+
+FP16_ON_CPU := $(filter $(if $(filter fp16,$(precision)),$(PROGRAMS:%=%_cpu)) $(BUILD)/fp16/%_cpu,$(MAKECMDGOALS))
+ifneq ($(FP16_ON_CPU),)
+$(error $(firstword $(FP16_ON_CPU)): fp16 is for GPUs alone; PRECISION=BF16 and FP32 are for CPUs, too)
 endif
 
 all: what-is-here programs
@@ -217,7 +225,7 @@ help:
 	@echo 'programs        train_gpt2_sla (GPU), train_gpt2_sla_cpu, train_gpt2_sla_emu (emulated GPU), sample_...,'
 	@echo '                evaluate_..., report, test_gpt2_sla, test_gpt2_sla_emu'
 	@echo 'PRECISION=FP32  weights and activations in fp32, or in BF16: the default on a GPU, and on a CPU with'
-	@echo '                instructions for it'
+	@echo '                instructions for it; or in FP16, on a GPU alone'
 	@echo 'DEBUG=1         with any of them: debug information, activations filled with NaN, a wait after every kernel'
 	@echo 'WERROR=1        with any of them: warnings are errors, as in CI'
 	@echo 'INCLUDES="..."  folders with header-only libraries (CLI11, nlohmann/json, toml++), where they are not installed'
@@ -225,7 +233,9 @@ help:
 empty :=
 # join_all WORDS: with commas.
 join_all = $(subst $(empty) ,$(comma) ,$(strip $(1)))
-BUILT := $(if $(HAVE_DNNL),$(PROGRAMS:%=%_cpu)) report data/tokenize data/convert data/probe \
+is_fp16 := $(filter fp16,$(precision))
+built_in = $(if $(is_fp16),,for the CPU in $(cpu_precision)$(comma) )for a GPU in $(gpu_precision)
+BUILT := $(if $(is_fp16),,$(if $(HAVE_DNNL),$(PROGRAMS:%=%_cpu))) report data/tokenize data/convert data/probe \
   $(if $(HAVE_CUBLASLT),$(if $(gpu_problem),,$(PROGRAMS)))
 what-is-here:
 	@echo 'nvcc     $(call found,$(HAVE_NVCC))'
@@ -237,12 +247,13 @@ what-is-here:
 	@echo 'CPU      has $(or $(CPU_BF16),no instructions for bf16)$(if $(precision),$(comma) PRECISION=$(PRECISION))'
 	@echo 'Chart.js $(call found,$(CHART_JS))'
 	@echo 'libarchive $(call found,$(HAVE_ARCHIVE))'
-	@echo 'builds:  $(call join_all,$(BUILT)) (for the CPU in $(cpu_precision), for a GPU in $(gpu_precision))'
+	@echo 'builds:  $(call join_all,$(BUILT)) ($(built_in))'
 	@$(if $(gpu_remark),echo 'note:    $(gpu_remark)',:)
 	@$(if $(gpu_problem),echo 'leaves out: $(call join_all,$(PROGRAMS)) ($(gpu_problem))',:)
 	@$(if $(and $(HAVE_NVCC),$(if $(HAVE_CUBLASLT),,no)),\
 	  echo 'leaves out: $(call join_all,$(PROGRAMS)) (the linker finds no libcublasLt.so; LIBRARY_PATH=folder)',:)
 	@$(if $(HAVE_DNNL),:,echo 'leaves out: $(call join_all,$(PROGRAMS:%=%_cpu)) (they need oneDNN)')
+	@$(if $(is_fp16),echo 'leaves out: $(call join_all,$(PROGRAMS:%=%_cpu)) (they have no fp16)',:)
 	@$(if $(HAVE_ARCHIVE),:,echo 'leaves out: compressed corpora and tar files in data/tokenize (they need libarchive)')
 	@$(if $(CHART_JS),:,echo 'leaves out: curves in reports (they need Chart.js)')
 	@scripts/setup.sh --check gpu $(if $(HAVE_CUBLASLT),--optional cpu extras,cpu --optional extras)
@@ -517,7 +528,7 @@ $(BUILD)/$(1)/memory_table $(BUILD)/$(1)/gpu_model: $(BUILD)/$(1)/%: $(EMU_OBJ)/
 	$$(EMU_LINK) -o $$@
 
 endef
-$(eval $(foreach p,fp32 bf16,$(call emulated_programs,$(p))))
+$(eval $(foreach p,fp32 bf16 fp16,$(call emulated_programs,$(p))))
 
 # An emulated AMX unit, to be preloaded, and where in oneDNN it must answer for the CPU.
 

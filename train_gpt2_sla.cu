@@ -34,6 +34,12 @@ void declare_model(GPT2& model, const ModelConfig& config, bool keep_dead_kv, co
   if (config.hidden_size() % head_size_multiple != 0)
     user_error("wiring \"%s\": %lld hidden units in an MLP must be a multiple of %d here", config.wiring.text.c_str(),
                (long long)config.hidden_size(), head_size_multiple);
+  const WiringTable table = config.whole_model();
+  if (const char* what =
+          without_kernels(table.topk > 0, table.lsh_buckets > 0, table.relative, int64_t(config.head_size())))
+    user_error("wiring \"%s\": %s in fp16 needs more shared memory than a block of %s has; leave it out, or build with "
+               "PRECISION=FP32",
+               config.wiring.text.c_str(), what, device_name());
   if (config.channels > largest_channels) user_error("%d channels: at most %d here", config.channels, largest_channels);
   model.config = config;
   model.attention_plan = make_attention_plan(config, keep_dead_kv);

@@ -36,7 +36,9 @@ why_not() {
     echo "$gpu is no architecture; they are such as sm_90"
   elif [ "$number" -lt 70 ]; then
     echo "$gpu is too old; compute capability 8.0 is needed, or 7.0 with PRECISION=FP32"
-  elif [ "$number" -lt 80 ] && [ "${PRECISION:-}" != FP32 ]; then
+  elif [ "$number" -lt 75 ] && [ "${PRECISION:-}" = FP16 ]; then
+    echo "$gpu has no kernels in fp16; PRECISION=FP32 is for it"
+  elif [ "$number" -lt 80 ] && [[ ${PRECISION:-} != FP* ]]; then
     echo "$gpu has no bf16; PRECISION=FP32 is for it"
   elif [ -n "$known" ] && ! nvcc_has "$number"; then
     case $number in

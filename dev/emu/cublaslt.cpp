@@ -12,6 +12,7 @@
 #include <cstring>
 #include <vector>
 #include "cuda_bf16.h"
+#include "cuda_fp16.h"
 #include "emu.h"
 
 struct cublasLtContext {};
@@ -56,7 +57,7 @@ struct Algo {
 constexpr uint64_t algo_magic = 0x656d756c61746564;
 static_assert(sizeof(Algo) <= sizeof(cublasLtMatmulAlgo_t));
 
-size_t element_bytes(cudaDataType type) { return type == CUDA_R_16BF ? 2 : 4; }
+size_t element_bytes(cudaDataType type) { return type == CUDA_R_32F ? 4 : 2; }
 bool has_bias(const Desc& desc) { return (desc.epilogue & CUBLASLT_EPILOGUE_BIAS) != 0; }
 bool has_aux(const Desc& desc) { return (desc.epilogue & 128) != 0; }
 bool same_layout(const Layout& a, const Layout& b) {
@@ -82,7 +83,7 @@ cublasStatus_t check_problem(const Desc& desc, const Layout& a, const Layout& b,
     if (l->batch != d.batch) return CUBLAS_STATUS_INVALID_VALUE;
   if (d.batch < 1 || (d.batch > 1 && d.next < d.ld * int64_t(d.cols))) return CUBLAS_STATUS_INVALID_VALUE;
   if (d.batch > 1 && desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_NOT_SUPPORTED;
-  if (a.type != b.type || c.type != d.type || (a.type == CUDA_R_32F && d.type != CUDA_R_32F))
+  if (a.type != b.type || c.type != d.type || (d.type != CUDA_R_32F && d.type != a.type))
     return CUBLAS_STATUS_NOT_SUPPORTED;
   if (desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a.type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (has_bias(desc) && desc.bias_type != -1 && desc.bias_type != d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -108,11 +109,18 @@ uint64_t hash_problem(const Desc& desc, const Layout& a, const Layout& b, const 
 // The computation
 
 float get(const void* p, cudaDataType type, int64_t i) {
-  return type == CUDA_R_16BF ? float(static_cast<const __nv_bfloat16*>(p)[i]) : static_cast<const float*>(p)[i];
+  if (type == CUDA_R_16BF) return float(static_cast<const __nv_bfloat16*>(p)[i]);
+  if (type == CUDA_R_16F) return float(static_cast<const __half*>(p)[i]);
+  return static_cast<const float*>(p)[i];
+}
+
+float as_stored(cudaDataType type, float x) {
+  return type == CUDA_R_16BF ? float(__nv_bfloat16(x)) : type == CUDA_R_16F ? float(__half(x)) : x;
 }
 
 void set(void* p, cudaDataType type, int64_t i, float value) {
   if (type == CUDA_R_16BF) static_cast<__nv_bfloat16*>(p)[i] = __nv_bfloat16(value);
+  else if (type == CUDA_R_16F) static_cast<__half*>(p)[i] = __half(value);
   else static_cast<float*>(p)[i] = value;
 }
 
@@ -206,8 +214,8 @@ std::vector<float> product_of(const Matmul& m) {
       for (size_t i = 0; i < sum.size(); i++) sum[i] += part[i];
     const bool rounds = m.algo.reduction == CUBLASLT_REDUCTION_SCHEME_INPLACE ||
                         m.algo.reduction == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
-    if (rounds && m.d_layout.type == CUDA_R_16BF)
-      for (float& x : sum) x = float(__nv_bfloat16(x));
+    if (rounds)
+      for (float& x : sum) x = as_stored(m.d_layout.type, x);
   }
   return sum;
 }

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 #include "cuda_bf16.h"
+#include "cuda_fp16.h"
 #include "emu.h"
 
 namespace {
@@ -152,6 +153,7 @@ std::vector<char> sum_of(const ncclComm& comm, const std::vector<char>& parts, s
     if (rank == order[0]) memcpy(sum.data(), part, bytes);
     else if (type == ncclDouble) add<double>(sum.data(), part, count);
     else if (type == ncclFloat) add<float>(sum.data(), part, count);
+    else if (type == ncclHalf) add<__half>(sum.data(), part, count);
     else add<__nv_bfloat16>(sum.data(), part, count);
   }
   return sum;
@@ -279,9 +281,8 @@ ncclResult_t enqueue(const Collective& c) {
 
 // Queues a call, now or at the end of the group. Its ranges are checked now and when it runs.
 ncclResult_t queue(const Collective& c) {
-  if (c.comm == nullptr || (c.type != ncclFloat && c.type != ncclDouble && c.type != ncclBfloat16) ||
-      c.root >= c.comm->size)
-    return ncclInvalidArgument;
+  const bool is_known = c.type == ncclFloat || c.type == ncclDouble || c.type == ncclHalf || c.type == ncclBfloat16;
+  if (c.comm == nullptr || !is_known || c.root >= c.comm->size) return ncclInvalidArgument;
   c.check_ranges();
   if (!emu::take_for(emu::Library::nccl)) return ncclUnhandledCudaError;
   if (c.part_bytes() * size_t(c.comm->size) > most_bytes)

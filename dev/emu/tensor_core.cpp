@@ -9,6 +9,7 @@
 //                 / 8.
 #include <cstring>
 #include "emu.h"
+#include "ptx/floats.h"
 
 extern unsigned char shared_memory[];
 
@@ -21,6 +22,7 @@ namespace {
 struct MmaOperands {
   float* d;
   const unsigned *a, *b;
+  MmaType type;
 };
 
 struct LdmatrixOperands {
@@ -29,14 +31,16 @@ struct LdmatrixOperands {
   const void* code;  // where the lane has called it
 };
 
-// The bf16s of a register as floats.
+// The lower half of a register as a float.
+template <MmaType type>
 FAST float low_half(unsigned two) {
-  two <<= 16;
-  float x;
-  memcpy(&x, &two, sizeof x);
-  return x;
+  if constexpr (type == MmaType::f16) return ptx::float_of_f16(uint16_t(two));
+  else return ptx::float_of_bf16(uint16_t(two));
 }
-FAST float high_half(unsigned two) { return low_half(two >> 16); }
+template <MmaType type>
+FAST float high_half(unsigned two) {
+  return low_half<type>(two >> 16);
+}
 
 bool is_shared(const void* p, size_t bytes) {
   const auto* byte = static_cast<const unsigned char*>(p);
@@ -50,11 +54,10 @@ FAST void copy_now(const AsyncCopy& copy) {
   for (int i = 0; i < copy.bytes; i++) static_cast<volatile unsigned char*>(copy.to)[i] = bytes[i];
 }
 
-}  // namespace
-
 // Products are exact in float, as on the tensor core. The order of a tensor core's additions is not documented; here it
 // is that of k.
-FAST void run_mma(void* const (&operands)[32]) {
+template <MmaType type>
+FAST void run_mma_of(void* const (&operands)[32]) {
   using Row = float __attribute__((vector_size(32)));
   float a[16][16];
   Row b[16], d[16];
@@ -62,12 +65,12 @@ FAST void run_mma(void* const (&operands)[32]) {
     const auto& own = *static_cast<const MmaOperands*>(operands[lane]);
     const int group = lane / 4, pair = lane % 4;
     for (int r = 0; r < 4; r++) {
-      a[group + 8 * (r % 2)][2 * pair + 8 * (r / 2)] = low_half(own.a[r]);
-      a[group + 8 * (r % 2)][2 * pair + 8 * (r / 2) + 1] = high_half(own.a[r]);
+      a[group + 8 * (r % 2)][2 * pair + 8 * (r / 2)] = low_half<type>(own.a[r]);
+      a[group + 8 * (r % 2)][2 * pair + 8 * (r / 2) + 1] = high_half<type>(own.a[r]);
     }
     for (int r = 0; r < 2; r++) {
-      b[2 * pair + 8 * r][group] = low_half(own.b[r]);
-      b[2 * pair + 8 * r + 1][group] = high_half(own.b[r]);
+      b[2 * pair + 8 * r][group] = low_half<type>(own.b[r]);
+      b[2 * pair + 8 * r + 1][group] = high_half<type>(own.b[r]);
     }
     for (int i = 0; i < 4; i++) d[group + 8 * (i / 2)][2 * pair + i % 2] = own.d[i];
   }
@@ -76,6 +79,13 @@ FAST void run_mma(void* const (&operands)[32]) {
   for (int lane = 0; lane < 32; lane++)
     for (int i = 0; i < 4; i++)
       static_cast<const MmaOperands*>(operands[lane])->d[i] = d[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
+}
+
+}  // namespace
+
+FAST void run_mma(void* const (&operands)[32]) {
+  if (static_cast<const MmaOperands*>(operands[0])->type == MmaType::f16) run_mma_of<MmaType::f16>(operands);
+  else run_mma_of<MmaType::bf16>(operands);
 }
 
 // Shared memory has 32 banks of 4 bytes: the eight rows of a matrix are read at once if they are in different eighths
@@ -103,8 +113,8 @@ FAST void run_ldmatrix(uint32_t warp, void* const (&operands)[32], bool transpos
     }
 }
 
-void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], Site site) {
-  MmaOperands operands = {d, a, b};
+void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], MmaType type, Site site) {
+  MmaOperands operands = {d, a, b, type};
   meet_warp(SyncPoint::mma, 0xffffffffu, reinterpret_cast<uint64_t>(&operands), 0, 32, site);
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 #include "cuda_bf16.h"
+#include "cuda_fp16.h"
 #include "dev/test/emu_test.h"
 #include "dev/test/values.h"
 
@@ -678,7 +679,7 @@ __global__ void copy_to(int first_byte, const float* from, int bytes) {
 __global__ void multiply(int lanes) {
   float d[4] = {};
   const unsigned a[4] = {}, b[2] = {};
-  if (int(threadIdx.x) < lanes) emu::mma_m16n8k16(d, a, b);
+  if (int(threadIdx.x) < lanes) emu::mma_m16n8k16(d, a, b, emu::MmaType::bf16);
 }
 
 struct EmuTensorCoreDeathTest : EmuDeathTest {};
@@ -717,7 +718,41 @@ TEST(EmuTensorCore, RowsThatShareBanksAreCounted) {
 }
 
 // ----------------------------------------------------------------------------
-// bf16
+// bf16 and fp16
+
+static unsigned short fp16_bits_of(float x) {
+  const __half y = __float2half_rn(x);
+  unsigned short bits;
+  memcpy(&bits, &y, sizeof bits);
+  return bits;
+}
+
+TEST(EmuFp16, RoundsToTheNearestAndTiesToEven) {
+  EXPECT_EQ(fp16_bits_of(1.0f), 0x3c00);
+  EXPECT_EQ(fp16_bits_of(0x1.002p0f), 0x3c00) << "a tie, down to even";
+  EXPECT_EQ(fp16_bits_of(0x1.006p0f), 0x3c02) << "a tie, up to even";
+  EXPECT_EQ(fp16_bits_of(0x1.002002p0f), 0x3c01);
+  EXPECT_EQ(fp16_bits_of(-65504.0f), 0xfbff);
+  EXPECT_EQ(fp16_bits_of(65519.0f), 0x7bff);
+  EXPECT_EQ(fp16_bits_of(65520.0f), 0x7c00) << "a tie, to infinity";
+  EXPECT_EQ(fp16_bits_of(-INFINITY), 0xfc00);
+  EXPECT_EQ(fp16_bits_of(0x1p-24f), 0x0001);
+  EXPECT_EQ(fp16_bits_of(0x1p-25f), 0x0000) << "a tie, down to 0";
+  EXPECT_EQ(fp16_bits_of(0x1.8p-24f), 0x0002) << "a tie of subnormal numbers";
+  EXPECT_TRUE(std::isnan(__half2float(__float2half_rn(NAN))));
+}
+
+TEST(EmuFp16, EveryValueSurvivesTheWayToFloatAndBack) {
+  for (uint32_t bits = 0; bits < 0x10000; bits++) {
+    __half y;
+    y.bits = static_cast<unsigned short>(bits);
+    if (std::isnan(__half2float(y))) continue;
+    ASSERT_EQ(fp16_bits_of(__half2float(y)), bits);
+  }
+  const __half2 two = __floats2half2_rn(1.5f, -2.0f);
+  EXPECT_EQ(__half22float2(two).x, 1.5f);
+  EXPECT_EQ(__half22float2(two).y, -2.0f);
+}
 
 static unsigned short bits_of(float x) {
   const __nv_bfloat16 y = __float2bfloat16_rn(x);

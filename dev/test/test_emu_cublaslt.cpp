@@ -8,6 +8,7 @@
 #include <vector>
 #include "cublasLt.h"
 #include "cuda_bf16.h"
+#include "cuda_fp16.h"
 #include "dev/test/emu_test.h"
 
 // A column-major matrix on the host, in double.
@@ -21,34 +22,40 @@ struct Matrix {
     for (int j = 0; j < cols; j++) {
       for (int i = 0; i < rows; i++) {
         const float x = float(std::sin(tag + 1.7 * i + 0.9 * j));
-        at(i, j) = type == CUDA_R_16BF ? float(__nv_bfloat16(x)) : x;
+        at(i, j) = type == CUDA_R_16BF ? float(__nv_bfloat16(x)) : type == CUDA_R_16F ? float(__half(x)) : x;
       }
     }
   }
   double& at(int i, int j) { return values[j * ld + i]; }
 };
 
-static size_t bytes_of(cudaDataType type) { return type == CUDA_R_16BF ? 2 : 4; }
+static size_t bytes_of(cudaDataType type) { return type == CUDA_R_32F ? 4 : 2; }
 
 // On the device as `type`; the gaps between columns are NaN.
 static void* upload(const std::vector<double>& values, cudaDataType type, cudaStream_t stream) {
-  std::vector<float> floats(values.begin(), values.end());
-  std::vector<__nv_bfloat16> halves(floats.begin(), floats.end());
+  const std::vector<float> floats(values.begin(), values.end());
+  const std::vector<__nv_bfloat16> bf16s(floats.begin(), floats.end());
+  const std::vector<__half> halves(floats.begin(), floats.end());
   void* p;
   check(cudaMalloc(&p, values.size() * bytes_of(type)));
-  const void* from = type == CUDA_R_16BF ? static_cast<const void*>(halves.data()) : floats.data();
+  const void* from = floats.data();
+  if (type == CUDA_R_16BF) from = bf16s.data();
+  if (type == CUDA_R_16F) from = halves.data();
   check(cudaMemcpyAsync(p, from, values.size() * bytes_of(type), cudaMemcpyHostToDevice, stream));
   check(cudaStreamSynchronize(stream));
   return p;
 }
 
+template <class T>
+static std::vector<double> download(const void* p, size_t n, cudaStream_t stream) {
+  std::vector<T> values(n);
+  check(cudaMemcpyAsync(values.data(), p, n * sizeof(T), cudaMemcpyDeviceToHost, stream));
+  return {values.begin(), values.end()};
+}
 static std::vector<double> download(const void* p, size_t n, cudaDataType type, cudaStream_t stream) {
-  std::vector<float> floats(n);
-  std::vector<__nv_bfloat16> halves(n);
-  void* to = type == CUDA_R_16BF ? static_cast<void*>(halves.data()) : floats.data();
-  check(cudaMemcpyAsync(to, p, n * bytes_of(type), cudaMemcpyDeviceToHost, stream));
-  return type == CUDA_R_16BF ? std::vector<double>(halves.begin(), halves.end())
-                             : std::vector<double>(floats.begin(), floats.end());
+  return type == CUDA_R_16BF  ? download<__nv_bfloat16>(p, n, stream)
+         : type == CUDA_R_16F ? download<__half>(p, n, stream)
+                              : download<float>(p, n, stream);
 }
 
 static void check(cublasStatus_t status) {
@@ -139,7 +146,8 @@ static cublasStatus_t run_matmul(const Problem& p, double* worst_error = nullptr
     const std::vector<double> d = download(dc, c.values.size(), p.out, stream);
     if (result_d != nullptr) *result_d = d;
     const std::vector<double> aux_after = download(daux, aux.values.size(), p.out, stream);
-    const double of_result = p.out == CUDA_R_16BF ? 1.0 / 256 : 0;  // half a unit in bf16's last place, at most
+    // Half a unit in the last place of 8 or 11 bits, at most.
+    const double of_result = p.out == CUDA_R_16BF ? 0x1p-8 : p.out == CUDA_R_16F ? 0x1p-11 : 0;
     const double of_sum = p.compute == CUBLAS_COMPUTE_32F ? 1e-5 : k * 2.0 / 2048;
     for (int j = 0; j < n; j++) {
       for (int i = 0; i < m; i++) {
@@ -169,8 +177,11 @@ static cublasStatus_t run_matmul(const Problem& p, double* worst_error = nullptr
 }
 
 TEST(EmuCublasLt, EveryCombinationOfTypesOperationsAndEpiloguesIsTheFormula) {
-  for (const auto& [in, out] :
-       {std::pair(CUDA_R_32F, CUDA_R_32F), {CUDA_R_16BF, CUDA_R_16BF}, {CUDA_R_16BF, CUDA_R_32F}}) {
+  for (const auto& [in, out] : {std::pair(CUDA_R_32F, CUDA_R_32F),
+                                {CUDA_R_16BF, CUDA_R_16BF},
+                                {CUDA_R_16BF, CUDA_R_32F},
+                                {CUDA_R_16F, CUDA_R_16F},
+                                {CUDA_R_16F, CUDA_R_32F}}) {
     for (bool transpose_a : {false, true}) {
       for (bool transpose_b : {false, true}) {
         for (cublasLtEpilogue_t epilogue :

@@ -29,7 +29,7 @@ __device__ static void come_between(Between what) {
   if (what == Between::shuffle) __shfl_sync(all_lanes, 1, 0);
   if (what == Between::vote) __any_sync(all_lanes, 1);
   if (what == Between::reduction) __reduce_add_sync(all_lanes, 1);
-  if (what == Between::mma) emu::mma_m16n8k16(d, a, b);
+  if (what == Between::mma) emu::mma_m16n8k16(d, a, b, emu::MmaType::bf16);
 }
 
 // In shared memory it is loaded and stored at once.

@@ -345,7 +345,7 @@ static Outcome compile_for_turing(const std::string& flags) {
 }
 
 // Instructions of later GPUs are ptxas's to refuse.
-// BUG llmc/cuda/tile.h: `defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  //` -> `false  //`
+// BUG llmc/cuda/tile.h: `defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // which` -> `false  // which`
 TEST(GpusBeforeAmpere, HaveTheProgramInFp32) {
   if (shell(nvcc() + " --version", TemporaryFolder()).exit_status != 0) GTEST_SKIP() << "no nvcc";
   const Outcome o = compile_for_turing("-O3");

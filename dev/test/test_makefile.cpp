@@ -26,7 +26,7 @@ class RunTests : public CommandLine {
       case "$*" in
         *--gtest_filter=-Long\*) [[ $test != Long* ]] || continue ;;
         *--gtest_filter=Long\*-*) [[ $test = Long* ]] || continue ;;
-        *--gtest_filter=\*-\*/arm64_\*:\*/fp32_\*:) [[ $test != */fp32_* ]] || continue ;;
+        *--gtest_filter=\*-\*/arm64_\*:\*/fp32_\*:\*/fp16_\*:) [[ $test != */fp32_* ]] || continue ;;
         *--gtest_filter=[A-Z]*) [[ :${*##*=}: = *:$test:* ]] || continue ;;
       esac
       if [ "$1" = --gtest_list_tests ]; then echo "${test%.*}."; echo "  ${test#*.}"; continue; fi
@@ -186,6 +186,19 @@ TEST_F(MakefileTest, LeavesOutPrecisionsAndArm) {
             std::string::npos);
 }
 
+// BUG Makefile: `ifneq ($(FP16_ON_CPU),)` -> `ifneq (,)`
+TEST_F(MakefileOffline, RefusesFp16OnACpu) {
+  for (const char* goal : {"PRECISION=FP16 -n train_gpt2_sla_cpu", "-n build/fp16/train_gpt2_sla_cpu"}) {
+    const Outcome o = make(goal);
+    EXPECT_NE(o.exit_status, 0);
+    EXPECT_TRUE(has(o, "train_gpt2_sla_cpu: fp16 is for GPUs alone; PRECISION=BF16 and FP32 are for CPUs, too"))
+        << o.err;
+  }
+  EXPECT_TRUE(has(make("PRECISION=FP16 what-is-here"), "leaves out: train_gpt2_sla_cpu, sample_gpt2_sla_cpu, "
+                                                       "evaluate_gpt2_sla_cpu (they have no fp16)"));
+  EXPECT_TRUE(has(make("PRECISION=HALF what-is-here"), "PRECISION=HALF: it must be BF16, FP16 or FP32"));
+}
+
 // Nothing can be installed; `make` says what it is to build, and the corpus is a text.
 TEST_F(MakefileOffline, TrainsAndComparesOnAGpu) {
   std::string real_make = run("command -v make").out;
@@ -207,7 +220,8 @@ using LongMakefileOffline = MakefileOffline;  // make reads the Makefile many ti
 
 // A GPU that nothing can be compiled for is named by all that would compile, and by what trains on the CPU in its
 // place.
-// BUG scripts/gpu.sh: `[ "$number" -lt 80 ] && [ "${PRECISION:-}" != FP32 ]` -> `false`
+// BUG scripts/gpu.sh: `[ "$number" -lt 80 ] && [[ ${PRECISION:-} != FP* ]]` -> `false`
+// BUG scripts/gpu.sh: `[ "$number" -lt 75 ] && [ "${PRECISION:-}" = FP16 ]` -> `false`
 // BUG scripts/gpu.sh: `-lt 1203` -> `-lt 1202`
 // BUG scripts/gpu.sh: `&& ! nvcc_has "$number"` -> `&& false`
 // BUG Makefile: `ifneq ($(and $(gpu_problem)` -> `ifneq ($(and $(none)`
@@ -222,6 +236,8 @@ TEST_F(LongMakefileOffline, NamesAGpuThatItCannotCompileFor) {
            Case{"Tesla T4", "7.5", "12.4", "75 80", "", "Tesla T4 (7.5) has no bf16; PRECISION=FP32 is for it"},
            {"Tesla V100-SXM2", "7.0", "13.0", "75 80", "FP32",
             "Tesla V100-SXM2 (7.0) needs CUDA 12, nvcc here is 13.0"},
+           {"Tesla V100-SXM2", "7.0", "12.4", "70 80", "FP16",
+            "Tesla V100-SXM2 (7.0) has no kernels in fp16; PRECISION=FP32 is for it"},
            {"Tesla P4", "6.1", "12.4", "61 80", "FP32", "Tesla P4 (6.1) is too old; compute capability 8.0 is needed"},
            {"RTX 5090", "12.0", "12.4", "80 90", "", "RTX 5090 (12.0) needs CUDA 12.8, nvcc here is 12.4"},
            {"NVIDIA B300", "10.3", "12.8", "80 100", "", "NVIDIA B300 (10.3) needs CUDA 12.9, nvcc here is 12.8"},
@@ -266,6 +282,7 @@ TEST_F(LongMakefileOffline, CompilesForItsGpusAndForOtherCpus) {
   EXPECT_FALSE(has(o, "compute_75") || has(o, "compute_80") || has(o, "-DSLA_PTX")) << o.out;
   EXPECT_FALSE(std::regex_search(o.out, std::regex("-march=native [^\n]* -c "))) << o.out;
   EXPECT_TRUE(has(make("PRECISION=FP32 -n build/fp32/train_gpt2_sla"), "-gencode arch=compute_75,code=sm_75"));
+  EXPECT_TRUE(has(make("PRECISION=FP16 -n build/fp16/train_gpt2_sla"), "-gencode arch=compute_75,code=sm_75"));
   EXPECT_TRUE(has(make("GPU_ARCH='80 sm_90' -n build/bf16/train_gpt2_sla"), "compute_80,code=sm_80 -gencode "));
   EXPECT_TRUE(has(make("GPU_ARCH=hopper -n train_gpt2_sla"), "sm_hopper is no architecture; they are such as sm_90"));
   EXPECT_TRUE(has(make("CXX='ccache g++' -n build/bf16/train_gpt2_sla"), "-ccbin g++ "));

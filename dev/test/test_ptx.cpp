@@ -81,6 +81,14 @@ TEST_F(PtxProgram, TilesAreRightWithNvccsCode) {
   expect_to_pass({"tiles", "build/bf16/test_tile.ptx", "build/bf16/test_tile_emu", "*"});
 }
 
+// In fp16: for sm_80, and for a T4, whose products take two instructions.
+// BUG llmc/cuda/tile.h: `mma_16x8x8(d, a[2], a[3], b[1])` -> `mma_16x8x8(d, a[2], a[3], b[0])`
+// BUG llmc/cuda/tile.h: `#define MMA_OPERANDS ".f16.f16"` -> `#define MMA_OPERANDS ".bf16.bf16"`
+TEST_F(PtxProgram, TilesOfFp16AreRightWithNvccsCode) {
+  expect_to_pass({"tiles", "build/fp16/test_tile.ptx", "build/fp16/test_tile_emu", "*"});
+  expect_to_pass({"tiles", "build/fp16/test_tile_75.ptx", "build/fp16/test_tile_emu", "*", "SLA_EMU_CC=75"});
+}
+
 class PtxPrograms : public PtxProgram, public testing::WithParamInterface<PtxRun> {};
 
 // Bugs that only the run by wgmma can find.

@@ -26,6 +26,9 @@
 template <class Element>
 void check_kv_head(const KVHead<Element>&) {}  // any strides will do
 
+// What of a wiring has no kernels here: nothing.
+inline const char* without_kernels(bool, bool, bool, int64_t) { return nullptr; }
+
 // A thread owns a query head. Where a K/V head has several, or where dk and dv are bf16, which would round each
 // addition, it leaves a partial sum of them in the scratch memory.
 inline bool has_partial_sums(int64_t query_heads) { return is_bf16 || query_heads > 1; }

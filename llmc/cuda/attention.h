@@ -24,13 +24,13 @@
 // Each kernel is a template of which `Kind` is a parameter, so that plain attention pays nothing for the others. In
 // general, tiles that a mask hides are neither loaded nor multiplied (attention_tiles.h), and a kernel before the
 // forward one finds the topk keys of each query (attention_topk.h). A few queries after a K/V cache have kernels of
-// their own, for every kind and both precisions (attention_decode.h).
+// their own, for every kind and precision (attention_decode.h).
 //
 // Shapes: llmc/ops/attention_args.h. Strides and HS are multiples of 8 elements, pointers of 16 bytes, and HS is at
 // most 128.
 //
-// The kernels are those of floatX: on tensor cores in bf16, with FMAs in fp32. The results' bits are always the same in
-// both.
+// The kernels are those of floatX: on tensor cores in bf16 and fp16, with FMAs in fp32. The results' bits are always
+// the same in each.
 #pragma once
 #include <climits>
 #include "llmc/ops/attention_args.h"
@@ -40,15 +40,25 @@
 #include "device.h"
 #include "launch.h"
 #include "vec.h"
-#ifdef PRECISION_BF16
-#include "attention_launch.h"
-#else
+#if !defined(PRECISION_BF16) && !defined(PRECISION_FP16)
 #include "attention_fp32.h"
+#else
+#include "attention_launch.h"
 #endif
 
 // Blocks own tiles of keys and loop over query heads: nothing is left to be summed.
 inline bool has_partial_sums(int64_t) { return false; }
 inline int64_t attention_backward_scratch(int64_t, int64_t, int64_t, int64_t) { return 0; }
+
+// What of a wiring has no kernels here: a T4's blocks have too little shared memory for some of those of fp16. Null:
+// nothing.
+inline const char* without_kernels(bool has_topk, bool has_lsh, bool is_relative, int64_t HS) {
+  if (!is_fp16 || gpu().shared_bytes > Gpu::least_shared_bytes) return nullptr;
+  return has_topk                 ? "topk"
+         : has_lsh                ? "lsh"
+         : is_relative && HS > 64 ? "relative with heads of more than 64 channels"
+                                  : nullptr;
+}
 
 template <class Element>
 void check_kv_head(const KVHead<Element>& kv_head) {

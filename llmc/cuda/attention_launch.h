@@ -1,27 +1,27 @@
-// Which of attention's kernels in bf16 are launched: those by mma.sync of attention_bf16.h. Where SLA_ATTENTION=wgmma
+// Which of attention's kernels in bf16 are launched: those by mma.sync of attention_mma.h. Where SLA_ATTENTION=wgmma
 // asks for them, plain attention has those of attention_wgmma.h.
 #pragma once
 #include <cmath>
 #include "llmc/ops/attention_args.h"
-#include "attention_bf16.h"
-#include "attention_bf16_dr.h"
-#include "attention_bf16_topk.h"
+#include "attention_mma.h"
+#include "attention_mma_dr.h"
+#include "attention_mma_topk.h"
 #include "attention_relative.h"
 #include "attention_wgmma.h"
 #include "device.h"
 #include "launch.h"
 
-inline float score_scale(const AttentionArgs<bf16>& a) { return float(1 / sqrt(double(a.HS))); }
+inline float score_scale(const AttentionArgs<floatX>& a) { return float(1 / sqrt(double(a.HS))); }
 
 template <int D, int Kind, bool Large>
-void launch_forward_kernel(const AttentionArgs<bf16>& a, float scale) {
+void launch_forward_kernel(const AttentionArgs<floatX>& a, float scale) {
   using Tiles = ForwardTilesOf<D, Kind, Large>;
   launch(attention_forward_kernel<D, Kind, Large>, attention_grid(a, a.NH, a.T - a.first_query, Tiles::queries),
          attention_threads, Tiles::bytes, gpu().stream, a, scale);
 }
 
 template <int D, int Kind, bool Large>
-void launch_backward_kernels(const AttentionArgs<bf16>& a, float scale) {
+void launch_backward_kernels(const AttentionArgs<floatX>& a, float scale) {
   using Dq = DqTilesOf<D, Kind, Large>;
   using Dkdv = DkdvTilesOf<D, Kind, Large>;
   static_assert(Dq::bytes <= Gpu::large_shared_bytes && Dkdv::bytes <= Gpu::large_shared_bytes);
@@ -37,7 +37,7 @@ void launch_backward_kernels(const AttentionArgs<bf16>& a, float scale) {
 
 // dr =, from the delta of the kernels before.
 template <int D, bool Documents>
-void launch_dr_kernels(const AttentionArgs<bf16>& a, float scale) {
+void launch_dr_kernels(const AttentionArgs<floatX>& a, float scale) {
   using Tiles = DrTiles<D>;
   const dim3 grid(unsigned(a.NH), unsigned(a.B), unsigned(ceil_div(a.relative.distances, Tiles::distances)));
   launch(attention_dr_kernel<D, Documents>, grid, attention_threads, Tiles::bytes, gpu().stream, a, scale);
@@ -45,10 +45,10 @@ void launch_dr_kernels(const AttentionArgs<bf16>& a, float scale) {
 }
 
 // Defined below: whether kernels by wgmma have been asked for and launched.
-inline bool launch_wgmma_forward(const AttentionArgs<bf16>& a);
-inline bool launch_wgmma_backward(const AttentionArgs<bf16>& a);
+inline bool launch_wgmma_forward(const AttentionArgs<floatX>& a);
+inline bool launch_wgmma_backward(const AttentionArgs<floatX>& a);
 
-inline void launch_attention_forward(const AttentionArgs<bf16>& a) {
+inline void launch_attention_forward(const AttentionArgs<floatX>& a) {
   if (launch_wgmma_forward(a)) return;
   const float scale = score_scale(a);
   for_head_size(a.HS, [&](auto D) {
@@ -66,7 +66,7 @@ inline void launch_attention_forward(const AttentionArgs<bf16>& a) {
   });
 }
 
-inline void launch_attention_backward(const AttentionArgs<bf16>& a) {
+inline void launch_attention_backward(const AttentionArgs<floatX>& a) {
   if (launch_wgmma_backward(a)) return;
   const float scale = score_scale(a);
   for_head_size(a.HS, [&](auto D) {
@@ -97,7 +97,7 @@ bool for_wgmma_head_size(int64_t HS, F f) {
   return exists;
 }
 
-inline bool launch_wgmma_forward(const AttentionArgs<bf16>& a) {
+inline bool launch_wgmma_forward(const AttentionArgs<floatX>& a) {
   if (is_general(a) || a.relative.q != nullptr) return false;
   return for_wgmma_head_size(a.HS, [&](auto D) {
     launch(attention_forward_wgmma_kernel<D>, attention_grid(a, a.NH, a.T - a.first_query, wgmma_rows), wgmma_threads,
@@ -105,7 +105,7 @@ inline bool launch_wgmma_forward(const AttentionArgs<bf16>& a) {
   });
 }
 
-inline bool launch_wgmma_backward(const AttentionArgs<bf16>& a) {
+inline bool launch_wgmma_backward(const AttentionArgs<floatX>& a) {
   if (is_general_backward(a) || a.relative.q != nullptr) return false;
   return for_wgmma_head_size(a.HS, [&](auto D) {
     launch(attention_dq_wgmma_kernel<D>, attention_grid(a, a.NH, a.T, wgmma_rows), wgmma_threads,

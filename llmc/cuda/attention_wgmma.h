@@ -1,5 +1,5 @@
 // Plain attention in bf16 with wgmma (tile_wgmma.h), for heads of 33 to 64 and of 97 to 128 channels: the three kernels
-// of attention_bf16.h for the H100. What is loaded, in which order it is summed, and what a block owns are as there;
+// of attention_mma.h for the H100. What is loaded, in which order it is summed, and what a block owns are as there;
 // another instruction multiplies, so the last bits differ. mma.sync reaches at most about 60 % of what an H100's tensor
 // cores can do. SLA_ATTENTION=wgmma chooses these kernels, but not with dropout; they are not the default because no
 // GPU has run them yet, and dev/bench/gpu-model.md says what is expected. Two things are new:
@@ -14,7 +14,7 @@
 // before that. A tile's buffer is loaded again when no product that reads it can be under way.
 #pragma once
 #include <cmath>
-#include "attention_bf16.h"
+#include "attention_mma.h"
 #include "attention_tiles.h"
 #include "device.h"
 #include "llmc/ops/attention_args.h"
@@ -74,23 +74,24 @@ struct WgmmaForwardTiles {
 // out =, lse =. A block owns 128 queries of one head in one sequence, a warp 16 of them, a thread its elements of the
 // warp's fragments.
 template <int D>
-__global__ void __launch_bounds__(wgmma_threads, 1) attention_forward_wgmma_kernel(AttentionArgs<bf16> a, float scale) {
+__global__ void __launch_bounds__(wgmma_threads, 1)
+    attention_forward_wgmma_kernel(AttentionArgs<floatX> a, float scale) {
   if (!compiled_for_wgmma) return trap();
   using Tiles = WgmmaForwardTiles<D>;
   using Scores = Accumulator<1, Tiles::keys / 8>;
   const int HS = int(a.HS), head = int(blockIdx.x), first_query = int(a.first_query), queries = int(a.T) - first_query;
   const int first_key_row = int(blockIdx.y) * int(a.T), first_row = int(blockIdx.y) * queries;
-  // As in attention_bf16.h: the rows [q0, q0 + 128) of q and out; `query` and `end` are positions.
+  // As in attention_mma.h: the rows [q0, q0 + 128) of q and out; `query` and `end` are positions.
   const int q0 = int(gridDim.z - 1 - blockIdx.z) * wgmma_rows;
   const int query = first_query + q0 + warp_index() * 16, end = first_query + min(queries, q0 + wgmma_rows);
 
   const typename Tiles::Q q_tile = {0}, warp_q = q_tile.from_row(warp_index() * 16);
   const typename Tiles::KV k_tiles = {q_tile.bytes}, v_tiles = k_tiles.next(Tiles::buffers);
-  const KeyTiles<Tiles::keys, bf16, plain_attention> tiles(a, head, first_key_row, {}, first_query + q0, end);
+  const KeyTiles<Tiles::keys, floatX, plain_attention> tiles(a, head, first_key_row, {}, first_query + q0, end);
   using KeyTile = decltype(tiles.first());
   auto buffer = [](KeyTile tile) { return tile.k0 / Tiles::keys % Tiles::buffers; };
   auto start_loading = [&](KeyTile tile) {
-    const KVRows<bf16> kv = tiles.rows(tile);
+    const KVRows<floatX> kv = tiles.rows(tile);
     load_tile_async<wgmma_threads>(k_tiles.next(buffer(tile)), kv.k, kv.k_stride, tile.k0, end, HS);
     load_tile_async<wgmma_threads>(v_tiles.next(buffer(tile)), kv.v, kv.v_stride, tile.k0, end, HS);
     commit_copies();
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_forward_wgmma_kern
     // time than the exponentials.
     wait_for_products<0>(acc, next_s);
     if (grew) softmax.rescale_rows(acc, before, scale * log2_e);
-    start_AB(acc, to_bf16(s), v_tiles.next(buffer(tile)));
+    start_AB(acc, to_floatX(s), v_tiles.next(buffer(tile)));
     commit_products();
   };
 
@@ -178,7 +179,7 @@ __device__ inline auto own_rows(SplitTile<D, Rows> tile) {
 // delta =, dq = or +=. A block owns 128 queries of one head in one sequence, a warp 16 of them, a thread its elements
 // of the warp's fragments.
 template <int D>
-__global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(AttentionArgs<bf16> a, float scale) {
+__global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(AttentionArgs<floatX> a, float scale) {
   if (!compiled_for_wgmma) return trap();
   using Tiles = WgmmaDqTiles<D>;
   using Scores = Accumulator<1, Tiles::keys / 8>;
@@ -186,16 +187,16 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(At
   const int64_t C = a.NH * HS;
   const int q0 = int(gridDim.z - 1 - blockIdx.z) * wgmma_rows, end = min(T, q0 + wgmma_rows);
   const int query = q0 + warp_index() * 16;
-  const bf16 *dout = a.dout + first_row * C + head * HS, *out = a.out + first_row * C + head * HS;
+  const floatX *dout = a.dout + first_row * C + head * HS, *out = a.out + first_row * C + head * HS;
   const int64_t first_lse = (blockIdx.y * a.NH + head) * T;
 
   const typename Tiles::Q q_tile = {0}, dout_tile = q_tile.next(1);
   const typename Tiles::KV k_tiles = {2 * q_tile.bytes}, v_tiles = k_tiles.next(Tiles::buffers);
-  const KeyTiles<Tiles::keys, bf16, plain_attention> tiles(a, head, first_row, {}, q0, end);
+  const KeyTiles<Tiles::keys, floatX, plain_attention> tiles(a, head, first_row, {}, q0, end);
   using KeyTile = decltype(tiles.first());
   auto buffer = [](KeyTile tile) { return tile.k0 / Tiles::keys % Tiles::buffers; };
   auto start_loading = [&](KeyTile tile) {
-    const KVRows<bf16> kv = tiles.rows(tile);
+    const KVRows<floatX> kv = tiles.rows(tile);
     load_tile_async<wgmma_threads>(k_tiles.next(buffer(tile)), kv.k, kv.k_stride, tile.k0, end, HS);
     load_tile_async<wgmma_threads>(v_tiles.next(buffer(tile)), kv.v, kv.v_stride, tile.k0, end, HS);
     commit_copies();
@@ -241,7 +242,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(At
     wait_for_products<1>(dp, acc);  // all but the next scores
     for (int n = 0; n < Tiles::keys / 8; n++)
       for (int i = 0; i < 4; i++) s.x[0][n][i] *= dp.x[0][n][i] - row_sum.x[0][i / 2];  // ds
-    start_AB(acc, to_bf16(s), k_tiles.next(buffer(tile)));
+    start_AB(acc, to_floatX(s), k_tiles.next(buffer(tile)));
     commit_products();
     wait_for_products<1>(next_s);  // all but what has just been started
   };
@@ -272,11 +273,11 @@ struct WgmmaDkdvTiles {
 // there are not enough registers beside dk and dv: here the products of one tile run beside the start of the next one,
 // and one warpgroup's beside the other's exponentials.
 template <int D>
-__global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(AttentionArgs<bf16> a, float scale) {
+__global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(AttentionArgs<floatX> a, float scale) {
   if (!compiled_for_wgmma) return trap();
   using Tiles = WgmmaDkdvTiles<D>;
   constexpr int N = Tiles::queries / 8;
-  const KVHead<bf16>& kv = a.kv_heads[blockIdx.x];
+  const KVHead<floatX>& kv = a.kv_heads[blockIdx.x];
   const int HS = int(a.HS), T = int(a.T), first_row = int(blockIdx.y) * T;
   const int64_t C = a.NH * HS;
   const int k0 = int(blockIdx.z) * wgmma_rows, end = min(T, k0 + wgmma_rows), key = k0 + warp_index() * 16;
@@ -285,7 +286,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
   const typename Tiles::Q q_tiles = {2 * k_tile.bytes}, dout_tiles = q_tiles.next(Tiles::buffers);
   const int lse_tiles = dout_tiles.next(Tiles::buffers).offset,
             delta_tiles = lse_tiles + Tiles::buffers * Tiles::vector_bytes;
-  const QueryTiles<Tiles::queries, bf16, plain_attention> tiles(a, kv, {}, k0, end, int(blockIdx.y));
+  const QueryTiles<Tiles::queries, floatX, plain_attention> tiles(a, kv, {}, k0, end, int(blockIdx.y));
   using QueryTile = decltype(tiles.first());
   auto buffer = [](QueryTile tile) { return int(tile.left % Tiles::buffers); };
   auto start_loading = [&](QueryTile tile) {
@@ -324,7 +325,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
     commit_products();
     wait_for_products<1>(s, dv, dk);  // all but dp
     if (q0 < key + 15) mask(s, [&](int row, int column) { return key + row > q0 + column; });
-    // From T on the tiles of q, dout, lse and delta are zeros, as in attention_bf16.h.
+    // From T on the tiles of q, dout, lse and delta are zeros, as in attention_mma.h.
     for (int n = 0; n < N; n++)
       for (int i = 0; i < 4; i++) {
         const int column = s.column(n, i) * int(sizeof(float));
@@ -332,7 +333,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
         s.x[0][n][i] = exp2_approx(s.x[0][n][i] * (scale * log2_e) - log2_sum);
       }
     if (warpgroup == 1) barrier_and_load_second(tile);
-    start_AB(dv, to_bf16(s), dout_tiles.next(b));
+    start_AB(dv, to_floatX(s), dout_tiles.next(b));
     commit_products();
     wait_for_products<1>(dp);  // all but dv
     for (int n = 0; n < N; n++)
@@ -341,7 +342,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
         const float column_delta = shared_float(delta_tiles + b * Tiles::vector_bytes + column);
         dp.x[0][n][i] = s.x[0][n][i] * (dp.x[0][n][i] - column_delta);  // ds
       }
-    start_AB(dk, to_bf16(dp), q_tiles.next(b));
+    start_AB(dk, to_floatX(dp), q_tiles.next(b));
     commit_products();
     tile = tiles.after(tile);
   } while (tiles.contains(tile));

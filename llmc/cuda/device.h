@@ -17,6 +17,7 @@
 #include <type_traits>
 #include <utility>
 #include "llmc/ops/device_memory.h"
+#include "llmc/ops/precision.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/host_name.h"
 #include "llmc/utils/message.h"
@@ -111,16 +112,18 @@ struct Gpu {
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
     name = properties.name;
-#ifdef PRECISION_BF16
-    if (properties.major < 8)
+    if (is_fp16 && 10 * properties.major + properties.minor < 75)
+      user_error("%s has compute capability %d.%d, and fp16 needs 7.5 (Turing) or later; build with PRECISION=FP32, "
+                 "for "
+                 "7.0 and later",
+                 properties.name, properties.major, properties.minor);
+    if (is_bf16 && properties.major < 8)
       user_error("%s has compute capability %d.%d, and bf16 needs 8.0 (Ampere) or later; build with PRECISION=FP32, "
                  "for 7.0 and later",
                  properties.name, properties.major, properties.minor);
-#else
     if (properties.major < 7)
       user_error("%s has compute capability %d.%d, and 7.0 (Volta) or later is needed", properties.name,
                  properties.major, properties.minor);
-#endif
     warn_of_gpu_code(properties);
     id = "GPU-";
     for (int i = 0; i < 16; i++)

@@ -1,5 +1,5 @@
-// Sums of heads of several layers: the operations of llmc/cpu/head_mix.h. HS is a multiple of 8. In bf16 the weights'
-// gradients are products of tensor cores.
+// Sums of heads of several layers: the operations of llmc/cpu/head_mix.h. HS is a multiple of 8. In bf16 and fp16
+// the weights' gradients are products of tensor cores.
 #pragma once
 #include <cstdint>
 #include "column_sums.h"
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(head_mix_threads) mix_heads_kernel(HeadMix<flo
     if (o < count) store8(out + o * m.HS, sums[o]);
 }
 
-#ifdef PRECISION_BF16
+#if defined(PRECISION_BF16) || defined(PRECISION_FP16)
 constexpr int head_mix_warps = head_mix_threads / warp_size;
 
 // A tile of the weights of one source, 16 sums by 32 heads, that a warp adds up: acc += d x^T, where d (16, HS) and x
@@ -50,10 +50,10 @@ struct HeadMixTile {
   float acc[columns / 8][4] = {};
 
   // Two neighbouring channels of a head; zeros where there are none.
-  static __device__ unsigned two_of(const bf16* x, int head, int heads, int c, int HS) {
+  static __device__ unsigned two_of(const floatX* x, int head, int heads, int c, int HS) {
     return head < heads && c < HS ? *reinterpret_cast<const unsigned*>(x + head * HS + c) : 0u;
   }
-  __device__ void add(const bf16* d, int sums, const bf16* x, int heads, int HS) {
+  __device__ void add(const floatX* d, int sums, const floatX* x, int heads, int HS) {
     const int group = int(threadIdx.x) % warp_size / 4, pair = int(threadIdx.x) % 4 * 2;
 #pragma unroll 4
     for (int c = 0; c < HS; c += 16) {
@@ -74,14 +74,14 @@ struct HeadMixTile {
 // blocks find dout in the L2 cache; a warp every eighth of the tokens. Warps' sums are added up in their order.
 // partial: (blocks, heads, num_sources, heads).
 __global__ void __launch_bounds__(head_mix_threads)
-    mix_heads_backward_kernel(HeadMix<bf16> m, float* partial, const bf16* dout, int64_t dout_stride, int64_t N,
+    mix_heads_backward_kernel(HeadMix<floatX> m, float* partial, const floatX* dout, int64_t dout_stride, int64_t N,
                               int64_t rows) {
   constexpr int rows_of_tile = HeadMixTile::rows, columns = HeadMixTile::columns;
   float* sums = reinterpret_cast<float*>(shared_memory);  // (warps, 16, 32)
   const int HS = int(m.HS), tiles = (m.heads + columns - 1) / columns, warp = int(threadIdx.x) / warp_size,
             lane = int(threadIdx.x) % warp_size;
   const int first_sum = int(blockIdx.z) / tiles * rows_of_tile, first_head = int(blockIdx.z) % tiles * columns;
-  const MixedHeads<bf16> source = m.sources[blockIdx.x];
+  const MixedHeads<floatX> source = m.sources[blockIdx.x];
   HeadMixTile tile;
   const int64_t first = int64_t(blockIdx.y) * rows, end = first + rows < N ? first + rows : N;
   for (int64_t n = first + warp; n < end; n += head_mix_warps)
@@ -101,8 +101,8 @@ __global__ void __launch_bounds__(head_mix_threads)
   }
 }
 
-inline void launch_mix_heads_backward(const HeadMix<bf16>& m, float* partial, const bf16* dout, int64_t dout_stride,
-                                      int64_t N) {
+inline void launch_mix_heads_backward(const HeadMix<floatX>& m, float* partial, const floatX* dout,
+                                      int64_t dout_stride, int64_t N) {
   const int64_t tiles = ceil_div(m.heads, HeadMixTile::rows) * ceil_div(m.heads, HeadMixTile::columns);
   const dim3 grid(unsigned(m.num_sources), unsigned(head_mix_partial_sums(N)), unsigned(tiles));
   launch(mix_heads_backward_kernel, grid, dim3(head_mix_threads),

@@ -36,13 +36,6 @@ struct WarpRow {
   }
 };
 
-// What is left of x after a floatX has held it.
-__device__ inline float rounded(float x) {
-  floatX y;
-  from_float(y, x);
-  return to_float(y);
-}
-
 constexpr int layernorm_warps = 4;  // of a block, or fewer where their rows do not fit in its shared memory
 
 // A block owns a row for each of its warps, a lane eight channels of every 256. Global memory is read once: the row

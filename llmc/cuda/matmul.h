@@ -26,14 +26,16 @@ inline bool& gemm_tf32() {
   return tf32;
 }
 
-// From now on fp32 matmuls may round their operands to TF32. Throws UserError in a build for bf16, which has none.
+// From now on fp32 matmuls may round their operands to TF32. Throws UserError in a build for 16 bits, which has none.
 inline void gemm_allow_tf32() {
-  if (is_bf16) user_error("--tf32: this program was built for bf16; build it with make PRECISION=FP32");
+  if (is_16_bit) user_error("--tf32: this program was built for %s; build it with make PRECISION=FP32", precision_name);
   gemm_tf32() = true;
 }
 
 template <class T>
-constexpr cudaDataType cuda_type = sizeof(T) == 4 ? CUDA_R_32F : CUDA_R_16BF;
+constexpr cudaDataType cuda_type = sizeof(T) == 4 ? CUDA_R_32F
+                                   : is_fp16      ? CUDA_R_16F
+                                                  : CUDA_R_16BF;
 
 // A matmul as cuBLASLt sees it, column-major: the key of the cached plans.
 struct GemmShape {
@@ -122,7 +124,7 @@ inline GemmPlan describe_gemm(const GemmShape& s) {
 
 // At most `most` algorithms for a shape, in the heuristic's order; throws UserError if there is none. The heuristic
 // takes the alignment of bias and aux from their pointers in plan.operation. Of the ways to add up the parts of a
-// product that is split along k, those are excluded that do so in the output or its type: parts in bf16 would be
+// product that is split along k, those are excluded that do so in the output or its type: parts in 16 bits would be
 // rounded before they are added, and a sum in place may depend on which part comes first.
 inline std::vector<cublasLtMatmulHeuristicResult_t> gemm_algorithms(const GemmShape& s, const GemmPlan& plan,
                                                                     int most) {

@@ -1,11 +1,11 @@
-// What kernels that multiply on tensor cores (sm_80 and up) are written with, and all the PTX of the program but that
-// of Hopper's products (tile_wgmma.h). A warp owns 16 M rows of a product; the tiles that it multiplies them with are
-// in shared memory, filled by asynchronous copies while it computes.
+// What kernels that multiply on tensor cores (sm_80 and up; in fp16 sm_75) are written with, and all the PTX of the
+// program but that of Hopper's products (tile_wgmma.h). A warp owns 16 M rows of a product; the tiles that it
+// multiplies them with are in shared memory, filled by asynchronous copies while it computes.
 //
 //   Accumulator<M, N>    16 M x 8 N floats in a warp's registers
-//   RegisterTile<M, K>   16 M x 16 K bf16s in a warp's registers, an A operand
+//   RegisterTile<M, K>   16 M x 16 K floatXs in a warp's registers, an A operand
 //   ColumnVector<M>      a float for each of the warp's 16 M rows
-//   Tile<D>              rows of D bf16s in shared memory
+//   Tile<D>              rows of D floatXs in shared memory
 //
 //   mma_ABt(acc, a, b)   acc += a b^T,    a: RegisterTile or Tile, b: the Tile's first 8 N rows
 //   mma_AB(acc, a, b)    acc += a b,      a: RegisterTile or Tile, b: the Tile's first 16 K rows, all columns or some
@@ -18,22 +18,27 @@
 //
 // On the emulated GPU each instruction has a twin (dev/emu/tensor_core.cpp), which dev/test/test_tile.cu compares with
 // the manual.
+//
+// floatX is bf16, or in a build for it fp16: what differs is the type that the instructions of products name.
 #pragma once
-#include <cuda_bf16.h>
 #include <cstdint>
 #include <type_traits>
 #include "launch.h"
 #include "vec.h"
 
-typedef __nv_bfloat16 bf16;
-
 // ----------------------------------------------------------------------------
 // Instructions. Shared memory is addressed by an offset in bytes from its start: arithmetic in 32 bits, with constants
 // that become part of the instruction, where a pointer would have to be converted each time.
 
+#ifdef PRECISION_FP16
+#define MMA_OPERANDS ".f16.f16"
+#else
+#define MMA_OPERANDS ".bf16.bf16"
+#endif
+
 #ifdef SLA_EMU
 __device__ inline void mma_16x8x16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-  emu::mma_m16n8k16(d, a, b);
+  emu::mma_m16n8k16(d, a, b, is_fp16 ? emu::MmaType::f16 : emu::MmaType::bf16);
 }
 template <bool transposed>
 __device__ inline void ldmatrix(unsigned (&d)[4], int row) {
@@ -59,12 +64,27 @@ __device__ inline unsigned shared_address(int offset) {
   return unsigned(__cvta_generic_to_shared(shared_memory)) + unsigned(offset);
 }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+// sum (16 x 8) += a (16 x 8) b (8 x 8), by a whole warp.
+__device__ inline void mma_16x8x8(float (&sum)[4], unsigned a0, unsigned a1, unsigned b) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32" MMA_OPERANDS ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+               : "r"(a0), "r"(a1), "r"(b));
+}
+#endif
+
 // d (16 x 8) += a (16 x 16) b (16 x 8), by a whole warp.
 __device__ inline void mma_16x8x16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, "
-               "%1, %2, %3};"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  mma_16x8x8(d, a[0], a[1], b[0]);
+  mma_16x8x8(d, a[2], a[3], b[1]);
+#else
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32" MMA_OPERANDS ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+               "{%8, %9}, {%0, %1, %2, %3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
 }
 
 // Four 8 x 8 matrices from shared memory, one per register, by a whole warp: lane i passes the offset of row i % 8 of
@@ -152,9 +172,9 @@ struct ColumnVector {
   float x[M][2];
 };
 
-// acc rounded to bf16.
+// acc rounded to floatX.
 template <int M, int N>
-__device__ inline RegisterTile<M, N / 2> to_bf16(const Accumulator<M, N>& acc) {
+__device__ inline RegisterTile<M, N / 2> to_floatX(const Accumulator<M, N>& acc) {
   static_assert(N % 2 == 0, "two accumulators are 16 columns");
   RegisterTile<M, N / 2> a;
 #pragma unroll
@@ -202,7 +222,7 @@ __device__ inline void mask(Accumulator<M, N>& acc, Hidden hidden) {
 template <int D>
 struct Tile {
   static_assert(D % 32 == 0, "rows are whole quarters of the banks");
-  static constexpr int columns = D, chunks = D / 8, row_bytes = D * int(sizeof(bf16));
+  static constexpr int columns = D, chunks = D / 8, row_bytes = D * int(sizeof(floatX));
   static constexpr int ordered = D % 64 == 0 ? 8 : 4;  // neighbouring chunks that change places
   int offset;                                          // of row 0, in bytes
 
@@ -222,7 +242,7 @@ struct Tile {
 // exists(row) and the channels from HS on, which are not read. Called by the whole block: neighbouring threads copy
 // neighbouring chunks.
 template <int Rows, int Threads, int D, class Exists>
-__device__ inline void load_rows_async(Tile<D> tile, const bf16* src, int64_t stride, int first, int HS,
+__device__ inline void load_rows_async(Tile<D> tile, const floatX* src, int64_t stride, int first, int HS,
                                        Exists exists) {
   constexpr int threads_per_row = D % 64 == 0 ? D / 8 : 4, rows_at_once = Threads / threads_per_row;
   static_assert(Rows % rows_at_once == 0 || rows_at_once % Rows == 0);  // as many rows a thread, or one for some
@@ -230,7 +250,7 @@ __device__ inline void load_rows_async(Tile<D> tile, const bf16* src, int64_t st
   const int row = int(threadIdx.x) / threads_per_row, column = int(threadIdx.x) % threads_per_row;
   if (rows_at_once > Rows && row >= Rows) return;
   const int to = tile.at(row, column);
-  const bf16* from = src + (first + row) * stride + column * 8;
+  const floatX* from = src + (first + row) * stride + column * 8;
 #pragma unroll
   for (int i = 0; i < Rows; i += rows_at_once, from += rows_at_once * stride)
 #pragma unroll
@@ -241,13 +261,13 @@ __device__ inline void load_rows_async(Tile<D> tile, const bf16* src, int64_t st
 
 // load_rows_async of rows that exist before `end`.
 template <int Rows, int Threads, int D>
-__device__ inline void load_tile_async(Tile<D> tile, const bf16* src, int64_t stride, int first, int end, int HS) {
+__device__ inline void load_tile_async(Tile<D> tile, const floatX* src, int64_t stride, int first, int end, int HS) {
   load_rows_async<Rows, Threads>(tile, src, stride, first, HS, [&](int row) { return row < end; });
 }
 
 // load_rows_async of rows that exist from 0 on and before `end`: `first` may be negative.
 template <int Rows, int Threads, int D>
-__device__ inline void load_band_async(Tile<D> tile, const bf16* src, int64_t stride, int first, int end, int HS) {
+__device__ inline void load_band_async(Tile<D> tile, const floatX* src, int64_t stride, int first, int end, int HS) {
   load_rows_async<Rows, Threads>(tile, src, stride, first, HS, [&](int row) { return unsigned(row) < unsigned(end); });
 }
 
@@ -299,7 +319,7 @@ __device__ inline void store_register_tile(Tile<D> tile, int first, const Regist
 // The destination of a product's rows: rows [first, end) of dst, which points to the sequence's row 0, and of these the
 // channels below HS.
 struct RowsOut {
-  bf16* dst;
+  floatX* dst;
   int64_t stride;
   int first, end, HS;
   bool accumulate;  // +=; else =

@@ -70,7 +70,7 @@ __device__ inline unsigned wgmma_address(int offset) { return shared_address(off
   SLA_FOUR(use, 0), SLA_FOUR(use, 1), SLA_FOUR(use, 2), SLA_FOUR(use, 3), SLA_FOUR(use, 4), SLA_FOUR(use, 5), \
       SLA_FOUR(use, 6), SLA_FOUR(use, 7)
 #define SLA_WGMMA(a_and_b, added, columns)                                                                          \
-  "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "                                                           \
+  "wgmma.mma_async.sync.aligned.m64n64k16.f32" MMA_OPERANDS " "                                                     \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
   "%24, %25, %26, %27, %28, %29, %30, %31}, " a_and_b ", " added ", 1, 1, " columns ";"
 
@@ -122,7 +122,7 @@ struct SplitTile {
 
 // load_tile_async of tile.h.
 template <int Threads, int D, int Rows>
-__device__ inline void load_tile_async(SplitTile<D, Rows> tile, const bf16* src, int64_t stride, int first, int end,
+__device__ inline void load_tile_async(SplitTile<D, Rows> tile, const floatX* src, int64_t stride, int first, int end,
                                        int HS) {
 #pragma unroll
   for (int i = 0; i < tile.parts; i++)
@@ -146,7 +146,7 @@ __device__ inline uint64_t wgmma_descriptor(Tile<64> tile) {
   return swizzle_of_128_bytes << 62 | eight_rows << 32 | unused << 16 | (wgmma_address(tile.offset) & 0x3ffff) >> 4;
 }
 // What is added to a descriptor to go on by 16 columns or by 16 rows.
-constexpr uint64_t sixteen_columns = 16 * sizeof(bf16) / 16, sixteen_rows = 16 * Tile<64>::row_bytes / 16;
+constexpr uint64_t sixteen_columns = 16 * sizeof(floatX) / 16, sixteen_rows = 16 * Tile<64>::row_bytes / 16;
 
 // ----------------------------------------------------------------------------
 // Products

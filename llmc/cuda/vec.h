@@ -31,7 +31,8 @@ __device__ inline void store4(float* p, const float (&x)[4]) {
   *reinterpret_cast<float4*>(p) = make_float4(x[0], x[1], x[2], x[3]);
 }
 
-// Eight consecutive elements as floats: one 16-byte access for bf16, two for float. p is aligned to the eight of them.
+// Eight consecutive elements as floats: one 16-byte access for 16 bits, two for float. p is aligned to the eight of
+// them.
 __device__ inline void load8(float (&x)[8], const float* p) {
   const float4 a = *reinterpret_cast<const float4*>(p), b = *reinterpret_cast<const float4*>(p + 4);
   x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
@@ -42,13 +43,31 @@ __device__ inline void store8(float* p, const float (&x)[8]) {
   *reinterpret_cast<float4*>(p + 4) = make_float4(x[4], x[5], x[6], x[7]);
 }
 
-// Conversions between float and floatX: none for float, rounded to nearest even for bf16.
+// Conversions between float and floatX: none for float, rounded to nearest even for bf16 and fp16, of which fp16 makes
+// infinity of what is beyond its range.
 __host__ __device__ inline float to_float(float x) { return x; }
 __host__ __device__ inline void from_float(float& y, float x) { y = x; }
 
+#ifdef PRECISION_FP16
+typedef __half float16;
+__host__ __device__ inline float to_float(__half x) { return __half2float(x); }
+__host__ __device__ inline void from_float(__half& y, float x) { y = __float2half_rn(x); }
+__device__ inline void unpack2(float& a, float& b, unsigned two) {
+  __half2 halves;
+  memcpy(&halves, &two, sizeof two);
+  const float2 floats = __half22float2(halves);
+  a = floats.x, b = floats.y;
+}
+__device__ inline unsigned pack2(float a, float b) {
+  const __half2 two = __floats2half2_rn(a, b);
+  unsigned bits;
+  memcpy(&bits, &two, sizeof bits);
+  return bits;
+}
+#else
+typedef __nv_bfloat16 float16;
 __host__ __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __host__ __device__ inline void from_float(__nv_bfloat16& y, float x) { y = __float2bfloat16_rn(x); }
-
 // A bf16 is the upper half of a float.
 __device__ inline void unpack2(float& a, float& b, unsigned two) {
   a = __uint_as_float(two << 16);
@@ -60,18 +79,25 @@ __device__ inline unsigned pack2(float a, float b) {
   memcpy(&bits, &two, sizeof bits);
   return bits;
 }
-__device__ inline void load8(float (&x)[8], const __nv_bfloat16* p) {
+#endif
+// What is left of x after a floatX has held it.
+__device__ inline float rounded(float x) {
+  floatX y;
+  from_float(y, x);
+  return to_float(y);
+}
+__device__ inline void load8(float (&x)[8], const float16* p) {
   const uint4 v = *reinterpret_cast<const uint4*>(p);
   unpack2(x[0], x[1], v.x), unpack2(x[2], x[3], v.y), unpack2(x[4], x[5], v.z), unpack2(x[6], x[7], v.w);
 }
-__device__ inline void store8(__nv_bfloat16* p, const float (&x)[8]) {
+__device__ inline void store8(float16* p, const float (&x)[8]) {
   *reinterpret_cast<uint4*>(p) = make_uint4(pack2(x[0], x[1]), pack2(x[2], x[3]), pack2(x[4], x[5]), pack2(x[6], x[7]));
 }
-__device__ inline void load4(float (&x)[4], const __nv_bfloat16* p) {
+__device__ inline void load4(float (&x)[4], const float16* p) {
   const uint2 v = *reinterpret_cast<const uint2*>(p);
   unpack2(x[0], x[1], v.x), unpack2(x[2], x[3], v.y);
 }
-__device__ inline void store4(__nv_bfloat16* p, const float (&x)[4]) {
+__device__ inline void store4(float16* p, const float (&x)[4]) {
   *reinterpret_cast<uint2*>(p) = make_uint2(pack2(x[0], x[1]), pack2(x[2], x[3]));
 }
 
@@ -83,12 +109,10 @@ __device__ inline void load2(float (&x)[2], const float* p) {
 __device__ inline void store2(float* p, const float (&x)[2]) {
   *reinterpret_cast<float2*>(p) = make_float2(x[0], x[1]);
 }
-__device__ inline void load2(float (&x)[2], const __nv_bfloat16* p) {
+__device__ inline void load2(float (&x)[2], const float16* p) {
   unpack2(x[0], x[1], *reinterpret_cast<const unsigned*>(p));
 }
-__device__ inline void store2(__nv_bfloat16* p, const float (&x)[2]) {
-  *reinterpret_cast<unsigned*>(p) = pack2(x[0], x[1]);
-}
+__device__ inline void store2(float16* p, const float (&x)[2]) { *reinterpret_cast<unsigned*>(p) = pack2(x[0], x[1]); }
 
 __device__ inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 

@@ -184,6 +184,9 @@ struct Collectives {
   template <class T>
   static ncclDataType_t type() {
     static_assert(std::is_same_v<T, float> || std::is_same_v<T, double> || std::is_same_v<T, floatX>);
-    return std::is_same_v<T, float> ? ncclFloat : std::is_same_v<T, double> ? ncclDouble : ncclBfloat16;
+    return std::is_same_v<T, float>    ? ncclFloat
+           : std::is_same_v<T, double> ? ncclDouble
+           : is_fp16                   ? ncclHalf
+                                       : ncclBfloat16;
   }
 };

@@ -213,7 +213,7 @@ inline void declare_backward_activations(Activations& acts, ActivationList& list
   }
   if (plan.table.mix == WiringTable::Mix::gate) {
     list.add(backward, "dmap_gates", acts.dmap_gates, {c.num_layers, N});
-    if (is_bf16) list.add(backward, "exact_map_out", acts.exact_map_out, {N, C});
+    if (is_16_bit) list.add(backward, "exact_map_out", acts.exact_map_out, {N, C});
   }
   if (plan.table.mix != WiringTable::Mix::none)
     list.add(backward, "dmap_weights", acts.dmap_weights, {c.num_layers, N});

@@ -218,8 +218,10 @@ inline int __reduce_max_sync(unsigned mask, int value, EMU_SITE) {
 
 namespace emu {
 
-// mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 with C = D: d (16 x 8) += a (16 x 16) b (16 x 8), in fragments.
-void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], Site site = Site::here());
+// mma.sync.aligned.m16n8k16.row.col.f32.TYPE.TYPE.f32 with C = D: d (16 x 8) += a (16 x 16) b (16 x 8), in fragments.
+enum class MmaType { bf16, f16 };
+void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2], MmaType type,
+                  Site site = Site::here());
 
 // ldmatrix.sync.aligned.m8n8.x4[.trans].shared.b16. `row`: the 16 bytes in shared memory whose address this lane
 // passes.

@@ -178,29 +178,30 @@ float high_bf16(uint32_t two) { return float_of_bf16(uint16_t(two >> 16)); }
 float low_f16(uint32_t two) { return float_of_f16(uint16_t(two)); }
 float high_f16(uint32_t two) { return float_of_f16(uint16_t(two >> 16)); }
 
-// d (16 x 8) = a (16 x 16) b (16 x 8) + c. list: d, a, b, c. Products are exact in float; they are added in the order
-// of k.
-template <float low(uint32_t), float high(uint32_t)>
+// d (16 x 8) = a (16 x K) b (K x 8) + c. list: d, a, b, c. Products are exact in float; they are added in the order of
+// k.
+template <int K, float low(uint32_t), float high(uint32_t)>
 void run_mma_16(Warp& w, const Op& op) {
   using Row = float __attribute__((vector_size(32)));
-  float a[16][16];
-  Row b[16], d[16];
+  constexpr int of_a = 4, of_b = of_a + K / 4, of_c = of_b + K / 8;  // in the list
+  float a[16][K];
+  Row b[K], d[16];
   const auto reg = [&](int r) { return w.at<uint32_t>(op.list[size_t(r)]); };
-  for (int r = 0; r < 4; r++)
+  for (int r = 0; r < K / 4; r++)
     for (int lane = 0; lane < lanes; lane++) {
-      a[lane / 4 + 8 * (r % 2)][2 * (lane % 4) + 8 * (r / 2)] = low(reg(4 + r)[lane]);
-      a[lane / 4 + 8 * (r % 2)][2 * (lane % 4) + 8 * (r / 2) + 1] = high(reg(4 + r)[lane]);
+      a[lane / 4 + 8 * (r % 2)][2 * (lane % 4) + 8 * (r / 2)] = low(reg(of_a + r)[lane]);
+      a[lane / 4 + 8 * (r % 2)][2 * (lane % 4) + 8 * (r / 2) + 1] = high(reg(of_a + r)[lane]);
     }
-  for (int r = 0; r < 2; r++)
+  for (int r = 0; r < K / 8; r++)
     for (int lane = 0; lane < lanes; lane++) {
-      b[2 * (lane % 4) + 8 * r][lane / 4] = low(reg(8 + r)[lane]);
-      b[2 * (lane % 4) + 8 * r + 1][lane / 4] = high(reg(8 + r)[lane]);
+      b[2 * (lane % 4) + 8 * r][lane / 4] = low(reg(of_b + r)[lane]);
+      b[2 * (lane % 4) + 8 * r + 1][lane / 4] = high(reg(of_b + r)[lane]);
     }
   for (int r = 0; r < 4; r++)
     for (int lane = 0; lane < lanes; lane++)
-      d[lane / 4 + 8 * (r / 2)][2 * (lane % 4) + r % 2] = as<float>(reg(10 + r)[lane]);
+      d[lane / 4 + 8 * (r / 2)][2 * (lane % 4) + r % 2] = as<float>(reg(of_c + r)[lane]);
   for (int row = 0; row < 16; row++)
-    for (int k = 0; k < 16; k++) d[row] += a[row][k] * b[k];
+    for (int k = 0; k < K; k++) d[row] += a[row][k] * b[k];
   for (int r = 0; r < 4; r++)
     for (int lane = 0; lane < lanes; lane++)
       w.at<float>(op.list[size_t(r)])[lane] = d[lane / 4 + 8 * (r / 2)][2 * (lane % 4) + r % 2];
@@ -229,12 +230,13 @@ void run_mma_tf32(Warp& w, const Op& op) {
 bool decode_mma(Decoder& d, const Instruction& i, Op& op) {
   const std::string shape = "mma.sync.aligned.m16n8";
   op.control = Control::warp;
-  op.run = i.opcode == shape + "k16.row.col.f32.bf16.bf16.f32"  ? run_mma_16<low_bf16, high_bf16>
-           : i.opcode == shape + "k16.row.col.f32.f16.f16.f32"  ? run_mma_16<low_f16, high_f16>
+  op.run = i.opcode == shape + "k16.row.col.f32.bf16.bf16.f32"  ? run_mma_16<16, low_bf16, high_bf16>
+           : i.opcode == shape + "k16.row.col.f32.f16.f16.f32"  ? run_mma_16<16, low_f16, high_f16>
+           : i.opcode == shape + "k8.row.col.f32.f16.f16.f32"   ? run_mma_16<8, low_f16, high_f16>
            : i.opcode == shape + "k8.row.col.f32.tf32.tf32.f32" ? run_mma_tf32
                                                                 : nullptr;
   for (size_t o = 0; o < 4; o++) d.list(i.operands.at(o), op, 4, o == 0);
-  return op.run != nullptr && op.list.size() == 14;
+  return op.run != nullptr && op.list.size() == (op.run == run_mma_16<8, low_f16, high_f16> ? 11 : 14);
 }
 
 // Matrices of 8 x 8 elements of 16 bits, one for each register of the list. Lane n has the address of row n % 8 of

@@ -45,7 +45,7 @@ TEST(Attention, ReadsSharedKVInPlace) {
     floats += uint64_t(2 * (own.T - k0));
   }
   EXPECT_EQ(counts[0].bytes_read_async,
-            uint64_t(own.B * own.NH()) * (rows * 64 * sizeof(bf16) + floats * sizeof(float)));
+            uint64_t(own.B * own.NH()) * (rows * 64 * sizeof(floatX) + floats * sizeof(float)));
 #endif
 }
 
@@ -100,7 +100,7 @@ static uint64_t bytes_of_relative_attention(const Case& c) {
     total += end - row + 3 * (T - first), floats += 2 * (T - first);
     for (int64_t q0 = first; q0 < T; q0 += Dr::queries) total += 2 * rows(q0 + row - c.distances + 1, Dr::keys, T);
   }
-  return uint64_t(c.B * c.NH() * (total * HS * int64_t(sizeof(bf16)) + floats * int64_t(sizeof(float))));
+  return uint64_t(c.B * c.NH() * (total * HS * int64_t(sizeof(floatX)) + floats * int64_t(sizeof(float))));
 }
 
 // Nothing of size T * T, neither written nor read.
@@ -174,7 +174,7 @@ inline void expect_the_windows_tiles_alone() {
       const int64_t last_query = std::min<int64_t>(T, k0 + Dkdv::keys) - 1 + w - 1;
       query_rows += std::min<int64_t>(T, (last_query / Dkdv::queries + 1) * Dkdv::queries) - k0;
     }
-    const int64_t heads = 2 * 2, kv_heads = 2, row = HS * int64_t(sizeof(bf16));
+    const int64_t heads = 2 * 2, kv_heads = 2, row = HS * int64_t(sizeof(floatX));
     const int64_t forward = heads * (T + 2 * key_rows(Forward::queries, Forward::keys)) * row;
     const int64_t dq = heads * (2 * T + 2 * key_rows(Dq::queries, Dq::keys)) * row;
     const int64_t dkdv = kv_heads * 2 * T * row + heads * 2 * query_rows * (row + int64_t(sizeof(float)));
@@ -201,7 +201,7 @@ TEST(AttentionMasks, ReadTheColumnsTilesAlone) {
   int64_t rows = T;
   using Tiles = ForwardTiles<64, false>;
   for (int64_t end = Tiles::queries; end <= T; end += Tiles::queries) rows += 2 * Tiles::keys * (end / 256);
-  EXPECT_EQ(emu::counters().bytes_read_async - before, uint64_t(rows * HS) * sizeof(bf16));
+  EXPECT_EQ(emu::counters().bytes_read_async - before, uint64_t(rows * HS) * sizeof(floatX));
 }
 
 // All positions with one remainder fit into one tile: each row is read once.
@@ -212,12 +212,12 @@ TEST(AttentionMasks, WithStridesReadEachRowOnce) {
   uint64_t before = emu::counters().bytes_read_async;
   layer.forward();
   layer.d_out.to_host();
-  EXPECT_EQ(emu::counters().bytes_read_async - before, uint64_t(3 * T * HS) * sizeof(bf16));  // q, k, v
+  EXPECT_EQ(emu::counters().bytes_read_async - before, uint64_t(3 * T * HS) * sizeof(floatX));  // q, k, v
   before = emu::counters().bytes_read_async;
   layer.backward();
   layer.d_out.to_host();
   EXPECT_EQ(emu::counters().bytes_read_async - before,
-            uint64_t(T) * (8 * HS * sizeof(bf16) + 2 * sizeof(float)));  // q, k, v, dout by two kernels
+            uint64_t(T) * (8 * HS * sizeof(floatX) + 2 * sizeof(float)));  // q, k, v, dout by two kernels
 }
 
 TEST(LONG_ON_EMU(AttentionMasks), HaveNoBankConflicts) {

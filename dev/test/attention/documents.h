@@ -23,8 +23,8 @@ inline Case with_documents(Case c, std::vector<int64_t> begins = {1, 2, 16, 17, 
 // BUG (build/fp32/test_attention_emu) llmc/cuda/attention_tiles.h: `first_key(q1 - 1) <= k0` -> `first_key(q0) <= k0`
 // BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fp32.h: `n * half_warp > bound : n * half_warp < bound` ->
 // `n * half_warp > bound + 1 : n * half_warp < bound`
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_bf16.h: `s.column(n, i) < bound` -> `s.column(n, i) <= bound`
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_bf16.h: `s.column(n, i) > bound :` ->
+// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `s.column(n, i) < bound` -> `s.column(n, i) <= bound`
+// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `s.column(n, i) > bound :` ->
 // `s.column(n, i) > bound + 1 :`
 TEST(AttentionDocuments, MatchTheFormulaForAFewShapes) {
   check(with_documents({2, 70, 32, {0, 1}, 2}));
@@ -69,9 +69,9 @@ TEST(LONG_ON_EMU(AttentionDocuments), MatchTheFormulaForEveryLengthAndHeadSize) 
       }
 }
 
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_bf16_dr.h: `if (Documents || mask.num_clauses > 0)` ->
+// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma_dr.h: `if (Documents || mask.num_clauses > 0)` ->
 // `if (mask.num_clauses > 0)`
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_bf16_dr.h: `tile.parity = parity;` -> `;`
+// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma_dr.h: `tile.parity = parity;` -> `;`
 TEST(AttentionDocuments, MatchTheFormulaWithRelativePositions) {
   for (int64_t HS : {64, 80}) {
     Case c = with_documents({2, 180, HS, {0, {0, 1}}, 1}, {1, 20, 64, 100, 131});
@@ -126,7 +126,7 @@ TEST(LONG_ON_EMU(AttentionDocuments), ReadNoTilesOfOthers) {
       while (last + 1 < T && c.document(0, last + 1) == c.document(0, k0 + Dkdv::keys - 1)) last++;
       query_rows += std::min(T, (last / Dkdv::queries + 1) * Dkdv::queries) - k0;
     }
-    const int64_t row = HS * int64_t(sizeof(bf16));
+    const int64_t row = HS * int64_t(sizeof(floatX));
     const int64_t forward =
         2 * (T + 2 * key_rows(ForwardTiles<64, false>::queries, ForwardTiles<64, false>::keys)) * row;
     const int64_t dq = 2 * (2 * T + 2 * key_rows(DqTiles<64, true>::queries, DqTiles<64, true>::keys)) * row;

@@ -14,9 +14,9 @@
 #include "llmc/operations.h"
 #include "llmc/ops/precision.h"
 
-// Relative, of a tensor's norm. In bf16 the limit is also 1.5 times the error of the formula in double with bf16 only
+// Relative, of a tensor's norm. In 16 bits the limit is also 1.5 times that of the formula in double with floatX only
 // where the kernels must have it.
-constexpr double tolerance = is_bf16 ? 8e-3 : 1e-5;
+constexpr double tolerance = is_fp16 ? 1e-3 : is_bf16 ? 8e-3 : 1e-5;
 
 // The emulated GPU takes so many times as long that it checks only every so many of the cases.
 #ifdef SLA_EMU
@@ -433,7 +433,7 @@ struct Expected {
 inline void check(const Case& c, double slack = 1) {
   SCOPED_TRACE(testing::Message() << c);
   Layer layer(c);
-  const Expected exact(layer), rounded = is_bf16 ? Expected(layer, /*rounded=*/true) : exact;
+  const Expected exact(layer), rounded = is_16_bit ? Expected(layer, /*rounded=*/true) : exact;
   auto compare = [&](const char* what, const auto& values, const std::vector<double>& expected,
                      const std::vector<double>& best, double cancelled = 0) {
     // For queries that see one key, as with T = 1, the terms of dq and dk cancel: where these terms are larger than the
@@ -445,9 +445,9 @@ inline void check(const Case& c, double slack = 1) {
                  norm_if_zero = cancelled > 0 ? cancelled : 1;
     // Where a query sees two or three keys, rounding to bf16 alone may cost more than the tolerance.
     const double error = factor * relative_error(values, expected, norm_if_zero);
-    const double of_the_format = is_bf16 ? factor * relative_error(best, expected, norm_if_zero) : 0;
+    const double of_the_format = is_16_bit ? factor * relative_error(best, expected, norm_if_zero) : 0;
     if (of_the_format <= tolerance * slack) { EXPECT_LE(error, tolerance * slack) << what; }
-    EXPECT_LE(error, is_bf16 ? 1.5 * of_the_format + 1e-5 : INFINITY) << what;
+    EXPECT_LE(error, is_16_bit ? 1.5 * of_the_format + 1e-5 : INFINITY) << what;
   };
   layer.forward();
   layer.backward();

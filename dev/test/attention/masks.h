@@ -115,7 +115,7 @@ TEST(LONG_ON_EMU(AttentionSources), HaveOneSoftmaxOverAllTheirKeys) {
         check(c);
       }
   check({1, 130, 16, {{0, 1}, 2}, 1, /*q_scale=*/0});
-  check({1, 130, 16, {{0, 1}, 2}, 1, 30, 30}, is_bf16 ? 15 : 30);  // huge scores, as above
+  check({1, 130, 16, {{0, 1}, 2}, 1, 30, 30}, is_16_bit ? 15 : 30);  // huge scores, as above
 }
 
 TEST(AttentionSources, HaveSeparateStridesForKAndV) {

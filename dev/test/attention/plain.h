@@ -20,7 +20,7 @@ TEST(LONG_ON_EMU(Attention), MatchesTheFormulaForEveryLengthHeadSizeAndWiring) {
   for (int64_t T : {1, 7, 64, 127, 128, 129, 300})
     for (int64_t HS : {32, 64, 80, 96, 128})
       // Two wirings, alternating, where all would take minutes.
-      for (size_t n = 0; n < (T < 300 && is_bf16 ? wirings.size() : 2); n++, i++) {
+      for (size_t n = 0; n < (T < 300 && is_16_bit ? wirings.size() : 2); n++, i++) {
         Case c = wirings[i % wirings.size()];
         c.B = 1 + int64_t(i) % 3, c.T = T, c.HS = HS, c.dq_accumulate = i % 2 == 1;
         check(c);
@@ -61,13 +61,13 @@ TEST(Attention, SumsAKVHeadsGradientsOverItsQueryHeads) {
   check({1, 129, 96, {1, 0, 1}, 1});
 }
 
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_bf16.h: `exp2_approx(s.x[m][n][i] * to_exp2 - shift)` ->
+// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `exp2_approx(s.x[m][n][i] * to_exp2 - shift)` ->
 //   `exp2_approx(s.x[m][n][i] * to_exp2)`
 // |q k| is up to 1e4. A score that large has an absolute error near 1e-3 in float, and so has log p; and where p is
 // almost 1, dp - delta is a difference of almost equal numbers, one of which was rounded to floatX with out, which
 // costs as many digits in an otherwise exact computation.
 TEST(Attention, StaysFiniteAndRightForHugeScores) {
-  const double slack = is_bf16 ? 15 : 30;
+  const double slack = is_16_bit ? 15 : 30;
   check({1, 130, 16, {0, 1}, 1, 30, 30}, slack);
   check({1, 300, 64, {0, 1}, 1, 18, 18}, slack);
   check({1, 70, 128, {0, 1}, 1, 16, 16}, slack);

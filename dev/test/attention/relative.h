@@ -56,7 +56,7 @@ TEST(AttentionRelative, OfTheLastQueriesIsThatOfTheWhole) {
   }
 }
 
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_bf16_dr.h: ` || key + row + column < 0;` -> `;`
+// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma_dr.h: ` || key + row + column < 0;` -> `;`
 //
 // A query sees its block of positions. Gradients are added to, and v is in a buffer of its own.
 TEST(LONG_ON_EMU(AttentionRelative), MatchesTheFormulaWithOtherMasks) {

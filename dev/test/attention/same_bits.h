@@ -48,9 +48,9 @@ TEST(LONG_ON_EMU(AttentionMasks), ThatHideNothingChangeNothing) {
 
 #if defined(PRECISION_BF16) && !defined(SLA_CPU)
 // Each sum has the same order in the tiles for GPUs with large shared memory and in those for others.
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_bf16.h: `group_ds, q_tiles.from_row(row), channel` ->
+// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `group_ds, q_tiles.from_row(row), channel` ->
 //   `group_ds, q_tiles.from_row(row)`
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_bf16.h: `D == 32 || (D == 64 && Large) ? 64 : 32, chunk` ->
+// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `D == 32 || (D == 64 && Large) ? 64 : 32, chunk` ->
 //   `D == 32 || (D == 64 && Large) ? 64 : 16, chunk`
 TEST(LONG_ON_EMU(Attention), IsTheSameInLargeAndSmallSharedMemory) {
   const bool large = gpu().has_large_shared_memory;

@@ -19,7 +19,7 @@ inline bool has_suffix(const std::string& text, const std::string& suffix) {
 
 // Whether a program is built in each precision, for a device at its name's end: build/bf16/test_ops_emu.
 inline bool has_device(const std::string& program) {
-  return has_prefix(program, "build/bf16/") || has_prefix(program, "build/fp32/");
+  return has_prefix(program, "build/bf16/") || has_prefix(program, "build/fp16/") || has_prefix(program, "build/fp32/");
 }
 
 // A program's name without folder, device and ending: test_ops.
@@ -38,6 +38,7 @@ inline bool is_emulated(const std::string& program) {
 inline std::set<std::string> macros_of(const std::string& program) {
   std::set<std::string> macros = {is_emulated(program) ? "SLA_EMU" : "SLA_CPU"};
   if (has_prefix(program, "build/bf16/")) macros.insert("PRECISION_BF16");
+  if (has_prefix(program, "build/fp16/")) macros.insert("PRECISION_FP16");
   return macros;
 }
 
@@ -79,7 +80,8 @@ class SourceFiles {
     if (i == end || line.find("||") != std::string::npos) return {false, true};
     for (; i != end; ++i) {
       const std::string name = (*i)[2];
-      if (name != "SLA_CPU" && name != "SLA_EMU" && name != "PRECISION_BF16") condition.known = false;
+      if (name != "SLA_CPU" && name != "SLA_EMU" && name != "PRECISION_BF16" && name != "PRECISION_FP16")
+        condition.known = false;
       else if ((macros_.count(name) > 0) == (directive == "#ifndef" || (*i)[1] == "!")) return {true, false};
     }
     return condition;

@@ -51,7 +51,7 @@ struct TestProgram {
       if (has_prefix(path, prefix)) return true;
     return false;
   }
-  // Whether the file has the program's name: test_tile and tile.h, test_attention and attention_bf16.h.
+  // Whether the file has the program's name: test_tile and tile.h, test_attention and attention_mma.h.
   bool is_about(const std::string& path) const {
     return has_prefix(std::filesystem::path(path).stem(), stem_of(name).substr(strlen("test_")));
   }

@@ -1,8 +1,8 @@
-// The kernel that finds the topk keys of each query in bf16. attention_topk.h has the selection, attention_bf16.h what
+// The kernel that finds the topk keys of each query in bf16. attention_topk.h has the selection, attention_mma.h what
 // the kernels are written with.
 #pragma once
 #include "llmc/ops/attention_args.h"
-#include "attention_bf16.h"
+#include "attention_mma.h"
 #include "attention_tiles.h"
 #include "attention_topk.h"
 #include "tile.h"
@@ -10,7 +10,7 @@
 template <int D>
 struct TopKTiles {
   static constexpr int queries = 16 * attention_warps, keys = 32;
-  static constexpr size_t bytes = (queries + 2 * keys) * D * sizeof(bf16) +
+  static constexpr size_t bytes = (queries + 2 * keys) * D * sizeof(floatX) +
                                   queries * (sizeof(RadixSearch) + histogram_stride * sizeof(int));  // D = 128: 97 KB
 };
 
@@ -18,7 +18,7 @@ struct TopKTiles {
 // them, a thread its elements of the warp's fragments. A pass is the forward kernel's loop over keys up to the scores,
 // whose bits are the same.
 template <int D, bool Documents>
-__global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(AttentionArgs<bf16> a) {
+__global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(AttentionArgs<floatX> a) {
   using Tiles = TopKTiles<D>;
   const int HS = int(a.HS), head = int(blockIdx.x);
   const OwnTile own = own_tile(stride_of(a, head), int(gridDim.z - 1 - blockIdx.z));
@@ -39,9 +39,9 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(At
   RadixSearch* searches = reinterpret_cast<RadixSearch*>(shared_memory + k_tiles.from_row(2 * Tiles::keys).offset);
   int* histograms = reinterpret_cast<int*>(searches + Tiles::queries);
 
-  const VisibleKeyTiles<Tiles::keys, bf16, Documents> tiles(a, head, first_key_row, positions, first_query + q0, end);
+  const VisibleKeyTiles<Tiles::keys, floatX, Documents> tiles(a, head, first_key_row, positions, first_query + q0, end);
   auto start_loading = [&](auto tile) {
-    const KVRows<bf16> kv = tiles.rows(tile);
+    const KVRows<floatX> kv = tiles.rows(tile);
     load_tile_async<Tiles::keys, attention_threads>(k_tiles.from_row(tile.stage() * Tiles::keys), kv.k, kv.k_stride,
                                                     tile.k0, end, HS);
     commit_copies();

@@ -1,10 +1,10 @@
 // Attention by locality-sensitive hashing in bf16 on tensor cores (sm_80 and up): one round. The loops are those of
-// attention_bf16.h, with rows that are gathered: a warp owns 16 rows of a block's 64, and tiles of columns are
+// attention_mma.h, with rows that are gathered: a warp owns 16 rows of a block's 64, and tiles of columns are
 // double-buffered. q is multiplied as it is stored, and 1 / |q| of the keys in fp32. No two blocks write to the same
 // address, and no sum depends on the order in which blocks run.
 #pragma once
 #include <cmath>
-#include "attention_bf16.h"
+#include "attention_mma.h"
 #include "device.h"
 #include "launch.h"
 #include "llmc/ops/lsh.h"
@@ -15,7 +15,7 @@ constexpr int lsh_rows = 16 * attention_warps;
 
 // Rows of one head, by position.
 struct LshRows {
-  const bf16* src;
+  const floatX* src;
   int64_t stride;
 };
 __device__ inline LshRows lsh_q(const LshRound& at) { return {at.a.qv + at.head * at.a.shape.HS, 2 * at.a.shape.C()}; }
@@ -33,7 +33,7 @@ __device__ inline void load_places_async(Tile<D> tile, const LshRound& at, const
 #pragma unroll
   for (int row = int(threadIdx.x) / threads_per_row; row < Rows; row += rows_at_once) {
     const bool exists = places.begin + row < places.end;
-    const bf16* from = rows.src + (exists ? at.row(places.begin + row) * rows.stride : 0);
+    const floatX* from = rows.src + (exists ? at.row(places.begin + row) * rows.stride : 0);
 #pragma unroll
     for (int chunk = column; chunk < tile.chunks; chunk += threads_per_row)
       copy_async<16>(tile.at(row, chunk), from + (chunk * 8 < int(at.a.shape.HS) ? chunk * 8 : 0),
@@ -53,7 +53,8 @@ struct LshBlock {
 
   static constexpr int tile_rows = Own * lsh_rows + 4 * Columns;
   static size_t bytes(int round) {
-    return size_t(tile_rows) * D * sizeof(bf16) + size_t(round * (lsh_rows + 2 * Columns) + 4 * Columns) * sizeof(int);
+    return size_t(tile_rows) * D * sizeof(floatX) +
+           size_t(round * (lsh_rows + 2 * Columns) + 4 * Columns) * sizeof(int);
   }
   __device__ static Tile<D> own_tile(int n) { return Tile<D>{0}.from_row(n * lsh_rows); }
   __device__ static Tile<D> warp_tile(int n) { return own_tile(n).from_row(warp_index() * 16); }
@@ -200,7 +201,7 @@ __global__ void __launch_bounds__(attention_threads, 2) lsh_forward_kernel(LshAt
     scale_columns(s, block.column_floats(0, stage));
     mask.apply(s, keys.begin, stage);
     softmax.update(s, acc, scale * log2_e);
-    mma_AB(acc, to_bf16(s), block.column_tile(1, stage));
+    mma_AB(acc, to_floatX(s), block.column_tile(1, stage));
   });
 #pragma unroll
   for (int h = 0; h < 2; h++) {
@@ -276,7 +277,7 @@ __global__ void __launch_bounds__(attention_threads, 2) lsh_dq_kernel(LshAttenti
       for (int i = 0; i < 4; i++)
         s.x[0][n][i] = exp2_approx(s.x[0][n][i] * scale * log2_e - log2_sum[i / 2]) * (dp.x[0][n][i] - delta[i / 2]);
     scale_columns(s, block.column_floats(0, stage));  // k = q / |q|
-    mma_AB(dq, to_bf16(s), block.column_tile(0, stage));
+    mma_AB(dq, to_floatX(s), block.column_tile(0, stage));
   });
   add_gradients(block, 0, dq);
 }
@@ -327,8 +328,8 @@ __global__ void __launch_bounds__(attention_threads, 2) lsh_dkdv_kernel(LshAtten
           dp.x[0][n][i] = p.x[0][n][i] * (dp.x[0][n][i] - delta);  // ds
         }
       }
-    mma_AB(dv, to_bf16(p), block.column_tile(1, stage));
-    mma_AB(dk, to_bf16(dp), block.column_tile(0, stage));
+    mma_AB(dv, to_floatX(p), block.column_tile(1, stage));
+    mma_AB(dk, to_floatX(dp), block.column_tile(0, stage));
   });
   add_gradients(block, 1, dk);
   add_gradients(block, 2, dv);

@@ -1,5 +1,5 @@
-// Attention in bf16 on tensor cores (sm_80 and up). Formulas, shapes, limits and which gradients are = or += are in
-// attention.h; the types and functions that the kernels are written with, in tile.h.
+// Attention in bf16 or fp16 on tensor cores (sm_80 and up). Formulas, shapes, limits and which gradients are = or +=
+// are in attention.h; the types and functions that the kernels are written with, in tile.h.
 //
 // A block has four or eight warps, and each warp owns 16 M rows of the block's tile. They stay in registers or shared
 // memory while the block loops over tiles of columns, which are double-buffered: one is multiplied while the next is
@@ -168,7 +168,7 @@ __device__ inline KeptElements<M, N> kept_elements(const Dropout& d, int b, int 
   };
   const int first_key = j / 32 * 32;  // of a call's
   if constexpr (transposed) {
-    static_assert(N == 4 && M <= 2, "32 keys have 32 bits");
+    static_assert(N % 2 == 0 && N <= 4 && M <= 2, "32 keys have 8 N bits");
 #pragma unroll 1
     for (int n = 0; n < N; n += 2)
 #pragma unroll 1
@@ -205,7 +205,7 @@ void for_head_size(int64_t HS, F f) {
 }
 
 // A block for each tile of `rows` rows of each head in each sequence.
-inline dim3 attention_grid(const AttentionArgs<bf16>& a, int64_t heads, int64_t rows, int64_t tile_rows) {
+inline dim3 attention_grid(const AttentionArgs<floatX>& a, int64_t heads, int64_t rows, int64_t tile_rows) {
   return dim3(unsigned(heads), unsigned(a.B), unsigned(most_tiles(rows, tile_rows, a.T, a.largest_stride)));
 }
 
@@ -214,7 +214,8 @@ inline dim3 attention_grid(const AttentionArgs<bf16>& a, int64_t heads, int64_t 
 
 // In all kernels D is HS rounded up to 32, 64, 96 or 128, and Large says that a block can have 162 KB of shared memory,
 // as on an A100 or H100, and not 99 KB as on the GPUs of compute capability 8.6, 8.9 and 12.0. Plain attention has
-// tiles for either, with the same bits, and so has the backward pass of general attention with 64 channels.
+// tiles for either, with the same bits, and so has the backward pass of general attention with 64 channels. In fp16 the
+// smaller ones fit in the 64 KB of a T4, but for those of topk and of relative positions with more than 64 channels.
 //
 // A tile's columns are multiplied in chunks, so that only the scores of a chunk must be in registers beside the
 // results: with 128 channels those of 48 keys, for more of them spill. A warp has 32 rows, so that each fragment of k
@@ -223,9 +224,14 @@ inline dim3 attention_grid(const AttentionArgs<bf16>& a, int64_t heads, int64_t 
 template <int D, bool Large>
 struct ForwardTiles {
   static constexpr bool q_in_registers = D <= 64;
-  static constexpr int M = 2, keys = D > 96 ? 48 : D <= 64 && Large ? 128 : 64, chunk = D > 96 ? 48 : 64;
+  static constexpr int M = 2,
+                       keys = is_fp16 && D > 64  ? 32
+                              : D > 96           ? 48
+                              : D <= 64 && Large ? 128
+                                                 : 64,
+                       chunk = keys < 64 ? keys : 64;
   static constexpr int warp_queries = 16 * M, queries = warp_queries * attention_warps, blocks_per_sm = 2;
-  static constexpr size_t bytes = (queries + 4 * keys) * D * sizeof(bf16);  // D = 64: 48 or 80 KB, 128: 80 KB
+  static constexpr size_t bytes = (queries + 4 * keys) * D * sizeof(floatX);  // D = 64: 48 or 80 KB, 128: 80 KB
 };
 
 // With relative positions, the rows of r that a tile of queries and keys needs are those of queries + keys distances.
@@ -234,9 +240,9 @@ struct ForwardTiles {
 template <int D>
 struct RelativeForwardTiles {
   static constexpr bool q_in_registers = true;
-  static constexpr int M = 1, keys = D <= 64 ? 64 : 32, chunk = keys;
+  static constexpr int M = 1, keys = D <= 64 && !is_fp16 ? 64 : 32, chunk = keys;
   static constexpr int warp_queries = 16 * M, queries = warp_queries * attention_warps, blocks_per_sm = 2;
-  static constexpr size_t bytes = (3 * queries + 6 * keys) * D * sizeof(bf16);  // D = 64: 72 KB, 128: 96 KB
+  static constexpr size_t bytes = (3 * queries + 6 * keys) * D * sizeof(floatX);  // D = 64: 72 KB, 128: 96 KB
 };
 
 template <int D, int Kind, bool Large>
@@ -254,7 +260,7 @@ struct RelativeRows {
   // Starts loading q' of the block's queries, in the place of r's second tile. `first_row`: the row of q' that
   // q0 counts from.
   template <int Threads>
-  __device__ void start_loading_q(const AttentionArgs<bf16>& a, int head, int first_row, int q0, int end) const {
+  __device__ void start_loading_q(const AttentionArgs<floatX>& a, int head, int first_row, int q0, int end) const {
     const int64_t C = a.NH * a.HS;
     load_tile_async<Tiles::queries, Threads>(r_tiles.from_row(rows), a.relative.q + first_row * C + head * a.HS, C, q0,
                                              end, int(a.HS));
@@ -267,7 +273,7 @@ struct RelativeRows {
 
   // r's tile number `stage` = its rows for the queries [q0, q0 + Tiles::queries) and the keys [k0, k0 + Tiles::keys).
   template <int Threads>
-  __device__ void start_loading_r(const AttentionArgs<bf16>& a, int head, int stage, int q0, int k0) const {
+  __device__ void start_loading_r(const AttentionArgs<floatX>& a, int head, int stage, int q0, int k0) const {
     load_band_async<rows, Threads>(r_tiles.from_row(stage * rows), a.relative.r + head * a.HS, a.NH * a.HS,
                                    relative_row(a, q0 + Tiles::queries - 1, k0), int(a.relative.distances), int(a.HS));
   }
@@ -288,12 +294,12 @@ struct RelativeRows {
   }
 };
 
-// x = what is lost where x is rounded to bf16.
+// x = what is lost where x is rounded to floatX.
 template <int M, int N>
 __device__ inline void keep_rounding_errors(Accumulator<M, N>& s) {
   for (int m = 0; m < M; m++)
     for (int n = 0; n < N; n++)
-      for (float& x : s.x[m][n]) x -= __bfloat162float(__float2bfloat16_rn(x));
+      for (float& x : s.x[m][n]) x -= rounded(x);
 }
 
 // The warp's rows of dst (fp32), from `first` on, = acc: those before `end`, and the channels below HS. dst points to
@@ -405,7 +411,7 @@ struct OnlineSoftmax {
 // multiplications.
 template <int D, int Kind, bool Large>
 __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Large>::blocks_per_sm)
-    attention_forward_kernel(AttentionArgs<bf16> a, float scale) {
+    attention_forward_kernel(AttentionArgs<floatX> a, float scale) {
   using Tiles = ForwardTilesOf<D, Kind, Large>;
   constexpr bool General = Kind != plain_attention, Relative = is_relative(Kind);
   constexpr int M = Tiles::M;
@@ -428,11 +434,11 @@ __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Lar
   const int first_of_warp = first_query + q0 + warp_index() * Tiles::warp_queries;
   const int end = first_query + min(queries, q0 + Tiles::queries);
 
-  const KeyTiles<Tiles::keys, bf16, Kind> tiles(a, head, first_key_row, positions, first_query + q0, end);
+  const KeyTiles<Tiles::keys, floatX, Kind> tiles(a, head, first_key_row, positions, first_query + q0, end);
   [[maybe_unused]] RelativeRows<Tiles, D> relative = {v_tiles.from_row(2 * Tiles::keys), {}};  // if there are any
   auto start_loading = [&](auto tile) {
     const int stage = tile.stage() * Tiles::keys;
-    const KVRows<bf16> kv = tiles.rows(tile);
+    const KVRows<floatX> kv = tiles.rows(tile);
     load_tile_async<Tiles::keys, attention_threads>(k_tiles.from_row(stage), kv.k, kv.k_stride, tile.k0, end, HS);
     load_tile_async<Tiles::keys, attention_threads>(v_tiles.from_row(stage), kv.v, kv.v_stride, tile.k0, end, HS);
     if constexpr (Relative)
@@ -486,11 +492,11 @@ __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Lar
           for (int n = 0; n < Tiles::chunk / 8; n++)
             for (int i = 0; i < 4; i++)
               if (!kept.contains(m, n, i)) s.x[m][n][i] = 0;
-      mma_AB(acc, to_bf16(s), v_tiles.from_row(row));
+      mma_AB(acc, to_floatX(s), v_tiles.from_row(row));
       if constexpr (General)
         if (a.exact_out != nullptr) {  // what rounding has left of the probabilities
           keep_rounding_errors(s);
-          mma_AB(acc, to_bf16(s), v_tiles.from_row(row));
+          mma_AB(acc, to_floatX(s), v_tiles.from_row(row));
         }
     }
   }
@@ -538,17 +544,17 @@ struct DqTiles {
   static constexpr int warps = D > 64 && Large ? 8 : 4, threads = warps * warp_size, blocks_per_sm = 8 / warps;
   static constexpr int warp_queries = 16 * M, queries = warp_queries * warps;
   // D = 64: 48 or 64 KB, 128: 64 or 160 KB.
-  static constexpr size_t bytes = (2 * queries + 4 * keys) * D * sizeof(bf16);
+  static constexpr size_t bytes = (2 * queries + 4 * keys) * D * sizeof(floatX);
 };
 
 // With relative positions a warp has two results, dq and that of q', which is in registers.
 template <int D>
 struct RelativeDqTiles {
   static constexpr bool rows_in_registers = D <= 64;
-  static constexpr int M = 1, keys = D <= 64 ? 64 : D <= 96 ? 32 : 16, chunk = keys < 32 ? keys : 32;
+  static constexpr int M = 1, keys = D <= 64 && !is_fp16 ? 64 : D <= 96 ? 32 : 16, chunk = keys < 32 ? keys : 32;
   static constexpr int warps = attention_warps, threads = attention_threads, blocks_per_sm = 2;
   static constexpr int warp_queries = 16 * M, queries = warp_queries * warps;
-  static constexpr size_t bytes = (4 * queries + 6 * keys) * D * sizeof(bf16);  // D = 64: 80 KB, 128: 88 KB
+  static constexpr size_t bytes = (4 * queries + 6 * keys) * D * sizeof(floatX);  // D = 64: 80 KB, 128: 88 KB
 };
 
 template <int D, int Kind, bool Large>
@@ -562,15 +568,18 @@ template <int D, bool Large>
 struct DkdvTiles {
   // Warps that share their keys; how many such groups a block has.
   static constexpr int share = D > 64 && Large ? 2 : 1, groups = 4;
-  static constexpr int M = D <= 64 || Large ? 2 : 1, queries = D == 32 || Large ? 64 : 32, columns = 32,
-                       chunk = columns * share;
+  static constexpr int M = D <= 64 || Large ? 2 : 1,
+                       queries = D == 32 || Large    ? 64
+                                 : is_fp16 && D > 96 ? 16
+                                                     : 32,
+                       columns = queries < 32 ? queries : 32, chunk = columns * share;
   static_assert(share == 1 || chunk == queries, "p and ds are read before the barrier of the next tile");
   static constexpr int threads = groups * share * warp_size, blocks_per_sm = 2 / share;
   static constexpr int group_keys = 16 * M, keys = group_keys * groups, channels = D / share;
-  static constexpr size_t exchanged = share > 1 ? 2 * keys* chunk * sizeof(bf16) : 0;
+  static constexpr size_t exchanged = share > 1 ? 2 * keys* chunk * sizeof(floatX) : 0;
   static constexpr size_t floats = 4 * queries * sizeof(float);  // lse and delta
   // D = 64: 48 or 65 KB, 128: 65 or 161 KB.
-  static constexpr size_t bytes = (2 * keys + 4 * queries) * D * sizeof(bf16) + floats + exchanged;
+  static constexpr size_t bytes = (2 * keys + 4 * queries) * D * sizeof(floatX) + floats + exchanged;
 };
 
 // With relative positions there is a tile of q' beside that of q, and the rows of r for the distances of the block's
@@ -578,20 +587,20 @@ struct DkdvTiles {
 template <int D>
 struct RelativeDkdvTiles {
   static constexpr int share = 1, groups = attention_warps;
-  static constexpr int M = 1, queries = D <= 96 ? 32 : 16, columns = queries, chunk = columns;
+  static constexpr int M = 1, queries = D > 96 || (is_fp16 && D == 64) ? 16 : 32, columns = queries, chunk = columns;
   static constexpr int threads = attention_threads, blocks_per_sm = 2;
   static constexpr int group_keys = 16 * M, keys = group_keys * groups, channels = D;
   static constexpr int distances = keys + queries;  // rows of a tile of r, as in RelativeRows
   static constexpr size_t floats = 4 * queries * sizeof(float);
   // D = 64: 65 KB, 96 and 128: 97 KB.
-  static constexpr size_t bytes = (2 * keys + 6 * queries + 2 * distances) * D * sizeof(bf16) + floats;
+  static constexpr size_t bytes = (2 * keys + 6 * queries + 2 * distances) * D * sizeof(floatX) + floats;
 };
 
 template <int D, int Kind, bool Large>
 using DkdvTilesOf = std::conditional_t<is_relative(Kind), RelativeDkdvTiles<D>, DkdvTiles<D, Large>>;
 
 // The sum over dout * out of a row, for the four lanes that hold it. Both pointers are to the row's first channel.
-__device__ inline float row_delta(const bf16* dout, const bf16* out, int HS) {
+__device__ inline float row_delta(const floatX* dout, const floatX* out, int HS) {
   float sum = 0;
   for (int channel = int(threadIdx.x) % 4 * 8; channel < HS; channel += 32) {
     float x[8], y[8];
@@ -607,7 +616,7 @@ __device__ inline float row_delta(const bf16* dout, const bf16* out, int HS) {
 // whole loop over k and v, as in the forward pass. delta is summed first, straight from memory.
 template <int D, int Kind, bool Large>
 __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<D, Kind, Large>::blocks_per_sm)
-    attention_dq_kernel(AttentionArgs<bf16> a, float scale) {
+    attention_dq_kernel(AttentionArgs<floatX> a, float scale) {
   using Tiles = DqTilesOf<D, Kind, Large>;
   constexpr bool General = Kind != plain_attention, Relative = is_relative(Kind);
   constexpr int M = Tiles::M, N = Tiles::chunk / 8;
@@ -620,7 +629,7 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
             first_row = int(blockIdx.y) * int(num_queries<General>(a)) + query_row_0<General>(a, positions);
   const int64_t C = a.NH * a.HS, out_stride = stride * C;
   if (General && q0 >= T) return;
-  const bf16 *dout = a.dout + first_row * C + head * a.HS, *out = a.out + first_row * C + head * a.HS;
+  const floatX *dout = a.dout + first_row * C + head * a.HS, *out = a.out + first_row * C + head * a.HS;
   // One number in two forms, of which nvcc makes other code: test_machine_code knows the spills.
   const int64_t first_lse = General ? (blockIdx.y * a.NH + head) * a.queries() + query_row_0<General>(a, positions)
                                     : first_key_row * a.NH + head * a.T + positions.first;
@@ -634,11 +643,11 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
   const Tile<D> warp_dout = dout_tile.from_row(warp_index() * Tiles::warp_queries);
   const int query = q0 + warp_index() * Tiles::warp_queries;
 
-  const KeyTiles<Tiles::keys, bf16, Kind> tiles(a, head, first_key_row, positions, q0, end);
+  const KeyTiles<Tiles::keys, floatX, Kind> tiles(a, head, first_key_row, positions, q0, end);
   [[maybe_unused]] RelativeRows<Tiles, D> relative = {v_tiles.from_row(2 * Tiles::keys), {}};  // if there are any
   auto start_loading = [&](auto tile) {
     const int stage = tile.stage() * Tiles::keys;
-    const KVRows<bf16> kv = tiles.rows(tile);
+    const KVRows<floatX> kv = tiles.rows(tile);
     load_tile_async<Tiles::keys, Tiles::threads>(k_tiles.from_row(stage), kv.k, kv.k_stride, tile.k0, end, HS);
     load_tile_async<Tiles::keys, Tiles::threads>(v_tiles.from_row(stage), kv.v, kv.v_stride, tile.k0, end, HS);
     if constexpr (Relative) relative.template start_loading_r<Tiles::threads>(a, head, tile.stage(), q0, tile.k0);
@@ -710,8 +719,8 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
             const float p = exp2_approx(s.x[m][n][i] * to_exp2 - log2_sum.x[m][i / 2]);
             s.x[m][n][i] = p * (dp.x[m][n][i] - row_sum.x[m][i / 2]);  // ds
           }
-      mma_AB(acc, to_bf16(s), k_tiles.from_row(row));
-      if constexpr (Relative) mma_AB(relative_dq, to_bf16(unskew(s)), relative.of_warp(tile.stage(), first - k0));
+      mma_AB(acc, to_floatX(s), k_tiles.from_row(row));
+      if constexpr (Relative) mma_AB(relative_dq, to_floatX(unskew(s)), relative.of_warp(tile.stage(), first - k0));
     }
   }
   if constexpr (General) finish_copies();
@@ -738,21 +747,21 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
 // they are A operands of the products for dk and dv, in the registers where they were computed or in shared memory.
 template <int D, int Kind, bool Large>
 __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTilesOf<D, Kind, Large>::blocks_per_sm)
-    attention_dkdv_kernel(AttentionArgs<bf16> a, float scale) {
+    attention_dkdv_kernel(AttentionArgs<floatX> a, float scale) {
   using Tiles = DkdvTilesOf<D, Kind, Large>;
   constexpr bool General = Kind != plain_attention, Relative = is_relative(Kind);
   constexpr int M = Tiles::M, N = Tiles::columns / 8;
   const int HS = int(a.HS), group = warp_index() / Tiles::share,
             part = Tiles::share == 1 ? 0 : warp_index() % Tiles::share;
   // Not a copy: dk, dv and their strides are loaded at the end, not kept in registers.
-  const KVHead<bf16>& kv = a.kv_heads[blockIdx.x];
+  const KVHead<floatX>& kv = a.kv_heads[blockIdx.x];
   const OwnTile own = own_tile(General ? stride_of(a, kv) : 1, int(blockIdx.z));
   const Positions positions = own.positions;  // everything below is in terms of these
   const int T = positions.count(int(a.T)), stride = positions.stride;
   const int first_row = int(blockIdx.y) * int(a.T) + positions.first;
   const int64_t q_stride = stride * a.q_stride, out_stride = stride * a.NH * a.HS;
   const int first_query_row = int(blockIdx.y) * int(num_queries<General>(a)) + query_row_0<General>(a, positions);
-  const bf16 *q = a.q + first_query_row * a.q_stride, *dout = a.dout + first_query_row * a.NH * a.HS;
+  const floatX *q = a.q + first_query_row * a.q_stride, *dout = a.dout + first_query_row * a.NH * a.HS;
   if (General && own.tile * Tiles::keys >= T) return;
 
   const Tile<D> k_tile = {0};
@@ -776,7 +785,7 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
   // Where the warp's part begins: of a chunk; of dk and dv.
   const int part_column = part * Tiles::columns, channel = part * Tiles::channels;
 
-  const QueryTiles<Tiles::queries, bf16, Kind> tiles(a, kv, positions, k0, end, int(blockIdx.y));
+  const QueryTiles<Tiles::queries, floatX, Kind> tiles(a, kv, positions, k0, end, int(blockIdx.y));
   auto start_loading = [&](auto tile) {
     const int head = tiles.head(tile), q0 = tiles.q0(tile), stage = tile.stage() * Tiles::queries;
     // Computed here, or its 64 bits would be kept in registers and spill.
@@ -868,11 +877,11 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
             }
         }
       if constexpr (Tiles::share == 1) {
-        mma_AB(dv, to_bf16(s), dout_tiles.from_row(row));
-        mma_AB(dk, to_bf16(dp), q_tiles.from_row(row));
+        mma_AB(dv, to_floatX(s), dout_tiles.from_row(row));
+        mma_AB(dk, to_floatX(dp), q_tiles.from_row(row));
       } else {
-        store_register_tile(group_p, part_column, to_bf16(s));
-        store_register_tile(group_ds, part_column, to_bf16(dp));
+        store_register_tile(group_p, part_column, to_floatX(s));
+        store_register_tile(group_ds, part_column, to_floatX(dp));
         sync_threads<Tiles::share * warp_size>(1 + group);  // both warps of the group have stored
         mma_AB(dv, group_p, dout_tiles.from_row(row), channel);
         mma_AB(dk, group_ds, q_tiles.from_row(row), channel);
