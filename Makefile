@@ -149,15 +149,15 @@ TESTS := $(FIRST_TESTS) $(filter-out $(FIRST_TESTS),$(EMU_TESTS) $(CPU_TESTS) $(
 LATER_TESTS := $(filter $(BUILD)/test_emu%,$(HOST_TESTS)) $(filter $(BUILD)/fp16/%,$(EMU_TESTS)) \
   $(addprefix $(BUILD)/,\
   test_amx test_arm64 test_dist test_evaluate test_faults test_formats test_gpu_check \
-  test_hostile test_huggingface test_machine_code test_mutants test_ptx test_reference test_scripts \
+  test_hostile test_huggingface test_loss_scaling test_machine_code test_mutants test_ptx test_reference test_scripts \
   bf16/test_gpt2_sla_cpu \
   bf16/test_gpt2_sla_emu bf16/test_memory_emu \
   bf16/test_attention_cpu fp32/test_attention_cpu fp32/test_attention_emu bf16/test_ops_cpu fp32/test_ops_cpu \
   bf16/test_ops_emu fp32/test_ops_emu)
 QUICK_TESTS := $(filter-out $(LATER_TESTS),$(TESTS))
 # What CI leaves out of the products of shapes, wirings and precisions. PART=k/n: of the tests of these programs every
-# n-th is run, from the k-th on. LEAVE_OUT: fp32 or bf16, no tests of that precision, and of fp16 test_tile alone;
-# arm64, not test_arm64.
+# n-th is run, from the k-th on. LEAVE_OUT: fp32 or bf16, no tests of that precision, and of fp16 test_loss_scaling and
+# test_tile alone; arm64, not test_arm64.
 SHARDED_TESTS := $(EMU_TESTS) $(CPU_TESTS) $(addprefix $(BUILD)/,test_amx test_dist test_ptx test_reference)
 ifneq ($(PART),)
 ifeq ($(shell echo '$(PART)' | awk -F/ '/^[0-9]+\/[0-9]+$$/ && $$1 > 0 && $$1 <= $$2'),)
@@ -173,7 +173,8 @@ LEFT_OUT := $(filter $(LEAVE_OUT:%=$(BUILD)/%/%) $(LEAVE_OUT:%=$(BUILD)/test_%),
 TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) \
   $(BUILD)/fp32/sample_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_emu \
   report data/tokenize data/convert data/probe \
-  $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/bf16/bench_gpu_emu \
+  $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/fp16/train_gpt2_sla_emu \
+  $(BUILD)/bf16/bench_gpu_emu \
   $(BUILD)/fp32/bench_cpu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants \
   $(BUILD)/emulated_amx.so $(BUILD)/onednn_cpuid.txt
 # What the tests of `make test` run.
@@ -225,7 +226,7 @@ help:
 	@echo 'programs        train_gpt2_sla (GPU), train_gpt2_sla_cpu, train_gpt2_sla_emu (emulated GPU), sample_...,'
 	@echo '                evaluate_..., report, test_gpt2_sla, test_gpt2_sla_emu'
 	@echo 'PRECISION=FP32  weights and activations in fp32, or in BF16: the default on a GPU, and on a CPU with'
-	@echo '                instructions for it; or in FP16, on a GPU alone'
+	@echo '                instructions for it; or in FP16, on a GPU alone, with loss scaling'
 	@echo 'DEBUG=1         with any of them: debug information, activations filled with NaN, a wait after every kernel'
 	@echo 'WERROR=1        with any of them: warnings are errors, as in CI'
 	@echo 'INCLUDES="..."  folders with header-only libraries (CLI11, nlohmann/json, toml++), where they are not installed'

@@ -124,10 +124,23 @@ MemoryPlan gpt2_memory_plan(const ModelConfig& config, int B, PlanOptions o) {
   return model.memory_plan;
 }
 
+// In fp16: from now on the losses of the backward pass, and with them all gradients, are multiplied by `scale`, which
+// gpt2_update undoes. Waits for the device.
+void gpt2_set_loss_scale(GPT2& model, double scale) {
+  model.loss_scale = scale;
+  copy_to_device(&model.acts.stats->loss_scale, &scale, sizeof scale);
+}
+
+// Puts constants where they are in the activations.
+void set_constants(GPT2& model) {
+  set_constants(model.acts, model);
+  if (is_fp16) gpt2_set_loss_scale(model, model.loss_scale);
+}
+
 // Sets every byte of the activations, but for constants, whose staging buffers are then written to.
 void gpt2_fill_activations(GPT2& model, int value) {
   device_memset(model.activation_memory, value, model.activations.layout.bytes);
-  set_constants(model.acts, model);
+  set_constants(model);
   uploads_wait_for_compute();
 }
 
@@ -160,9 +173,9 @@ void gpt2_allocate(GPT2& model, const GPT2* weights_of) {
   uploads_wait_for_compute();
   model.activations.layout.forbid_gaps(model.activation_memory);
   model.activations.bind(model.activation_memory);
-  set_constants(model.acts, model);
+  set_constants(model);
 #if defined(SLA_DEBUG) || defined(SLA_EMU)
-  gpt2_fill_activations(model, 0xff);  // all ones: NaN as float and as bf16
+  gpt2_fill_activations(model, 0xff);  // all ones: NaN as float, bf16 and fp16
 #endif
   model.host_stats = PinnedBuffer<StepStats>(1);
   bind_sublayers(model.sublayers, model, model.params, model.grads, model.acts,
@@ -217,8 +230,20 @@ void gpt2_loss(GPT2& model, const Batch& batch, double divisor, bool backward) {
   for (int64_t row = 0; row < N; row += model.logit_rows) {
     const int64_t count = std::min(model.logit_rows, N - row);
     head_forward(model.head(), row, count);
-    classifier({acts.losses + row, acts.logits, acts.targets + row, count, V, model.logit_stride, batch.dloss, backward,
-                backward ? nullptr : correct + row, model.head().cap});
+    ClassifierArgs args = {acts.losses + row,
+                           acts.logits,
+                           acts.targets + row,
+                           count,
+                           V,
+                           model.logit_stride,
+                           batch.dloss,
+                           backward,
+                           backward ? nullptr : correct + row,
+                           model.head().cap};
+#ifdef PRECISION_FP16
+    args.loss_scale = &acts.stats->loss_scale;
+#endif
+    classifier(args);
     if (backward) head_backward(model.head(), row, count);
   }
   add_losses(acts.stats, {acts.losses, acts.ponder, correct, acts.targets, N, divisor});

@@ -216,6 +216,7 @@ inline std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_fol
   t.model.collectives.init(run.ranks, run.channel);  // selects the GPU; and no rank writes before all have looked
   const PlanOptions plan = declare_models(t, config);
   if (o.tf32) gemm_allow_tf32();
+  if (is_fp16) run.loss_scale.emplace();
   t.model.timeline.on = o.log_level == "debug";
   run.flops_per_token =
       flops_per_token(config, t.model.attention_plan, run.T, segments_from(t, 0, segments_of_stream(run)));
@@ -301,6 +302,10 @@ inline StepResult train_step(Trainer& t) {
   const TrainOptions& o = run.options;
   StepResult result = {};
   result.learning_rate = run.schedule(run.step + 1);
+  if (run.loss_scale) {
+    result.loss_scale = run.loss_scale->scale;
+    if (double(result.loss_scale) != model.loss_scale) gpt2_set_loss_scale(model, double(result.loss_scale));
+  }
   model.timeline.start_step(run.step + 1);
   gpt2_zero_grad(model);
   gpt2_zero_loss(model);
@@ -333,6 +338,8 @@ inline StepResult train_step(Trainer& t) {
   result.scored_tokens = int64_t(stats.scored), result.grad_norm = stats.grad_norm();
   result.stop_requested = stats.stop_requests > 0;
   result.skipped = !std::isfinite(stats.loss) || !std::isfinite(result.grad_norm);
+  result.overflowed =
+      run.loss_scale && run.loss_scale->explains(std::isfinite(stats.loss), std::isfinite(result.grad_norm));
   if (result.skipped) model.remembered = 0;  // what is not finite would stay in the segment memory
   count_step(run, result);
   UpdateCost cost = t.beside_model;

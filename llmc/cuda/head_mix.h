@@ -101,8 +101,8 @@ __global__ void __launch_bounds__(head_mix_threads)
   }
 }
 
-inline void launch_mix_heads_backward(const HeadMix<floatX>& m, float* partial, const floatX* dout,
-                                      int64_t dout_stride, int64_t N) {
+inline void launch_mix_heads_backward(const HeadMix<floatX>& m, float* partial, const floatX* dout, int64_t dout_stride,
+                                      int64_t N) {
   const int64_t tiles = ceil_div(m.heads, HeadMixTile::rows) * ceil_div(m.heads, HeadMixTile::columns);
   const dim3 grid(unsigned(m.num_sources), unsigned(head_mix_partial_sums(N)), unsigned(tiles));
   launch(mix_heads_backward_kernel, grid, dim3(head_mix_threads),

@@ -47,6 +47,7 @@ static void visit_progress(State& s, Visit visit) {
 static std::string state_text(const RunState& state, const json& checksums) {
   json j = {{"format", state_format}};
   visit_progress(state, [&](const char* key, int64_t value) { j[key] = value; });
+  if (state.loss_scale > 0) j["loss_scale"] = state.loss_scale, j["good_updates"] = state.good_updates;
   for (const auto& option : state.options) {
     CHECK(!j.contains(option.first));
     std::visit([&](const auto& value) { j[option.first] = value; }, option.second);
@@ -354,11 +355,14 @@ RunState read_run_state(const std::string& checkpoint) {
       value = options.at(key);
       options.erase(key);
     });
-    for (const char* key : {"format", "checksums", "checksum"}) options.erase(key);
+    state.loss_scale = options.value("loss_scale", int64_t(0));
+    state.good_updates = options.value("good_updates", int64_t(0));
+    for (const char* key : {"format", "checksums", "checksum", "loss_scale", "good_updates"}) options.erase(key);
     for (const auto& [key, value] : options.items()) state.options.push_back({key, scalar_of(value)});
   });
   if (state.step < 0 || state.next_sequence < 0 || state.num_sequences < 1 || state.skipped_steps < 0 ||
-      state.skipped_steps > state.step || state.bad_steps_in_row < 0 || state.bad_steps_in_row > state.skipped_steps)
+      state.skipped_steps > state.step || state.bad_steps_in_row < 0 || state.bad_steps_in_row > state.skipped_steps ||
+      state.loss_scale < 0 || (state.loss_scale & (state.loss_scale - 1)) != 0 || state.good_updates < 0)
     user_error("%s/state.json: holds an impossible state", checkpoint.c_str());
   return state;
 }

@@ -78,6 +78,7 @@ struct GPT2 : ModelShape, ModelMemory {
   CudaGraph<> matrix_update;                             // gpt2_muon_update
   DropoutDraw dropout_draw;                              // of the next gpt2_micro_step
   PinnedBuffer<StepStats> host_stats;                    // (1): where gpt2_read_stats copies acts.stats to
+  double loss_scale = 1;                                 // in fp16: gpt2_set_loss_scale
   Collectives collectives;                               // of the ranks that train together
   // How many buckets of the weights that ranks gather after an update have been awaited: none right after the update;
   // all of them where no rank gathers.
@@ -115,6 +116,7 @@ void gpt2_fill_activations(GPT2& model, int value);
 // ----------------------------------------------------------------------------
 // Training
 
+void gpt2_set_loss_scale(GPT2& model, double scale);
 void gpt2_zero_grad(GPT2& model);
 void gpt2_forward_sublayer(GPT2& model, int i, const Batch& batch);
 void gpt2_forward(GPT2& model, const Batch& batch);

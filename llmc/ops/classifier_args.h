@@ -16,6 +16,9 @@ struct ClassifierArgs {
   // (rows) = the target is scored, and the first of the largest logits. Null: not wanted, as with write_gradient.
   uint8_t* correct = nullptr;
   float cap = 0;  // c; 0: none
+#ifdef PRECISION_FP16
+  const double* loss_scale = nullptr;  // dloss is multiplied by it: scaled_weight of step_stats.h
+#endif
 };
 
 // What of `count` positions is added to a step's sums.

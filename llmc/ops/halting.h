@@ -59,4 +59,7 @@ struct HaltingBackward {
   HaltingWeights weights;
   int cycle = 0;
   int64_t N = 0, C = 0;
+#ifdef PRECISION_FP16
+  const double* loss_scale = nullptr;  // dponder is multiplied by it: scaled_weight of step_stats.h
+#endif
 };

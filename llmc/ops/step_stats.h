@@ -1,10 +1,12 @@
 #pragma once
 #include <cmath>
 #include "host_device.h"
+#include "precision.h"
 
 // Sums over a step, in the device's memory, where the operations add them up and the update reads them. Ranks sum them
 // up in one collective, from the first or the second on. Gradients are those of a mean over all tokens in which the
-// loss of a token that is not scored counts as 0: how many are scored is known only with them.
+// loss of a token that is not scored counts as 0: how many are scored is known only with them. In fp16 they are
+// multiplied by the loss scale.
 struct StepStats {
   double grad_squares;       // the sum of the squares of all these gradients
   double loss;               // over micro-batches: the sum of the losses of scored tokens, in nats, / B T
@@ -15,12 +17,22 @@ struct StepStats {
   double text_nats = 0;      // over the scored tokens that stand for text: the sum of their losses,
   double text_bytes = 0;     //   and how many bytes they stand for; only in validation
   double stop_requests = 0;  // positive if a rank asks to stop after this step; not used by the update
+  double loss_scale = 1;     // in fp16: what losses are multiplied by in the backward pass; no sum
 
   // What makes the gradients those of the mean over scored tokens. They are zero where none is scored.
-  SLA_HOST_DEVICE double grad_weight() const { return 0 < scored && scored < tokens ? tokens / scored : 1; }
+  SLA_HOST_DEVICE double grad_weight() const {
+    const double weight = 0 < scored && scored < tokens ? tokens / scored : 1;
+    return is_fp16 ? weight / loss_scale : weight;
+  }
   // The 2-norm of the gradients of the mean over scored tokens.
   SLA_HOST_DEVICE double grad_norm() const { return sqrt(grad_squares) * grad_weight(); }
   // The mean over scored tokens of `loss` or `ponder`; NaN where none is scored. `rows`: the divisor, B T.
   double mean(double sum, double rows) const { return scored > 0 ? sum / (scored / rows) : NAN; }
 };
-static_assert(sizeof(StepStats) == 9 * sizeof(double));
+static_assert(sizeof(StepStats) == 10 * sizeof(double));
+
+// The weight of a loss in the backward pass. loss_scale: StepStats', in the memory of the device, so that a CUDA graph
+// is not captured again when it changes; null: 1.
+SLA_HOST_DEVICE inline float scaled_weight(float weight, const double* loss_scale) {
+  return is_fp16 && loss_scale != nullptr ? float(weight * *loss_scale) : weight;
+}

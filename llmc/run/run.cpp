@@ -252,6 +252,7 @@ void resume_progress(Run& run, const std::string& checkpoint, const LogFields& d
   run.step = saved.step;
   run.skipped_steps = saved.skipped_steps;
   run.bad_steps_in_row = saved.bad_steps_in_row;
+  if (run.loss_scale && saved.loss_scale > 0) run.loss_scale = {saved.loss_scale, saved.good_updates};
   run.train->next_sequence = next_sequence;
   for (const SettingDifference& d : found) warn_of_difference(run, d, checkpoint);
   warn_of_jump(run, before, checkpoint);
@@ -397,7 +398,9 @@ void print_start(const Run& run, const std::string& checkpoint, const char* prec
 void count_step(Run& run, const StepResult& result) {
   run.step++;
   run.skipped_steps += result.skipped;
+  if (result.overflowed) return run.loss_scale->count_overflow();
   run.bad_steps_in_row = result.skipped ? run.bad_steps_in_row + 1 : 0;
+  if (run.loss_scale && !result.skipped) run.loss_scale->count_good_update();
 }
 
 using Scalars = std::vector<std::pair<std::string, double>>;
@@ -414,6 +417,10 @@ static void log_step(Run& run, const StepResult& r) {
                      {"train/tokens_per_second", rate}};
   if (r.ponder > 0) fields.push_back({"ponder", r.ponder}), scalars.push_back({"train/ponder", r.ponder});
   if (r.scored_tokens == 0) scalars.erase(scalars.begin());  // which has no loss
+  if (run.loss_scale) {
+    fields.push_back({"loss_scale", r.loss_scale}), fields.push_back({"good_updates", run.loss_scale->good_updates});
+    scalars.push_back({"train/loss_scale", double(r.loss_scale)});
+  }
   if (run.has_memory) fields.push_back({"flops_per_token", r.flops_per_token});
   if (r.scored_tokens != run.tokens_per_step()) fields.push_back({"scored_tokens", r.scored_tokens});
   run.log.write(fields);
@@ -438,8 +445,12 @@ static std::string progress_text(const Run& run, const StepResult& r) {
              (long long)run.step, (long long)run.steps, loss_text(r.loss, r.scored_tokens).c_str(),
              ponder_text(r.ponder).c_str(), r.grad_norm, r.learning_rate, r.seconds * 1e3, count_text(rate).c_str(),
              100 * r.limit_seconds / r.seconds, 100.0 * double(run.step) / double(run.steps), time_text(left).c_str());
+  if (run.loss_scale) text += format(" | loss scale %lld", (long long)r.loss_scale);
   if (r.scored_tokens == 0) text += " | no token is scored: the gradients are 0";
-  if (r.skipped)
+  if (r.overflowed)
+    text += format(", which fp16 has no room for: nothing was updated, and it becomes %lld",
+                   (long long)run.loss_scale->scale);
+  else if (r.skipped)
     text += format(" | skipped, nothing was updated: %lld in a row, %lld in all", (long long)run.bad_steps_in_row,
                    (long long)run.skipped_steps);
   return text;
@@ -559,6 +570,7 @@ void print_sample(Run& run, const std::vector<int>& tokens, const std::vector<fl
 RunState run_state(const Run& run) {
   RunState state = {run.step, run.train->next_sequence, run.train->num_sequences, run.skipped_steps,
                     run.bad_steps_in_row};
+  if (run.loss_scale) state.loss_scale = run.loss_scale->scale, state.good_updates = run.loss_scale->good_updates;
   TrainOptions options = run.options;
   for (const Option& option : train_options(options)) {
     if (option.on_resume == OnResume::ignored) continue;

@@ -16,6 +16,7 @@
 #include "llmc/text/scored_text.h"
 #include "llmc/text/tokenizer.h"
 #include "logger.h"
+#include "loss_scale.h"
 #include "options.h"
 #include "run_lock.h"
 #include "schedule.h"
@@ -36,6 +37,7 @@ struct Run {
   int64_t grad_accum_steps = 1;                     // micro-batches of each rank in an update
   int64_t step = 0, steps = 0;                      // steps done, and steps to do in all
   int64_t skipped_steps = 0, bad_steps_in_row = 0;  // steps without an update: all, and the last in a row
+  std::optional<LossScale> loss_scale;              // of the next step, in fp16
   double gemm_peak = 0, copy_bandwidth = 0;         // FLOP/s and bytes/s of one rank, measured
   double flops_per_token = 0;                       // of the model; with segment memory, the mean over the run
   std::string data_error;                           // why tokens cannot be loaded any more; "" if they can
@@ -65,6 +67,8 @@ struct StepResult {
   double limit_seconds;    // the least that the step could take, by what was measured
   int64_t scored_tokens;   // of all ranks: those whose losses count
   bool skipped;            // loss or norm not finite: nothing was updated
+  bool overflowed;         // and only because of the loss scale
+  int64_t loss_scale;      // in fp16; else 0
   bool stop_requested;     // some rank asked to stop when it queued the step's update
 };
 
