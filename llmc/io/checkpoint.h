@@ -24,15 +24,15 @@
 
 // What a run needs, beside weights and moments, to resume with the bits of one that never stopped.
 struct RunState {
-  int64_t step = 0;                          // steps done, skipped ones too
-  int64_t next_sequence = 0;                 // the data loader's position
-  int64_t num_sequences = 0;                 // sequences in an epoch: tells other training data apart
-  int64_t skipped_steps = 0;                 // steps without an update: their loss or norm was not finite
-  int64_t bad_steps_in_row = 0;              // the last so many steps were skipped
-  int64_t loss_scale = 0, good_updates = 0;  // in fp16, of the next step; else 0
+  int64_t step = 0;              // steps done, skipped ones too
+  int64_t next_sequence = 0;     // the data loader's position
+  int64_t num_sequences = 0;     // sequences in an epoch: tells other training data apart
+  int64_t skipped_steps = 0;     // steps without an update: their loss or norm was not finite
+  int64_t bad_steps_in_row = 0;  // the last so many steps were skipped
   // Options that must be the same in a run that is resumed, or whose change should be noticed; each is a member of
   // state.json beside those above. A file of an older version of this program may lack some.
   std::vector<std::pair<std::string, Scalar>> options = {};
+  int64_t loss_scale = 0, good_updates = 0;  // in fp16, of the next step; else 0
 };
 
 struct CheckpointTensor {

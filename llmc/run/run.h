@@ -61,15 +61,15 @@ struct Run {
 struct StepResult {
   double loss;  // NaN if no token is scored
   double grad_norm, learning_rate, seconds;
-  double ponder;           // with `act` the cycles a token, Graves' ponder time N + R, in the mean; else 0
-  double data_seconds;     // the part of `seconds` that was spent waiting for tokens
-  double flops_per_token;  // with segment memory those of the segments that the step has computed
-  double limit_seconds;    // the least that the step could take, by what was measured
-  int64_t scored_tokens;   // of all ranks: those whose losses count
-  bool skipped;            // loss or norm not finite: nothing was updated
-  bool overflowed;         // and only because of the loss scale
-  int64_t loss_scale;      // in fp16; else 0
-  bool stop_requested;     // some rank asked to stop when it queued the step's update
+  double ponder;            // with `act` the cycles a token, Graves' ponder time N + R, in the mean; else 0
+  double data_seconds;      // the part of `seconds` that was spent waiting for tokens
+  double flops_per_token;   // with segment memory those of the segments that the step has computed
+  double limit_seconds;     // the least that the step could take, by what was measured
+  int64_t scored_tokens;    // of all ranks: those whose losses count
+  bool skipped;             // loss or norm not finite: nothing was updated
+  bool stop_requested;      // some rank asked to stop when it queued the step's update
+  bool overflowed = false;  // skipped only because of the loss scale
+  int64_t loss_scale = 0;   // in fp16; else 0
 };
 
 // ----------------------------------------------------------------------------
