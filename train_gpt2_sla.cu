@@ -230,20 +230,8 @@ void gpt2_loss(GPT2& model, const Batch& batch, double divisor, bool backward) {
   for (int64_t row = 0; row < N; row += model.logit_rows) {
     const int64_t count = std::min(model.logit_rows, N - row);
     head_forward(model.head(), row, count);
-    ClassifierArgs args = {acts.losses + row,
-                           acts.logits,
-                           acts.targets + row,
-                           count,
-                           V,
-                           model.logit_stride,
-                           batch.dloss,
-                           backward,
-                           backward ? nullptr : correct + row,
-                           model.head().cap};
-#ifdef PRECISION_FP16
-    args.loss_scale = &acts.stats->loss_scale;
-#endif
-    classifier(args);
+    classifier({acts.losses + row, acts.logits, acts.targets + row, count, V, model.logit_stride, batch.dloss, backward,
+                backward ? nullptr : correct + row, model.head().cap, LossScaleView(acts.stats)});
     if (backward) head_backward(model.head(), row, count);
   }
   add_losses(acts.stats, {acts.losses, acts.ponder, correct, acts.targets, N, divisor});

@@ -14,6 +14,7 @@
 #include <memory>
 #include <sstream>
 #include <utility>
+#include "operation_groups.h"
 #include "profile.h"
 #include "../../train_gpt2_sla.cu"
 #include "llmc/model/flops.h"
@@ -431,13 +432,6 @@ void bench_profile(const Shape& shape, double seconds, bool muon) {
 // ----------------------------------------------------------------------------
 // What a wiring costs
 
-const std::vector<std::string> attention_operations = {"attention_forward", "attention_backward"};
-// Sums of what several layers have projected or put out.
-const std::vector<std::string> layer_sums =
-    {"mix_values",         "mix_values_backward",     "mix_heads",
-     "mix_heads_backward", "depth_attention_forward", "depth_attention_backward",
-     "weighted_sum",       "weighted_sum_backward"};
-
 struct WiringCost {
   double update = 1e30, attention = 1e30, sums = 1e30;  // processor seconds, each the least of all updates
   double flops = 0, kv_bytes = 0;                       // of a token
@@ -490,7 +484,6 @@ void bench_wirings(int rounds, const std::vector<std::string>& wirings) {
 // The processor time of a training step by Muon, and of each operation in it, of several wirings of `make train`'s
 // shape, which take turns of one step; the medians of the rounds. FLOPs are those of the model and of Muon.
 void bench_operations(int rounds, const std::vector<std::string>& wirings) {
-  const std::string shape = "8 8 256 257 256 4";
   struct Steps {
     std::unique_ptr<Training> training;
     std::vector<double> seconds;
@@ -499,10 +492,8 @@ void bench_operations(int rounds, const std::vector<std::string>& wirings) {
   };
   std::vector<Steps> all;
   for (const std::string& wiring : wirings) {
-    std::istringstream words(shape);
-    std::vector<std::string> arguments{std::istream_iterator<std::string>(words), {}};
-    arguments.push_back(wiring);
-    all.push_back({std::make_unique<Training>(arguments, /*muon=*/true), {}, {}, {}});
+    const std::vector<std::string> shape = {"8", "8", "256", "257", "256", "4", wiring};
+    all.push_back({std::make_unique<Training>(shape, /*muon=*/true), {}, {}, {}});
   }
   profile.clock = processor_seconds;
   std::map<std::string, double> longest;  // of each operation

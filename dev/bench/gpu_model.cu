@@ -8,6 +8,7 @@
 
 #include <CLI/CLI.hpp>
 #include "dev/bench/gpu_model.h"
+#include "dev/bench/operation_groups.h"
 #include "llmc/model/flops.h"
 
 // The terms by which a layer uses what other layers projected or put out, beside plain.
@@ -222,9 +223,6 @@ double seconds_of(const Column& column, const std::vector<std::string>& names) {
 // What each wiring costs beside the first: a step, and of it attention and the sums of what several layers have
 // projected or put out.
 void print_wirings(const Case& c) {
-  const std::vector<std::string> sums = {"mix_values",         "mix_values_backward",     "mix_heads",
-                                         "mix_heads_backward", "depth_attention_forward", "depth_attention_backward",
-                                         "weighted_sum",       "weighted_sum_backward"};
   const std::vector<Column> columns = columns_of(c, {h100_sxm()});
   printf("\n| %s, %d x %s tokens, %s | ms a step | / %s | of it matmuls | attention | sums over layers | K/V bytes a "
          "token | FLOPs / %s |\n"
@@ -234,7 +232,7 @@ void print_wirings(const Case& c) {
   for (const Column& column : columns)
     printf("| %s | %.1f | %.3f | %.1f | %.1f | %.2f | %s | %.3f |\n", column.wiring.c_str(), column.seconds() * 1e3,
            column.seconds() / columns[0].seconds(), matmul_seconds(column) * 1e3,
-           seconds_of(column, {"attention_forward", "attention_backward"}) * 1e3, seconds_of(column, sums) * 1e3,
+           seconds_of(column, attention_operations) * 1e3, seconds_of(column, layer_sums) * 1e3,
            thousands(column.kv_bytes).c_str(), column.flops / columns[0].flops);
 }
 
@@ -249,7 +247,7 @@ void print_documents(Case c) {
       c.documents = length, c.wirings = {length == INT_MAX ? "plain" : "documents"};
       const Column column = columns_of(c, {h100_sxm()})[0];
       if (length == INT_MAX) plain = column;
-      const auto seconds = [](const Column& x) { return seconds_of(x, {"attention_forward", "attention_backward"}); };
+      const auto seconds = [](const Column& x) { return seconds_of(x, attention_operations); };
       const auto flops = [](const Column& x) {
         double sum = 0;
         for_each_part(x, [&](const RowKey&, const ModelledPart& part) { sum += part.tiles.m > 0 ? 0 : part.flops; });

@@ -72,6 +72,11 @@ inline void expect_the_same_checkpoint(const std::string& a, const std::string& 
         << file << " of " << a << " and " << b;
 }
 
+// Writes a checkpoint's state.json from the text of its object, less the checksum and the "\n}" at the end.
+inline void write_state(const std::string& path, const std::string& body) {
+  write_file(path, body + ",\n \"checksum\": \"" + crc32c_hex(crc32c(body.data(), body.size())) + "\"\n}\n");
+}
+
 // Runs programs; each test has a folder of its own.
 class CommandLine : public FolderTest {
  protected:

@@ -61,7 +61,7 @@ class LongFp16Training : public CommandLine {
     state.at("loss_scale") = scale, state.at("good_updates") = good_updates;
     std::string body = state.dump(1);
     body.resize(body.size() - 2);
-    write_file(path, body + ",\n \"checksum\": \"" + crc32c_hex(crc32c(body.data(), body.size())) + "\"\n}\n");
+    write_state(path, body);
   }
   std::string arguments(const std::string& out) const {
     return fp16_trainer + "-i " + in("tokens.bin") + small_model + "-k constant -n 2 -o " + in(out) + " ";
@@ -83,8 +83,7 @@ TEST_F(LongFp16Training, SaysWhatAGpuHasNoKernelsFor) {
   Outcome o = run("SLA_EMU_CC=70 " + arguments("out") + "-x 1");
   EXPECT_EQ(o.exit_status, 1);
   EXPECT_NE(o.err.find("error: emulated GPU has compute capability 7.0, and fp16 needs 7.5 (Turing) or later; build "
-                       "with "
-                       "PRECISION=FP32"),
+                       "with PRECISION=FP32"),
             std::string::npos)
       << o.err;
   for (const char* term : {"topk(5)", "lsh(4,2)"}) {
@@ -99,7 +98,7 @@ TEST_F(LongFp16Training, SaysWhatAGpuHasNoKernelsFor) {
 }
 
 // The norms are of gradients without the scale.
-// BUG llmc/cuda/classifier.h: `scaled_weight(args.dloss, args.loss_scale)` -> `args.dloss`
+// BUG llmc/cuda/classifier.h: `args.loss_scale.times(args.dloss)` -> `args.dloss`
 // BUG llmc/ops/step_stats.h: `is_fp16 ? weight / loss_scale : weight` -> `weight`
 TEST_F(LongFp16Training, GoldenCasesAreThoseOfTheIndependentImplementation) {
   for (const std::string name : {"paper_default", "n_modern"}) {

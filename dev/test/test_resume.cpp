@@ -482,7 +482,7 @@ TEST_F(CommandLine, WhatAnOlderCheckpointDoesNotSayWasAsByDefault) {
     text.erase(text.find(line), strlen(line));
   }
   text.erase(text.rfind(",\n \"checksum\""));
-  write_file(path, text + ",\n \"checksum\": \"" + crc32c_hex(crc32c(text.data(), text.size())) + "\"\n}\n");
+  write_state(path, text);
   fs::remove(in("out/log.jsonl"));  // which says it, too
   EXPECT_NE(run(with + " --optimizer muon").err.find("optimizer (--optimizer): adamw; now it is muon"),
             std::string::npos);

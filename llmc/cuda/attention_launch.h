@@ -1,5 +1,5 @@
-// Which of attention's kernels in bf16 are launched: those by mma.sync of attention_mma.h. Where SLA_ATTENTION=wgmma
-// asks for them, plain attention has those of attention_wgmma.h.
+// Which of attention's kernels on tensor cores are launched: those by mma.sync of attention_mma.h. Where
+// SLA_ATTENTION=wgmma asks for them, plain attention has those of attention_wgmma.h.
 #pragma once
 #include <cmath>
 #include "llmc/ops/attention_args.h"

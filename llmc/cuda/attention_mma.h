@@ -1,5 +1,5 @@
-// Attention in bf16 or fp16 on tensor cores (sm_80 and up). Formulas, shapes, limits and which gradients are = or +=
-// are in attention.h; the types and functions that the kernels are written with, in tile.h.
+// Attention on tensor cores, in bf16 (sm_80 and up) or fp16 (sm_75 and up). Formulas, shapes, limits and which
+// gradients are = or += are in attention.h; the types and functions that the kernels are written with, in tile.h.
 //
 // A block has four or eight warps, and each warp owns 16 M rows of the block's tile. They stay in registers or shared
 // memory while the block loops over tiles of columns, which are double-buffered: one is multiplied while the next is

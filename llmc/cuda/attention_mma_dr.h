@@ -1,4 +1,4 @@
-// The kernel for dr, the gradient of relative positions' r, in bf16. Those for q' are attention's own
+// The kernel for dr, the gradient of relative positions' r, on tensor cores. Those for q' are attention's own
 // (attention_mma.h).
 #pragma once
 #include "llmc/ops/attention_args.h"

@@ -1,5 +1,5 @@
-// The kernel that finds the topk keys of each query in bf16. attention_topk.h has the selection, attention_mma.h what
-// the kernels are written with.
+// The kernel that finds the topk keys of each query on tensor cores. attention_topk.h has the selection,
+// attention_mma.h what the kernels are written with.
 #pragma once
 #include "llmc/ops/attention_args.h"
 #include "attention_mma.h"

@@ -1,8 +1,8 @@
-// Plain attention in bf16 with wgmma (tile_wgmma.h), for heads of 33 to 64 and of 97 to 128 channels: the three kernels
-// of attention_mma.h for the H100. What is loaded, in which order it is summed, and what a block owns are as there;
-// another instruction multiplies, so the last bits differ. mma.sync reaches at most about 60 % of what an H100's tensor
-// cores can do. SLA_ATTENTION=wgmma chooses these kernels, but not with dropout; they are not the default because no
-// GPU has run them yet, and dev/bench/gpu-model.md says what is expected. Two things are new:
+// Plain attention in bf16 or fp16 with wgmma (tile_wgmma.h), for heads of 33 to 64 and of 97 to 128 channels: the three
+// kernels of attention_mma.h for the H100. What is loaded, in which order it is summed, and what a block owns are as
+// there; another instruction multiplies, so the last bits differ. mma.sync reaches at most about 60 % of what an H100's
+// tensor cores can do. SLA_ATTENTION=wgmma chooses these kernels, but not with dropout; they are not the default
+// because no GPU has run them yet, and dev/bench/gpu-model.md says what is expected. Two things are new:
 //
 // A block has two warpgroups with 64 rows each, and an SM has one block. All products are asynchronous: a warp starts
 // the scores of the next tile before it takes the exponentials of this one, and goes on while the products of its

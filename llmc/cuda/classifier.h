@@ -63,11 +63,7 @@ __global__ void __launch_bounds__(classifier_threads) classifier_kernel(Classifi
   float* shared = reinterpret_cast<float*>(shared_memory);
   const int V = int(args.V);
   const int64_t ld = args.ld;
-#ifdef PRECISION_FP16
-  const float dloss = scaled_weight(args.dloss, args.loss_scale);
-#else
-  const float dloss = args.dloss;
-#endif
+  const float dloss = args.loss_scale.times(args.dloss);
   floatX* row = args.logits + int64_t(blockIdx.x) * ld;
   const int target = args.targets[blockIdx.x];
   if (target == not_scored) return skip_row(args, row);

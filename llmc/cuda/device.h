@@ -114,8 +114,7 @@ struct Gpu {
     name = properties.name;
     if (is_fp16 && 10 * properties.major + properties.minor < 75)
       user_error("%s has compute capability %d.%d, and fp16 needs 7.5 (Turing) or later; build with PRECISION=FP32, "
-                 "for "
-                 "7.0 and later",
+                 "for 7.0 and later",
                  properties.name, properties.major, properties.minor);
     if (is_bf16 && properties.major < 8)
       user_error("%s has compute capability %d.%d, and bf16 needs 8.0 (Ampere) or later; build with PRECISION=FP32, "

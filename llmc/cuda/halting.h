@@ -45,9 +45,7 @@ __global__ void __launch_bounds__(token_threads) halting_backward_kernel(Halting
   }
   dweight = warp_sum(dweight);
   if (lane != 0) return;
-#ifdef PRECISION_FP16
-  h.dponder = scaled_weight(h.dponder, h.loss_scale);
-#endif
+  h.dponder = h.loss_scale.times(h.dponder);
   if (end.state == State::halts) h.dremainder[row] = float(dweight + (h.targets[row] == not_scored ? 0.0f : h.dponder));
   if (!last) h.dp[row] = end.state == State::runs ? float(dweight - h.dremainder[row]) : 0.0f;
 }

@@ -1,4 +1,4 @@
-// Attention by locality-sensitive hashing in bf16 on tensor cores (sm_80 and up): one round. The loops are those of
+// Attention by locality-sensitive hashing on tensor cores, in bf16 or fp16: one round. The loops are those of
 // attention_mma.h, with rows that are gathered: a warp owns 16 rows of a block's 64, and tiles of columns are
 // double-buffered. q is multiplied as it is stored, and 1 / |q| of the keys in fp32. No two blocks write to the same
 // address, and no sum depends on the order in which blocks run.

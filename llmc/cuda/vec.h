@@ -50,22 +50,20 @@ __host__ __device__ inline void from_float(float& y, float x) { y = x; }
 
 #ifdef PRECISION_FP16
 typedef __half float16;
+typedef __half2 float16x2;
+__device__ inline float16x2 rounded2(float a, float b) { return __floats2half2_rn(a, b); }
 __host__ __device__ inline float to_float(__half x) { return __half2float(x); }
 __host__ __device__ inline void from_float(__half& y, float x) { y = __float2half_rn(x); }
 __device__ inline void unpack2(float& a, float& b, unsigned two) {
-  __half2 halves;
+  float16x2 halves;
   memcpy(&halves, &two, sizeof two);
   const float2 floats = __half22float2(halves);
   a = floats.x, b = floats.y;
 }
-__device__ inline unsigned pack2(float a, float b) {
-  const __half2 two = __floats2half2_rn(a, b);
-  unsigned bits;
-  memcpy(&bits, &two, sizeof bits);
-  return bits;
-}
 #else
 typedef __nv_bfloat16 float16;
+typedef __nv_bfloat162 float16x2;
+__device__ inline float16x2 rounded2(float a, float b) { return __floats2bfloat162_rn(a, b); }
 __host__ __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __host__ __device__ inline void from_float(__nv_bfloat16& y, float x) { y = __float2bfloat16_rn(x); }
 // A bf16 is the upper half of a float.
@@ -73,13 +71,14 @@ __device__ inline void unpack2(float& a, float& b, unsigned two) {
   a = __uint_as_float(two << 16);
   b = __uint_as_float(two & 0xffff0000u);
 }
+#endif
+// Two of 16 bits, a in the lower half.
 __device__ inline unsigned pack2(float a, float b) {
-  const __nv_bfloat162 two = __floats2bfloat162_rn(a, b);
+  const float16x2 two = rounded2(a, b);
   unsigned bits;
   memcpy(&bits, &two, sizeof bits);
   return bits;
 }
-#endif
 // What is left of x after a floatX has held it.
 __device__ inline float rounded(float x) {
   floatX y;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include "llmc/ops/not_scored.h"
 #include "llmc/ops/precision.h"
+#include "llmc/ops/step_stats.h"
 
 // A chunk of rows of logits, (rows, ld), of which the columns [0, V) are the vocabulary; 0 <= target < V, or
 // not_scored. With a cap c the loss is that of c tanh(logits / c), and the gradient that of the logits themselves.
@@ -15,10 +16,8 @@ struct ClassifierArgs {
   bool write_gradient;
   // (rows) = the target is scored, and the first of the largest logits. Null: not wanted, as with write_gradient.
   uint8_t* correct = nullptr;
-  float cap = 0;  // c; 0: none
-#ifdef PRECISION_FP16
-  const double* loss_scale = nullptr;  // dloss is multiplied by it: scaled_weight of step_stats.h
-#endif
+  float cap = 0;                  // c; 0: none
+  LossScaleView loss_scale = {};  // dloss is multiplied by it
 };
 
 // What of `count` positions is added to a step's sums.

@@ -8,6 +8,7 @@
 #include "llmc/ops/attention_mask.h"
 #include "llmc/ops/not_scored.h"
 #include "llmc/ops/precision.h"
+#include "llmc/ops/step_stats.h"
 
 struct HaltingWeights {
   const float* p = nullptr;  // (cycles - 1, rows): of the last cycle none is needed
@@ -59,7 +60,5 @@ struct HaltingBackward {
   HaltingWeights weights;
   int cycle = 0;
   int64_t N = 0, C = 0;
-#ifdef PRECISION_FP16
-  const double* loss_scale = nullptr;  // dponder is multiplied by it: scaled_weight of step_stats.h
-#endif
+  LossScaleView loss_scale = {};  // dponder is multiplied by it
 };

@@ -31,8 +31,18 @@ struct StepStats {
 };
 static_assert(sizeof(StepStats) == 10 * sizeof(double));
 
-// The weight of a loss in the backward pass. loss_scale: StepStats', in the memory of the device, so that a CUDA graph
-// is not captured again when it changes; null: 1.
-SLA_HOST_DEVICE inline float scaled_weight(float weight, const double* loss_scale) {
-  return is_fp16 && loss_scale != nullptr ? float(weight * *loss_scale) : weight;
-}
+// The loss scale of these sums, which the backward pass multiplies the weights of losses by. It is read in the memory
+// of the device, so that a CUDA graph is not captured again when it changes. Only fp16 has one.
+struct LossScaleView {
+#ifdef PRECISION_FP16
+  const double* scale = nullptr;  // null: 1
+
+  LossScaleView() = default;
+  explicit LossScaleView(const StepStats* stats) : scale(&stats->loss_scale) {}
+  SLA_HOST_DEVICE float times(float weight) const { return scale != nullptr ? float(weight * *scale) : weight; }
+#else
+  LossScaleView() = default;
+  explicit LossScaleView(const StepStats*) {}
+  SLA_HOST_DEVICE float times(float weight) const { return weight; }
+#endif
+};

@@ -50,10 +50,7 @@ inline const floatX* bind_cycle_end(CycleEnd& end, const floatX* in, const Model
   f.x = in, f.weights = weights, f.cycle = end.cycle, f.C = end.C;
   HaltingBackward& b = end.backward;
   b.dx = acts.dresidual, b.dp = acts.dhalting, b.dremainder = acts.dremainder, b.dout = acts.dhalted;
-  b.targets = acts.targets;
-#ifdef PRECISION_FP16
-  b.loss_scale = &acts.stats->loss_scale;
-#endif
+  b.targets = acts.targets, b.loss_scale = LossScaleView(acts.stats);
   b.x = in, b.weights = weights, b.cycle = end.cycle, b.C = end.C;
   if (!end.is_last()) {
     end.next_cycle = bind_cycle_start(end.cycle + 1, end.C, params, grads, acts);
