@@ -140,8 +140,9 @@ EMU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_emu $(BUILD)/fp32/$(
 CPU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_cpu $(BUILD)/fp32/$(t)_cpu)
 # They are started in this order: those that take longest first.
 FIRST_TESTS := $(addprefix $(BUILD)/,\
-  test_huggingface test_arm64 test_faults bf16/test_gpt2_sla_emu fp32/test_gpt2_sla_emu test_dist test_resume test_cli \
-  test_bad_input test_ptx test_machine_code test_scripts test_reference test_data)
+  test_huggingface test_arm64 bf16/test_gpt2_sla_emu fp32/test_gpt2_sla_emu test_cli test_dist test_scripts \
+  test_gpu_check test_machine_code test_faults test_resume test_terms test_loss_scaling test_bad_input test_ptx \
+  test_reference test_data)
 TESTS := $(FIRST_TESTS) $(filter-out $(FIRST_TESTS),$(EMU_TESTS) $(CPU_TESTS) $(HOST_TESTS))
 # `make test` leaves these out: all of their tests take long, they or what they run take long to compile, or they find
 # little that the same program in the other precision does not. Of all others it runs the tests whose names do not begin

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs GoogleTest programs, as many at a time as there are cores, in the order given: longest first.
+# Runs GoogleTest programs, one more at a time than there are cores, because some wait for what they have started, in
+# the order given: longest first.
 #   [SHARDED="PROGRAM..." PART=k/n] [LEAVE_OUT="WORD..."] dev/run_tests.sh quick|rest|all PROGRAM...
 # quick: all tests but those whose names begin with Long. rest: after `quick`, those that it has not run. all: all of
 # them. Of the programs in SHARDED every n-th test is run, from the k-th on, of those whose parameter is not named after
@@ -59,7 +60,7 @@ $([ "$bad" -eq 0 ] || { failures "$log"; echo "   exit status $status"; })
 }
 export -f run
 
-printf '%s\n' "$@" | xargs -n 1 -P "$(nproc)" bash -c 'run "$0"'
+printf '%s\n' "$@" | xargs -n 1 -P "$(($(nproc) + 1))" bash -c 'run "$0"'
 if [ "$mode" = rest ]; then
   [ -s build/test_counts/quick ] || echo "error: no counts of the quick tests; run make test first" >&2
   cat build/test_counts/quick >>"$counts" || echo "quick 0 1" >>"$counts"
