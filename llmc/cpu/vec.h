@@ -1,7 +1,7 @@
 // Conversions and elementary functions as straight-line code that the compiler turns into vector instructions inside
 // `omp simd` loops.
 #pragma once
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 #include <cstdint>
@@ -12,35 +12,141 @@
 inline float to_float(float x) { return x; }
 inline void from_float(float& y, float x) { y = x; }
 
+// A register of floats, for loops whose sums the compiler would keep in memory, or over rows so short that what is left
+// of them beside whole registers counts. Loads and stores take a count: of the elements that there are, which may be
+// more than a register has, or negative.
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+#define SLA_MASKED_VECTORS
+#endif
+#ifdef __AVX512F__
+constexpr int64_t vector_width = 16;
+#else
+constexpr int64_t vector_width = 8;
+#endif
+typedef float FloatVector __attribute__((vector_size(4 * vector_width)));
+typedef uint32_t WordVector __attribute__((vector_size(4 * vector_width)));
+typedef uint16_t HalfVector __attribute__((vector_size(2 * vector_width)));
+#define SLA_INLINE __attribute__((always_inline)) inline
+
+SLA_INLINE FloatVector load_vector(const float* x) {
+  FloatVector floats;
+  memcpy(&floats, x, sizeof floats);
+  return floats;
+}
+SLA_INLINE FloatVector load_vector(const bfloat16* x) {
+  HalfVector halves;
+  memcpy(&halves, x, sizeof halves);
+  return FloatVector(__builtin_convertvector(halves, WordVector) << 16);
+}
+SLA_INLINE void store_vector(float* x, FloatVector floats) { memcpy(x, &floats, sizeof floats); }
+SLA_INLINE void store_vector(bfloat16* x, FloatVector floats) {
+#ifdef __AVX512BF16__
+  const __m256bh halves = _mm512_cvtneps_pbh(__m512(floats));
+#else
+  const WordVector bits = WordVector(floats), rounded = bits + 0x7fff + (bits >> 16 & 1), quiet_nan = bits | 0x400000;
+  const HalfVector halves = __builtin_convertvector((floats != floats ? quiet_nan : rounded) >> 16, HalfVector);
+#endif
+  memcpy(x, &halves, sizeof halves);
+}
+
+// The lanes of so many elements.
+#ifdef SLA_MASKED_VECTORS
+SLA_INLINE __mmask16 first_lanes(int64_t count) {
+  return __mmask16(count >= 16 ? 0xffff : (1 << (count > 0 ? count : 0)) - 1);
+}
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+SLA_INLINE __m256i first_lanes(int64_t count) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(int(count)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+#endif
+// `rest` stands where there is no element.
+template <class T>
+SLA_INLINE FloatVector load_vector(const T* x, int64_t count, float rest = 0) {
+  if (count >= vector_width) return load_vector(x);
+  FloatVector floats = FloatVector{} + rest;
+  if constexpr (sizeof(T) == 4) {
+#ifdef SLA_MASKED_VECTORS
+    return FloatVector(_mm512_mask_loadu_ps(__m512(floats), first_lanes(count), x));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+    const __m256i lanes = first_lanes(count);
+    return FloatVector(_mm256_blendv_ps(__m256(floats), _mm256_maskload_ps(x, lanes), __m256(lanes)));
+#endif
+  }
+  for (int64_t i = 0; i < count; i++) floats[i] = to_float(x[i]);
+  return floats;
+}
+template <class T>
+SLA_INLINE void store_vector(T* x, FloatVector floats, int64_t count) {
+  if (count >= vector_width) return store_vector(x, floats);
+  T all[vector_width];
+  store_vector(all, floats);
+#ifdef SLA_MASKED_VECTORS
+  if constexpr (sizeof(T) == 4) return _mm512_mask_storeu_ps(x, first_lanes(count), __m512(floats));
+  else return _mm256_mask_storeu_epi16(x, first_lanes(count), _mm256_loadu_si256(reinterpret_cast<__m256i*>(all)));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  if constexpr (sizeof(T) == 4) return _mm256_maskstore_ps(x, first_lanes(count), __m256(floats));
+#endif
+  for (int64_t i = 0; i < count; i++) x[i] = all[i];
+}
+
+// Calls f(j, how many) for each register of `count` elements.
+template <class F>
+SLA_INLINE void for_each_vector(int64_t count, const F& f) {
+  int64_t j = 0;
+  for (; j + vector_width <= count; j += vector_width) f(j, vector_width);
+  if (j < count) f(j, count - j);
+}
+
+// combine of all of a register's floats, in pairs.
+template <class Combine>
+SLA_INLINE float reduce(FloatVector x, const Combine& combine) {
+  float lanes[vector_width];
+  store_vector(lanes, x);
+  for (int64_t half = vector_width / 2; half > 0; half /= 2)
+    for (int64_t i = 0; i < half; i++) lanes[i] = combine(lanes[i], lanes[i + half]);
+  return lanes[0];
+}
+SLA_INLINE float sum_of(FloatVector x) {
+  return reduce(x, [](float a, float b) { return a + b; });
+}
+SLA_INLINE float highest_of(FloatVector x) {
+  return reduce(x, [](float a, float b) { return b > a ? b : a; });
+}
+
 // exp(x), relative error below 3e-7; 0 below -87.33, inf above 88.72; NaN stays NaN. x = n ln 2 + r, |r| <= ln 2 / 2,
 // with ln 2 in two parts so that r is exact, and a degree-6 Taylor polynomial for exp(r). Outside those limits what is
 // computed means nothing, and is not what is returned.
-inline float vec_exp(float x) {
+template <class Floats, class Words>
+SLA_INLINE Floats exp_of(Floats x) {
   // Adding 1.5 * 2^23 rounds to an integer, which is in the lowest bits.
-  const float shifted = x * 1.44269504f + 12582912.0f;
-  const float n = shifted - 12582912.0f;
-  float r = x - n * 0.693145751953125f;  // the upper 16 bits of ln 2
+  const Floats shifted = x * 1.44269504f + 12582912.0f;
+  const Floats n = shifted - 12582912.0f;
+  Floats r = x - n * 0.693145751953125f;  // the upper 16 bits of ln 2
   r = r - n * 1.42860677e-6f;
-  float p = 1.0f / 720;
-  p = p * r + 1.0f / 120;
+  Floats p = r * (1.0f / 720) + 1.0f / 120;
   p = p * r + 1.0f / 24;
   p = p * r + 1.0f / 6;
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
   // p 2^n, by adding n to the exponent. n = 128, whose power of two is no float, comes with p < 1.
-  uint32_t n_bits, bits;
-  memcpy(&n_bits, &shifted, 4);
-  memcpy(&bits, &p, 4);
+  Words n_bits, bits;
+  memcpy(&n_bits, &shifted, sizeof n_bits);
+  memcpy(&bits, &p, sizeof bits);
   bits += n_bits << 23;
-  float y;
-  memcpy(&y, &bits, 4);
-  y = x < -87.33f ? 0.0f : y;
+  Floats y;
+  memcpy(&y, &bits, sizeof y);
+  y = x < -87.33f ? Floats{} : y;
   return x <= 88.72f ? y : x * 3e38f;  // +inf, or NaN
 }
+inline float vec_exp(float x) { return exp_of<float, uint32_t>(x); }
+SLA_INLINE FloatVector vec_exp(FloatVector x) { return exp_of<FloatVector, WordVector>(x); }
 
 // 1 / (1 + exp(-x)).
-inline float vec_sigmoid(float x) { return 1.0f / (1.0f + vec_exp(-x)); }
+template <class Floats>
+SLA_INLINE Floats vec_sigmoid(Floats x) {
+  return 1.0f / (1.0f + vec_exp(-x));
+}
 
 // tanh(x), relative error below 4e-7: for |x| < 0.5 the first terms of its series, beyond (1 - e) / (1 + e) with
 // e = exp(-2 |x|), which near 0 would lose digits.

@@ -3,9 +3,13 @@
 #include "dev/test/operations/operation.h"
 #include "llmc/ops/head_mix.h"
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `m.accumulate ? to_float(out[c]) : 0.0f` -> `0.0f`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `o * source.of_sum + i * source.of_head` ->
-//   `i * source.of_sum + o * source.of_head`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `o < count && m.accumulate; o++` -> `o < 0; o++`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `o * source.of_sum + row % m.heads * source.of_head` ->
+//   `row % m.heads * source.of_sum + o * source.of_head`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `j < std::min(left, 2 * vector_width)` -> `j < 2 * vector_width`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `load_vector(x + vector_width, right)` -> `x_left`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `c < m.HS; c += vector_width) {` ->
+//   `c < 8; c += vector_width) {`
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `dweights[w] += float(sum)` -> `dweights[w] = float(sum)`
 // BUG (build/fp32/test_ops_emu) llmc/cuda/head_mix.h: `first = int(blockIdx.x) % groups * head_mix_group` ->
 //   `first = 0`
@@ -27,7 +31,8 @@ TEST(HeadMix, SumsHeadsOfSeveralLayersAndHasTheWeightsGradients) {
                          {33, 16, 3, 2, true, false},
                          {70, 8, 9, 3, false, true},
                          {5, 24, 17, 1, true, true},
-                         {9, 8, 40, 2, false, false}}) {
+                         {9, 8, 40, 2, false, false},
+                         {6, 72, 5, 2, true, false}}) {
     SCOPED_TRACE(testing::Message() << s.N << " rows of " << s.heads << " heads of " << s.HS);
     const int64_t width = s.heads * s.HS, stride = width + 8, out_stride = width + 16, pairs = s.heads * s.heads;
     std::vector<std::vector<floatX>> x;
