@@ -5,28 +5,45 @@
 #include "threads.h"
 #include "vec.h"
 
-inline float gelu(float x) { return x * vec_sigmoid(2.0f * gelu_scale * (x + 0.044715f * x * x * x)); }
+// Of a float, or of a register of them (vec.h).
+template <class Floats>
+SLA_INLINE Floats gelu(Floats x) {
+  return x * vec_sigmoid(2.0f * gelu_scale * (x + 0.044715f * x * x * x));
+}
 
 // gelu'(x). With s = sigmoid(2u): s + 2 x s (1 - s) du/dx. 1 - s is e s with e = exp(-2u), which loses no digits where
 // s is near 1. Beyond +-9 gelu' is 0 or 1 to within 1e-26, and e would overflow further out: x is clamped. (Comparisons
 // with NaN are false: it remains NaN.)
-inline float gelu_slope(float x) {
-  x = x > 9.0f ? 9.0f : x;
-  x = x < -9.0f ? -9.0f : x;
-  const float e = vec_exp(-2.0f * gelu_scale * (x + 0.044715f * x * x * x));
-  const float s = 1.0f / (1.0f + e);
-  const float du = gelu_scale * (1.0f + 3.0f * 0.044715f * x * x);
+template <class Floats>
+SLA_INLINE Floats gelu_slope(Floats x) {
+  x = x > 9.0f ? Floats{} + 9.0f : x;
+  x = x < -9.0f ? Floats{} - 9.0f : x;
+  const Floats e = vec_exp(-2.0f * gelu_scale * (x + 0.044715f * x * x * x));
+  const Floats s = 1.0f / (1.0f + e);
+  const Floats du = gelu_scale * (1.0f + 3.0f * 0.044715f * x * x);
   return s + 2.0f * x * s * (e * s) * du;
 }
 
 // Each activation's value and slope.
 struct Gelu {
-  static float value(float x) { return gelu(x); }
-  static float slope(float x) { return gelu_slope(x); }
+  template <class Floats>
+  static SLA_INLINE Floats value(Floats x) {
+    return gelu(x);
+  }
+  template <class Floats>
+  static SLA_INLINE Floats slope(Floats x) {
+    return gelu_slope(x);
+  }
 };
 struct Relu2 {
-  static float value(float x) { return x < 0.0f ? 0.0f : x * x; }
-  static float slope(float x) { return x < 0.0f ? 0.0f : 2.0f * x; }
+  template <class Floats>
+  static SLA_INLINE Floats value(Floats x) {
+    return x < 0.0f ? Floats{} : x * x;
+  }
+  template <class Floats>
+  static SLA_INLINE Floats slope(Floats x) {
+    return x < 0.0f ? Floats{} : 2.0f * x;
+  }
 };
 
 // run(Gelu()) or run(Relu2()).

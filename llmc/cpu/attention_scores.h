@@ -80,19 +80,20 @@ struct RowSoftmax {
   // summed up with the maximum so far has with the new one.
   template <class Element>
   float update(const float* scores, Element* p, int64_t keys) {
-    float largest = max, added = 0;
-#pragma omp simd reduction(max : largest)
-    for (int64_t j = 0; j < keys; j++) largest = scores[j] > largest ? scores[j] : largest;
+    FloatVector largest = FloatVector{} + max, added = {};
+    for (int64_t j = 0; j < keys; j += vector_width) {
+      const FloatVector score = load_vector(scores + j, keys - j, -infinity);
+      largest = score > largest ? score : largest;
+    }
     const float before = max;
-    max = largest;
+    max = highest_of(largest);
     const float base = shift(), rescale = vec_exp(before - base);
-#pragma omp simd reduction(+ : added)
-    for (int64_t j = 0; j < keys; j++) {
-      const float e = vec_exp(scores[j] - base);
-      from_float(p[j], e);
+    for (int64_t j = 0; j < keys; j += vector_width) {
+      const FloatVector e = vec_exp(load_vector(scores + j, keys - j, -infinity) - base);
+      store_vector(p + j, e, keys - j);
       added += e;
     }
-    sum = added + sum * rescale;
+    sum = sum_of(added) + sum * rescale;
     return rescale;
   }
 };
@@ -171,26 +172,30 @@ struct KeyGradients {
 };
 
 // One row of a tile: of `scores` (visible), which are scaled, p = exp(scores - lse), and of `dp` (visible), which is
-// dout v^T, ds = p (dp - delta) factor. If Element is float, p may be scores and ds may be dp.
-template <class Element>
-inline void attention_score_gradients(Element* p, Element* ds, const float* scores, const float* dp, int64_t visible,
-                                      float lse, float delta, float factor) {
-#pragma omp simd
-  for (int64_t j = 0; j < visible; j++) {
-    const float probability = vec_exp(scores[j] - lse), gradient = dp[j];
-    from_float(p[j], probability);
-    from_float(ds[j], probability * (gradient - delta) * factor);
+// dout v^T, ds = p (dp - delta) factor. If Element is float, p may be scores and ds may be dp. With dropout p becomes
+// what is multiplied with v, and ds is the gradient of a score through it: kept(j) is a register of what the
+// probabilities from j on are multiplied with.
+template <class Element, class Kept>
+void attention_score_gradients(Element* p, Element* ds, const float* scores, const float* dp, int64_t visible,
+                               float lse, float delta, float factor, const Kept& kept) {
+  for (int64_t j = 0; j < visible; j += vector_width) {
+    const FloatVector probability = vec_exp(load_vector(scores + j, visible - j, -infinity) - lse),
+                      gradient = load_vector(dp + j, visible - j);
+    store_vector(p + j, probability * kept(j), visible - j);
+    store_vector(ds + j, probability * (gradient * kept(j) - delta) * factor, visible - j);
   }
 }
-
-// The same with dropout: p becomes what is multiplied with v, and ds is the gradient of a score through it.
 template <class Element>
-inline void dropped_score_gradients(Element* p, Element* ds, const float* scores, const float* dp, const uint8_t* keep,
-                                    float scale, int64_t visible, float lse, float delta, float factor) {
-#pragma omp simd
-  for (int64_t j = 0; j < visible; j++) {
-    const float probability = vec_exp(scores[j] - lse), kept = keep[j] ? scale : 0.0f, gradient = dp[j] * kept;
-    from_float(p[j], probability * kept);
-    from_float(ds[j], probability * (gradient - delta) * factor);
-  }
+void attention_score_gradients(Element* p, Element* ds, const float* scores, const float* dp, int64_t visible,
+                               float lse, float delta, float factor) {
+  attention_score_gradients(p, ds, scores, dp, visible, lse, delta, factor, [](int64_t) { return 1.0f; });
+}
+template <class Element>
+void dropped_score_gradients(Element* p, Element* ds, const float* scores, const float* dp, const uint8_t* keep,
+                             float scale, int64_t visible, float lse, float delta, float factor) {
+  attention_score_gradients(p, ds, scores, dp, visible, lse, delta, factor, [=](int64_t first) {
+    FloatVector kept = {};
+    for (int64_t j = 0; j < std::min(vector_width, visible - first); j++) kept[j] = keep[first + j] ? scale : 0.0f;
+    return kept;
+  });
 }

@@ -247,9 +247,11 @@ inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bf
   gemm_and_store(op_a, op_b, m, n, k, a, lda, b, ldb,
                  [=](int64_t row, int64_t column, const float* sums, int64_t count) {
                    bfloat16* to = c + row * ldc + column;
-#pragma omp simd
-                   for (int64_t j = 0; j < count; j++)
-                     from_float(to[j], accumulate ? to_float(to[j]) + sums[j] : sums[j]);
+                   for_each_vector(count, [=](int64_t j, int64_t n) {
+                     FloatVector x = load_vector(sums + j, n);
+                     if (accumulate) x += load_vector(to + j, n);
+                     store_vector(to + j, x, n);
+                   });
                  });
 }
 
@@ -273,11 +275,10 @@ void symmetric_gemm(char op_a, char op_b, int64_t n, int64_t k, const T* a, int6
                      uint64_t matmul) {
                    alignas(64) float sums[side * side];
                    sums_of_block(op_a, op_b, rows, columns, k, a_block, lda, b_block, ldb, sums, matmul);
-                   for (int64_t i = 0; i < rows; i++) {
-#pragma omp simd
-                     for (int64_t j = 0; j < columns; j++)
-                       from_float(c[(row + i) * n + column + j], sums[i * columns + j]);
-                   }
+                   for (int64_t i = 0; i < rows; i++)
+                     for_each_vector(columns, [&](int64_t j, int64_t count) {
+                       store_vector(c + (row + i) * n + column + j, load_vector(&sums[i * columns + j], count), count);
+                     });
                    for (int64_t j = 0; j < columns && row > column; j++) {
 #pragma omp simd
                      for (int64_t i = 0; i < rows; i++)
@@ -307,8 +308,8 @@ inline void gemm_with_bias(char op_a, char op_b, int64_t m, int64_t n, int64_t k
   gemm_and_store(op_a, op_b, m, n, k, a, lda, b, ldb,
                  [=](int64_t row, int64_t column, const float* sums, int64_t count) {
                    bfloat16* to = c + row * ldc + column;
-                   const bfloat16* shift = bias + column;
-#pragma omp simd
-                   for (int64_t j = 0; j < count; j++) from_float(to[j], sums[j] + to_float(shift[j]));
+                   for_each_vector(count, [=](int64_t j, int64_t n) {
+                     store_vector(to + j, load_vector(sums + j, n) + load_vector(bias + column + j, n), n);
+                   });
                  });
 }

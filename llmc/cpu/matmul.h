@@ -15,6 +15,9 @@
 // Throws UserError: matmuls compute in fp32 or bf16.
 inline void gemm_allow_tf32() { user_error("--tf32: matmuls on a CPU have no TF32"); }
 
+// Whether products have all of fp32's digits.
+inline bool matmuls_are_fp32() { return !is_16_bit; }
+
 // out (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC); without bias if null.
 inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int64_t N,
                            int64_t C, int64_t OC) {
@@ -37,18 +40,11 @@ inline void activation_of_gemm(Activation f, bfloat16* out, bfloat16* pre, const
     gemm_and_store('N', 'T', N, H, C, inp, C, weight, C,
                    [=](int64_t row, int64_t column, const float* sums, int64_t count) {
                      bfloat16 *to = out + row * H + column, *before = pre + row * H + column;
-                     const bfloat16* shift = bias + column;
-                     if (bias == nullptr) {
-#pragma omp simd
-                       for (int64_t j = 0; j < count; j++)
-                         from_float(before[j], sums[j]), from_float(to[j], function.value(sums[j]));
-                     } else {
-#pragma omp simd
-                       for (int64_t j = 0; j < count; j++) {
-                         const float x = sums[j] + to_float(shift[j]);
-                         from_float(before[j], x), from_float(to[j], function.value(x));
-                       }
-                     }
+                     for_each_vector(count, [=](int64_t j, int64_t n) {
+                       FloatVector x = load_vector(sums + j, n);
+                       if (bias != nullptr) x += load_vector(bias + column + j, n);
+                       store_vector(before + j, x, n), store_vector(to + j, function.value(x), n);
+                     });
                    });
   });
 }
@@ -122,8 +118,9 @@ inline void matmul_activation_backward_input(Activation f, bfloat16* dpre, const
                    [=](int64_t row, int64_t column, const float* sums, int64_t count) {
                      bfloat16* to = dpre + row * H + column;
                      const bfloat16* x = pre + row * H + column;
-#pragma omp simd
-                     for (int64_t j = 0; j < count; j++) from_float(to[j], sums[j] * function.slope(to_float(x[j])));
+                     for_each_vector(count, [=](int64_t j, int64_t n) {
+                       store_vector(to + j, load_vector(sums + j, n) * function.slope(load_vector(x + j, n)), n);
+                     });
                    });
   });
 }
