@@ -97,14 +97,41 @@ inline Tile load_pairs(const Operand& of, int64_t count, int64_t depth) {
   return tile;
 }
 
+// to = the two tiles of pairs of a panel of columns (tile_depth, panel) with k down them.
+inline void pack_whole_pairs(bfloat16* to, const Operand& of) {
+  alignas(64) static const auto places = [] {
+    struct {
+      uint16_t of_half[2][tile_depth];
+    } p;
+    for (int half = 0; half < 2; half++)
+      for (int i = 0; i < tile_depth; i++)  // from 32 on they are of the second row
+        p.of_half[half][i] = uint16_t(tile_rows * half + i / 2 + tile_depth * (i % 2));
+    return p;
+  }();
+  const __m512i left = _mm512_loadu_si512(places.of_half[0]), right = _mm512_loadu_si512(places.of_half[1]);
+  for (int64_t p = 0; p < tile_rows; p++) {
+    const bfloat16 *row = of.x + 2 * p * of.ld, *next = row + of.ld;
+    _mm_prefetch(row + tile_depth * of.ld, _MM_HINT_T1);
+    _mm_prefetch(next + tile_depth * of.ld, _MM_HINT_T1);
+    const __m512i first = _mm512_loadu_si512(row), second = _mm512_loadu_si512(next);
+    _mm512_store_si512(to + p * tile_depth, _mm512_permutex2var_epi16(first, left, second));
+    _mm512_store_si512(to + tile_size + p * tile_depth, _mm512_permutex2var_epi16(first, right, second));
+  }
+}
+
 // to = the tiles of `count` rows or columns and at most most_depth of k, panel by panel, of each panel two for each
 // tile_depth of k: as pairs for b, else as rows. It reads along the operand's rows, and asks for what is next ahead.
 inline void pack(bfloat16* to, const Operand& of, int64_t count, int64_t depth, bool as_pairs) {
   const int64_t panels = (count + panel - 1) / panel, steps = (depth + tile_depth - 1) / tile_depth;
   for (int64_t n = 0; n < panels * steps; n++) {
     const int64_t p = of.k_is_down ? n % panels : n / steps, step = of.k_is_down ? n / panels : n % steps;
+    const int64_t k = step * tile_depth;
+    if (as_pairs && of.k_is_down && count - p * panel >= panel && depth - k >= tile_depth) {
+      pack_whole_pairs(to + (p * steps + step) * 2 * tile_size, of.from(p * panel, k));
+      continue;
+    }
     for (int64_t t = 0; t < 2; t++) {
-      const int64_t i = p * panel + t * tile_rows, k = step * tile_depth;
+      const int64_t i = p * panel + t * tile_rows;
       Tile tile = of.k_is_down ? load_pairs(of.from(i, k), count - i, depth - k)
                                : load_rows(of.from(i, k), count - i, depth - k);
       if (of.k_is_down != as_pairs) transpose(tile);
@@ -169,16 +196,16 @@ class TileRegisters {
   const bool by_amx_;
 };
 
-// Eight rows of a: pair p of k of row r is at x[r * row + p / 16 * step + p % 16 * 2].
+// Eight rows of a: pair p of k of row r is at x[r * row + p / 16 * step + p % 16 * pair].
 struct RowsOfPairs {
   const bfloat16* x;
-  int64_t row, step;
+  int64_t row, pair, step;
 };
 
 // c (8, panel), rows ldc apart, = or += the product of eight rows and a packed panel with so many pairs of k, by
-// VDPBF16PS: the sums are in 16 registers.
+// VDPBF16PS: the sums are in 16 registers. Where nothing is added to, it is alpha times the product.
 inline void multiply_rows(const RowsOfPairs& a, const bfloat16* b, int64_t pairs, float* c, int64_t ldc,
-                          bool accumulate) {
+                          bool accumulate, float alpha) {
   constexpr int64_t rows = 8;
   __m512 sums[rows][2];
   for (int64_t r = 0; r < rows; r++)
@@ -192,7 +219,7 @@ inline void multiply_rows(const RowsOfPairs& a, const bfloat16* b, int64_t pairs
 #pragma GCC unroll 8
       for (int64_t r = 0; r < rows; r++) {
         int pair;
-        memcpy(&pair, x + r * a.row + 2 * p, sizeof pair);
+        memcpy(&pair, x + r * a.row + p * a.pair, sizeof pair);
         const __m512bh both = __m512bh(_mm512_set1_epi32(pair));
         sums[r][0] = _mm512_dpbf16_ps(sums[r][0], both, left);
         sums[r][1] = _mm512_dpbf16_ps(sums[r][1], both, right);
@@ -202,7 +229,8 @@ inline void multiply_rows(const RowsOfPairs& a, const bfloat16* b, int64_t pairs
   for (; pairs >= tile_rows; pairs -= tile_rows, x += a.step, b += 2 * tile_size) add_pairs(tile_rows);
   add_pairs(pairs);
   for (int64_t r = 0; r < rows; r++)
-    for (int64_t half = 0; half < 2; half++) _mm512_storeu_ps(c + r * ldc + half * tile_rows, sums[r][half]);
+    for (int64_t half = 0; half < 2; half++)
+      _mm512_storeu_ps(c + r * ldc + half * tile_rows, accumulate ? sums[r][half] : sums[r][half] * alpha);
 }
 
 // The most of k of which an operand is kept after a block: 6 MB of 1,024 rows or columns.
@@ -242,25 +270,28 @@ class PackedOperand {
 // Each sum is in the order of k, whatever the block. `by_amx`: by AMX, else by AVX512-BF16.
 inline void multiply(const Bf16Block& s, const bfloat16* a, const bfloat16* b, float* c, uint64_t matmul, bool by_amx) {
   thread_local PackedOperand a_packed, b_packed;
-  const bool packs_a = by_amx || s.op_a == 'T' || s.k % 2 != 0 || s.m % 8 != 0;
+  const bool packs_a = by_amx || s.op_a == 'T' || s.k % 2 != 0 || s.m % 8 != 0, as_pairs = !by_amx && s.op_a == 'T';
   if (packs_a) a_packed.set({a, s.lda, s.op_a == 'T'}, s.m, s.k, matmul);
   b_packed.set({b, s.ldb, s.op_b == 'N'}, s.n, s.k, matmul);
   const TileRegisters registers(by_amx);
   for (int64_t k = 0; k < s.k; k += most_depth) {
     const int64_t depth = std::min(most_depth, s.k - k), steps = (depth + tile_depth - 1) / tile_depth;
     const bool accumulate = s.accumulate || k > 0;
-    const bfloat16 *const b_tiles = b_packed.tiles(k, depth, /*as_pairs=*/true),
-                          *const a_tiles = packs_a ? a_packed.tiles(k, depth, /*as_pairs=*/false) : a + k;
+    const bfloat16 *const b_tiles = b_packed.tiles(k, depth, /*as_pairs=*/true), *const a_tiles =
+                                                                                     packs_a ? a_packed.tiles(k, depth,
+                                                                                                              as_pairs)
+                                                                                             : a + k;
     // to (rows, panel) = or += the product of row i and those that follow it in its panel, and of a panel of columns.
-    auto multiply = [&](int64_t i, int64_t rows, int64_t j, float* to, int64_t ld, bool adds) {
+    auto multiply = [&](int64_t i, int64_t rows, int64_t j, float* to, int64_t ld, bool adds, float alpha) {
       const bfloat16 *const b_panel = b_tiles + j * steps * tile_depth, *const a_panel =
                                                                             a_tiles + i * steps * tile_depth;
       if (by_amx) return multiply_panels(a_panel, b_panel, steps, to, ld, adds);
       for (int64_t r = 0; r < rows; r += 8) {
-        const RowsOfPairs x = packs_a ? RowsOfPairs{a_panel + r / tile_rows * tile_size + r % tile_rows * tile_depth,
-                                                    tile_depth, 2 * tile_size}
-                                      : RowsOfPairs{a_tiles + (i + r) * s.lda, s.lda, tile_depth};
-        multiply_rows(x, b_panel, (depth + 1) / 2, to + r * ld, ld, adds);
+        const bfloat16* const tile = a_panel + r / tile_rows * tile_size;
+        const RowsOfPairs x = !packs_a   ? RowsOfPairs{a_tiles + (i + r) * s.lda, s.lda, 2, tile_depth}
+                              : as_pairs ? RowsOfPairs{tile + r % tile_rows * 2, 2, tile_depth, 2 * tile_size}
+                                         : RowsOfPairs{tile + r % tile_rows * tile_depth, tile_depth, 2, 2 * tile_size};
+        multiply_rows(x, b_panel, (depth + 1) / 2, to + r * ld, ld, adds, alpha);
       }
     };
     for (int64_t i = 0; i < s.m; i += panel) {
@@ -268,12 +299,12 @@ inline void multiply(const Bf16Block& s, const bfloat16* a, const bfloat16* b, f
         const int64_t rows = std::min(panel, s.m - i), columns = std::min(panel, s.n - j);
         float* const to = c + i * s.ldc + j;
         const bool is_whole = columns == panel && (by_amx ? rows == panel : rows % 8 == 0);
-        if (s.alpha == 1 && is_whole) {
-          multiply(i, rows, j, to, s.ldc, accumulate);
+        if (is_whole && (s.alpha == 1 || (!by_amx && !accumulate))) {
+          multiply(i, rows, j, to, s.ldc, accumulate, s.alpha);
           continue;
         }
         alignas(64) float product[panel * panel];
-        multiply(i, rows, j, product, panel, false);
+        multiply(i, rows, j, product, panel, false, 1);
         for (int64_t r = 0; r < rows; r++) {
           float* row = to + r * s.ldc;
 #pragma omp simd
