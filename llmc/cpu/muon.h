@@ -19,7 +19,7 @@ constexpr int64_t muon_workspace_elements = int64_t(4) << 20;
 template <class F>
 void for_each_part(const MuonBatch& batch, F f) {
 #pragma omp parallel for schedule(dynamic, 1) if (batch.count >= omp_get_max_threads())
-  for (int64_t i = batch.first; i < batch.first + batch.count; i++) f(MuonBatch{i, 1, batch.n, batch.length});
+  for (int64_t i = batch.first; i < batch.first + batch.count; i++) f(MuonBatch{i, 1, batch.rows, batch.columns});
 }
 
 // *place = s, which the operations after it read.
@@ -53,66 +53,48 @@ inline void muon_momentum(const MuonArgs& args) {
   }
 }
 
-// Calls f(place in the matrix, place in x) for each element; x is the transpose of a matrix with more rows than
-// columns. Then it goes in blocks, so that both are read a cache line at a time.
-template <class F>
-void for_each_element(const MuonMatrix& matrix, F f) {
-  const int64_t rows = matrix.rows, columns = matrix.columns;
-  const bool transposed = rows > columns;
-  const int64_t block_rows = transposed ? 16 : 1, block_columns = transposed ? 16 : columns;
-#pragma omp parallel for schedule(static) if (is_worth_threads(8 * rows * columns))
-  for (int64_t row = 0; row < rows; row += block_rows)
-    for (int64_t column = 0; column < columns; column += block_columns) {
-      const int64_t last = std::min(column + block_columns, columns);
-      if (!transposed) {
-#pragma omp simd
-        for (int64_t j = row * columns; j < (row + 1) * columns; j++) f(j, j);
-      } else {
-        for (int64_t j = column; j < last; j++)
-          for (int64_t i = row; i < std::min(row + block_rows, rows); i++) f(i * columns + j, j * rows + i);
-      }
-    }
-}
-
-// x (count, n, length) = u / ||u|| of a batch's matrices, transposed if there are more rows than columns.
+// x (count, rows, columns) = u / ||u|| of a batch's matrices
 inline void muon_normalize(floatX* x, const MuonArgs& args, const MuonBatch& batch) {
-  for (int64_t k = 0; k < batch.count; k++, x += batch.n * batch.length) {
-    const MuonMatrix& matrix = args.matrices[batch.first + k];
-    const float* const u = args.grads + matrix.begin;
-    const float scale = float(1.0 / std::max(std::sqrt(args.squares[batch.first + k]), muon_least_norm));
-    for_each_element(matrix, [=](int64_t i, int64_t in_x) { from_float(x[in_x], u[i] * scale); });
+  const int64_t n = batch.elements();
+  for (int64_t k = batch.first; k < batch.first + batch.count; k++, x += n) {
+    const float* const u = args.grads + args.matrices[k].begin;
+    const float scale = float(1.0 / std::max(std::sqrt(args.squares[k]), muon_least_norm));
+#pragma omp parallel for simd schedule(static) if (parallel : is_worth_threads(8 * n))
+    for (int64_t i = 0; i < n; i++) from_float(x[i], u[i] * scale);
   }
 }
 
 // p (count, n, n) = muon_a I + muon_b a + muon_c a_squared
 inline void muon_polynomial(floatX* p, const floatX* a, const floatX* a_squared, const MuonBatch& batch) {
-  const int64_t n = batch.n;
+  const int64_t n = batch.n();
   for (int64_t k = 0; k < batch.count; k++, p += n * n, a += n * n, a_squared += n * n) {
 #pragma omp parallel for schedule(static) if (is_worth_threads(12 * n * n))
     for (int64_t i = 0; i < n; i++) {
-#pragma omp simd
-      for (int64_t j = 0; j < n; j++)
-        from_float(p[i * n + j], muon_b * to_float(a[i * n + j]) + muon_c * to_float(a_squared[i * n + j]) +
-                                     (i == j ? muon_a : 0.0f));
+      for_each_vector(n, [=](int64_t j, int64_t count) {
+        store_vector(p + i * n + j,
+                     muon_b * load_vector(a + i * n + j, count) + muon_c * load_vector(a_squared + i * n + j, count),
+                     count);
+      });
+      from_float(p[i * n + i], muon_b * to_float(a[i * n + i]) + muon_c * to_float(a_squared[i * n + i]) + muon_a);
     }
   }
 }
 
-// Moves a batch's matrices by x (count, n, length), the result of the iteration. Nothing changes if the loss or the
+// Moves a batch's matrices by x (count, rows, columns), the result of the iteration. Nothing changes if the loss or the
 // norm is not finite.
 inline void muon_update(const MuonArgs& args, const floatX* x, const MuonBatch& batch) {
   if (!is_finite(*args.sums)) return;
   const MuonStep s = *args.step;
   const float keep = 1.0f - s.learning_rate * s.weight_decay,
-              step = s.learning_rate * 0.2f * std::sqrt(float(batch.length));
-  for (int64_t k = 0; k < batch.count; k++, x += batch.n * batch.length) {
-    const MuonMatrix& matrix = args.matrices[batch.first + k];
-    floatX* const params = args.params + matrix.begin;
-    float* const weights = full_precision_weights(params, args.master, matrix.state);
-    for_each_element(matrix, [=](int64_t i, int64_t in_x) {
-      float& w = weights[i];
-      w = w * keep - step * to_float(x[in_x]);
-      if constexpr (has_master_weights) from_float(params[i], w);
-    });
+              step = s.learning_rate * 0.2f * std::sqrt(float(batch.length()));
+  const int64_t n = batch.elements();
+  for (int64_t k = batch.first; k < batch.first + batch.count; k++, x += n) {
+    floatX* const params = args.params + args.matrices[k].begin;
+    float* const weights = full_precision_weights(params, args.master, args.matrices[k].state);
+#pragma omp parallel for simd schedule(static) if (parallel : is_worth_threads(12 * n))
+    for (int64_t i = 0; i < n; i++) {
+      weights[i] = weights[i] * keep - step * to_float(x[i]);
+      if constexpr (has_master_weights) from_float(params[i], weights[i]);
+    }
   }
 }

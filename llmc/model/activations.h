@@ -152,8 +152,8 @@ inline void declare_muon_activations(Activations& acts, ActivationList& list) {
   constexpr MemoryGroup muon = MemoryGroup::muon;
   int64_t wide = 0, square = 0;  // the most elements of a batch
   for (const MuonBatch& batch : training.batches) {
-    wide = std::max(wide, batch.count * batch.n * batch.length);
-    square = std::max(square, batch.count * batch.n * batch.n);
+    wide = std::max(wide, batch.count * batch.elements());
+    square = std::max(square, batch.count * batch.n() * batch.n());
   }
   for (floatX** x : {&acts.muon_x, &acts.muon_next}) list.add(muon, "muon_x", *x, {wide});
   for (floatX** a : {&acts.muon_gram, &acts.muon_gram_squared, &acts.muon_polynomial})

@@ -5,20 +5,36 @@
 #include "llmc/ops/muon_args.h"
 #include "llmc/operations.h"
 
-// Moves a batch's matrices. args.grads has u, args.squares their norms' squares. Of each matrix the workspaces have O,
-// (n, length), in floatX; transposed if the matrix has more rows than columns.
+// Moves a batch's matrices. args.grads has u, args.squares their norms' squares. Of each matrix the workspaces have O
+// in floatX.
 inline void update_by_muon(const Activations& a, const MuonArgs& args, const MuonBatch& batch) {
   for_each_part(batch, [&](const MuonBatch& part) {
-    const int64_t n = batch.n, length = batch.length, count = part.count, first = part.first - batch.first;
-    floatX *x = a.muon_x + first * n * length, *next = a.muon_next + first * n * length,
-           *gram = a.muon_gram + first * n * n, *gram_squared = a.muon_gram_squared + first * n * n,
-           *polynomial = a.muon_polynomial + first * n * n;
+    const int64_t n = batch.n(), length = batch.length(), count = part.count, first = part.first - batch.first;
+    const bool is_tall = batch.rows > batch.columns;
+    floatX *x = a.muon_x + first * batch.elements(), *next = a.muon_next + first * batch.elements(),
+           *gram = a.muon_gram + first * n * n;
+    const auto product = [&](const floatX* left, const floatX* right, floatX* of_both) {  // (n, n), symmetric
+      gemm({count, 'N', 'N', n, n, n, /*is_symmetric=*/true}, left, right, of_both);
+    };
     muon_normalize(x, args, part);
-    for (int i = 0; i < muon_iterations; i++) {
-      gemm({count, 'N', 'T', n, n, length, /*is_symmetric=*/true}, x, x, gram);
-      gemm({count, 'N', 'N', n, n, n, /*is_symmetric=*/true}, gram, gram, gram_squared);
-      muon_polynomial(polynomial, gram, gram_squared, part);
-      gemm({count, 'N', 'N', n, length, n}, polynomial, x, next);
+    for (int done = 0, steps; done < muon_iterations; done += steps) {
+      steps = muon_steps_at_once(n, length, done, matmuls_are_fp32());
+      // Until the next X is computed its memory, of at least two (n, n) where there are several steps, is free.
+      floatX *p = a.muon_polynomial + first * n * n, *q = next, *half = next + count * n * n,
+             *square = a.muon_gram_squared + first * n * n;
+      gemm({count, is_tall ? 'T' : 'N', is_tall ? 'N' : 'T', n, n, length, /*is_symmetric=*/true}, x, x, gram);
+      for (int i = 0; i < steps; i++) {
+        product(gram, gram, square);
+        muon_polynomial(p, gram, square, part);
+        if (i + 1 < steps) product(p, gram, half), product(half, p, gram);
+        if (i == 0) {
+          std::swap(p, q);
+        } else {
+          product(p, q, square);
+          std::swap(q, square);
+        }
+      }
+      gemm({count, 'N', 'N', batch.rows, batch.columns, n}, is_tall ? x : q, is_tall ? q : x, next);
       std::swap(x, next);
     }
     muon_update(args, x, part);

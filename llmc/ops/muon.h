@@ -8,10 +8,17 @@
 //   O = about the matrix nearest to u of those whose singular values are all 1
 //   W = W (1 - learning_rate weight_decay) - learning_rate 0.2 sqrt(max(rows, columns)) O
 //
-// O comes from five steps of a Newton-Schulz iteration: X = u / ||u||, of which the longer side is its columns (else it
-// is transposed); then five times, in floatX,
+// O comes from five steps of a Newton-Schulz iteration: X = u / ||u||; then five times, in floatX,
 //
-//   A = X X^T,   X = (a I + b A + c A A) X
+//   A = X X^T,   X = P X   with   P = a I + b A + c A A,
+//
+// or, if X has more rows than columns, A = X^T X and X = X P.
+//
+// Where one side is at least twice as long as the other, several steps at once need fewer FLOPs (Gram Newton-Schulz,
+// Zhang et al. 2026): A of the next step is P A P, and X is multiplied by the product of the P alone, which are
+// polynomials of the first A: symmetric, and in any order. A has the squares of singular values, so that the digits of
+// small ones are lost in it, and each step enlarges the loss by up to a^2 = 12: fp32 has enough of them for all steps,
+// bf16, fp16 and TF32 compute A from X again after two.
 //
 // q, k and v are a matrix each. AdamW updates all other parameters; their moment v is kept of the matrices too, and not
 // used, so that a checkpoint's files are the same for either optimizer.
@@ -23,6 +30,7 @@
 #include <cstdint>
 #include <tuple>
 #include <vector>
+#include "host_device.h"
 
 // A matrix that Muon updates: rows of a tensor, one after the other.
 struct MuonMatrix {
@@ -36,31 +44,37 @@ struct MuonMatrix {
   int64_t longer() const { return std::max(rows, columns); }
 };
 
-// Neighbours in a list of matrices whose sides are equal, in either order: each operation of the iteration is launched
-// once for all of them.
+// Neighbours in a list of matrices of one shape: each operation of the iteration is launched once for all of them.
 struct MuonBatch {
-  int64_t first, count;  // of the matrices
-  int64_t n, length;     // the shorter and the longer side
+  int64_t first, count;   // of the matrices
+  int64_t rows, columns;  // of each
+
+  SLA_HOST_DEVICE int64_t n() const { return rows < columns ? rows : columns; }
+  SLA_HOST_DEVICE int64_t length() const { return rows < columns ? columns : rows; }
+  SLA_HOST_DEVICE int64_t elements() const { return rows * columns; }  // of each
 };
 
 // The elements that the iteration needs beside u for a matrix: X twice, A, A A and a I + b A + c A A.
-inline int64_t muon_elements(int64_t n, int64_t length) { return 2 * n * length + 3 * n * n; }
+inline int64_t muon_elements(const MuonMatrix& matrix) {
+  return 2 * matrix.count() + 3 * matrix.shorter() * matrix.shorter();
+}
 
-// Orders the matrices by their sides, and returns them in batches of at most most_elements, but at least one matrix, of
-// about equal size.
+// Orders the matrices by their shapes, and returns them in batches of at most most_elements, but at least one matrix,
+// of about equal size.
 inline std::vector<MuonBatch> make_muon_batches(std::vector<MuonMatrix>& matrices, int64_t most_elements) {
-  const auto sides = [](const MuonMatrix& m) { return std::tuple(m.shorter(), m.longer()); };
+  const auto shape = [](const MuonMatrix& m) { return std::tuple(m.rows, m.columns); };
   std::stable_sort(matrices.begin(), matrices.end(),
-                   [&](const MuonMatrix& a, const MuonMatrix& b) { return sides(a) < sides(b); });
+                   [&](const MuonMatrix& a, const MuonMatrix& b) { return shape(a) < shape(b); });
   std::vector<MuonBatch> batches;
   for (size_t first = 0, end = 0; first < matrices.size(); first = end) {
-    while (end < matrices.size() && sides(matrices[end]) == sides(matrices[first])) end++;
-    const auto [n, length] = sides(matrices[first]);
-    const int64_t count = int64_t(end - first), most = std::max<int64_t>(1, most_elements / muon_elements(n, length));
+    while (end < matrices.size() && shape(matrices[end]) == shape(matrices[first])) end++;
+    const auto [rows, columns] = shape(matrices[first]);
+    const int64_t count = int64_t(end - first),
+                  most = std::max<int64_t>(1, most_elements / muon_elements(matrices[first]));
     const int64_t parts = (count + most - 1) / most;
     for (int64_t i = 0; i < parts; i++) {
       const int64_t begin = i * count / parts;
-      batches.push_back({int64_t(first) + begin, (i + 1) * count / parts - begin, n, length});
+      batches.push_back({int64_t(first) + begin, (i + 1) * count / parts - begin, rows, columns});
     }
   }
   return batches;
@@ -77,8 +91,19 @@ constexpr int muon_iterations = 5;
 constexpr float muon_a = 3.4445f, muon_b = -4.7750f, muon_c = 2.0315f;
 constexpr double muon_least_norm = 1e-7;  // by which u is divided at least
 
-// The FLOPs of the iteration for a matrix: of A and A A, which are symmetric, half is computed.
-inline double muon_flops(const MuonMatrix& matrix) {
+// How many steps are computed from one A, after so many. `is_fp32`: matmuls have all of fp32's digits.
+constexpr int muon_steps_at_once(int64_t n, int64_t length, int done, bool is_fp32) {
+  if (length < 2 * n) return 1;
+  return is_fp32 ? muon_iterations : done == 0 ? 2 : muon_iterations - done;
+}
+
+// The FLOPs of the iteration for a matrix: of products of (n, n), which are symmetric, half is computed.
+inline double muon_flops(const MuonMatrix& matrix, bool is_fp32) {
   const double n = double(matrix.shorter()), length = double(matrix.longer());
-  return muon_iterations * (n * n * length + n * n * n + 2 * n * n * length);
+  double flops = 0;
+  for (int done = 0, steps; done < muon_iterations; done += steps) {
+    steps = muon_steps_at_once(matrix.shorter(), matrix.longer(), done, is_fp32);
+    flops += n * n * length + (4 * steps - 3) * n * n * n + 2 * n * n * length;
+  }
+  return flops;
 }

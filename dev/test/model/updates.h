@@ -82,6 +82,9 @@ INSTANTIATE(LONG_BUT_IN_FP32(OtherWiring), Updates,
 
 // Muon for the matrices of the layers, q, k and v one each, whichever of their rows a wiring has; AdamW for the rest.
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/orthogonalize.h: `std::swap(x, next);` -> ``
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/orthogonalize.h: `std::swap(q, square);` -> ``
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/orthogonalize.h: `product(half, p, gram);` -> `;`
+// BUG (build/bf16/test_gpt2_sla_cpu) llmc/ops/muon.h: `done == 0 ? 2 : muon_iterations - done` -> `muon_iterations`
 // BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `muon_set_step(model.acts.muon_step,` -> `if (step == 1)
 // muon_set_step(model.acts.muon_step,`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/utils/parameter_table.h: `if (!muon || spec.matrix_rows.empty())` -> ``
@@ -179,7 +182,7 @@ inline void update_by_random_gradients(GPT2& model, int step) {
 TEST(Updates, OfBatchesOfMatricesAreThoseOfOneAfterTheOther) {
   const ModelConfig config = four_layers("sla(2,3)");
   const auto model = make_muon_model(config, int64_t(1) << 30), one_by_one = make_muon_model(config, 0);
-  EXPECT_LE(model->training->batches.size(), 3u);  // (C, C), (C, 4C), and k and v of fewer heads
+  EXPECT_LE(model->training->batches.size(), 4u);  // (C, C), (C, 4C), (4C, C), and k and v of fewer heads
   EXPECT_EQ(one_by_one->training->batches.size(), one_by_one->training->matrices.size());
   EXPECT_GT(model->memory_plan[MemoryGroup::muon], 4 * one_by_one->memory_plan[MemoryGroup::muon]);
   for (int step = 1; step <= 2; step++)
@@ -196,9 +199,10 @@ TEST(Updates, OfBatchesOfMatricesAreThoseOfOneAfterTheOther) {
 }
 
 #ifdef SLA_EMU
-// Of twelve layers, whose 72 matrices have three shapes: 22 launches a shape, 2 for all of them, and beside these the
-// norm's two, AdamW's, and that of the step's numbers. From the second update on they are in a graph.
-// BUG (build/fp32/test_gpt2_sla_emu) llmc/ops/muon.h: `sides(matrices[end]) == sides(matrices[first])` ->
+// Of twelve layers, whose 72 matrices have four shapes: 22 launches for the square one, 26 for each of the others (25
+// where A is computed again), 2 for all of them, and beside these the norm's two, AdamW's, and that of the step's
+// numbers. From the second update on they are in a graph.
+// BUG (build/fp32/test_gpt2_sla_emu) llmc/ops/muon.h: `shape(matrices[end]) == shape(matrices[first])` ->
 // `end == first`
 TEST(Updates, OfMatricesTakeAFewDozenLaunchesInOneGraph) {
   ModelConfig config;
@@ -206,7 +210,7 @@ TEST(Updates, OfMatricesTakeAFewDozenLaunchesInOneGraph) {
   config.wiring = parse_wiring("sla(9,2)");
   const auto model = make_muon_model(config, muon_workspace_elements);
   EXPECT_EQ(model->training->matrices.size(), 72u);
-  const uint64_t of_matrices = 3 * 22 + 2;
+  const uint64_t of_matrices = 22 + 3 * (is_16_bit ? 25 : 26) + 2;
   for (int step = 1; step <= 3; step++) {
     gpt2_read_stats(*model);
     const emu::Counters before = emu::counters();
@@ -226,7 +230,7 @@ TEST(Updates, OfMatricesTakeAFewDozenLaunchesInOneGraph) {
 // GPT-2 124M, of whose layers the backward pass computes all but the last again, and three micro-batches an update.
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/limit.h: `flops += 4 * square + ` -> `flops += 6 * square + `
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/limit.h: `(double(micro_batches) * (2` -> `((2`
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/ops/muon.h: `n * n * length + n * n * n + 2` -> `2`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/ops/muon.h: `n * n * length + (4 * steps - 3)` -> `(4 * steps - 3)`
 TEST(Cost, CountsRecomputationMuonAndEachMicroBatch) {
   ModelConfig d12;
   ASSERT_TRUE(config_from_preset("d12", d12));
@@ -236,7 +240,8 @@ TEST(Cost, CountsRecomputationMuonAndEachMicroBatch) {
   plan.muon = true;
   gpt2_declare(model, d12, plan);
   const double C = 768, T = 1024, cube = C * C * C, again = 2 * (2 + 4) * C * C + 2 * C * (T + 1),
-               muon = 12 * 5 * (4 * (1 + 1 + 2) + 2 * (4 + 1 + 8)) * cube;
+               square = 5 * (1 + 1 + 2), of_mlp = is_16_bit ? (4 + 5 + 8) + (4 + 9 + 8) : 4 + 17 + 8,
+               muon = 12 * (4 * square + 2 * of_mlp) * cube;
   const UpdateCost cost = cost_beside_model(model, 3);
   EXPECT_NEAR(cost.flops / (3 * T * 11 * again + muon), 1, 1e-12);
   const double of_parameter = 3 * (2 * sizeof(floatX) + 2 * 4) + 4 + 4 + 24 + 4 + (has_master_weights ? 2 : 0);
