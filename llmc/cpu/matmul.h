@@ -15,9 +15,6 @@
 // Throws UserError: matmuls compute in fp32 or bf16.
 inline void gemm_allow_tf32() { user_error("--tf32: matmuls on a CPU have no TF32"); }
 
-// Whether products have all of fp32's digits.
-inline bool matmuls_are_fp32() { return !is_16_bit; }
-
 // out (N, OC) = inp (N, C) weight (OC, C)^T + bias (OC); without bias if null.
 inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight, const floatX* bias, int64_t N,
                            int64_t C, int64_t OC) {

@@ -103,7 +103,7 @@ SLA_INLINE float reduce(FloatVector x, const Combine& combine) {
   float lanes[vector_width];
   store_vector(lanes, x);
   for (int64_t half = vector_width / 2; half > 0; half /= 2)
-    for (int64_t i = 0; i < half; i++) lanes[i] = combine(lanes[i], lanes[i + half]);
+    for (int64_t i = 0; i < half; i++) lanes[i] = combine(lanes[2 * i], lanes[2 * i + 1]);
   return lanes[0];
 }
 SLA_INLINE float sum_of(FloatVector x) {

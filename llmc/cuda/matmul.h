@@ -32,9 +32,6 @@ inline void gemm_allow_tf32() {
   gemm_tf32() = true;
 }
 
-// Whether products have all of fp32's digits.
-inline bool matmuls_are_fp32() { return !is_16_bit && !gemm_tf32(); }
-
 template <class T>
 constexpr cudaDataType cuda_type = sizeof(T) == 4 ? CUDA_R_32F
                                    : is_fp16      ? CUDA_R_16F

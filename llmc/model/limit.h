@@ -54,7 +54,7 @@ inline UpdateCost cost_beside_model(const GPT2& model, int64_t micro_batches) {
   const TrainingShape& shape = *model.training;
   cost.flops = double(model.rows * micro_batches) *
                recomputed_flops_per_token(model.sublayers, model.config, model.attention_plan, shape.T);
-  for (const MuonMatrix& matrix : shape.matrices) cost.flops += muon_flops(matrix, matmuls_are_fp32());
+  for (const MuonMatrix& matrix : shape.matrices) cost.flops += muon_flops(matrix);
   const double optimizer = 4 + 3 * 2 * 4 + 4 + (has_master_weights ? sizeof(floatX) : 0);
   cost.bytes = double(model.parameters.num_parameters) *
                (double(micro_batches) * (2 * sizeof(floatX) + 2 * 4) + 4 + optimizer / model.parameters.shard.count);

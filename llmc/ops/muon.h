@@ -17,8 +17,7 @@
 // Where one side is at least twice as long as the other, several steps at once need fewer FLOPs (Gram Newton-Schulz,
 // Zhang et al. 2026): A of the next step is P A P, and X is multiplied by the product of the P alone, which are
 // polynomials of the first A: symmetric, and in any order. A has the squares of singular values, so that the digits of
-// small ones are lost in it, and each step enlarges the loss by up to a^2 = 12: fp32 has enough of them for all steps,
-// bf16, fp16 and TF32 compute A from X again after two.
+// small ones are lost in it, and each step enlarges the loss by up to a^2 = 12: after two steps A is computed anew.
 //
 // q, k and v are a matrix each. AdamW updates all other parameters; their moment v is kept of the matrices too, and not
 // used, so that a checkpoint's files are the same for either optimizer.
@@ -91,18 +90,17 @@ constexpr int muon_iterations = 5;
 constexpr float muon_a = 3.4445f, muon_b = -4.7750f, muon_c = 2.0315f;
 constexpr double muon_least_norm = 1e-7;  // by which u is divided at least
 
-// How many steps are computed from one A, after so many. `is_fp32`: matmuls have all of fp32's digits.
-constexpr int muon_steps_at_once(int64_t n, int64_t length, int done, bool is_fp32) {
-  if (length < 2 * n) return 1;
-  return is_fp32 ? muon_iterations : done == 0 ? 2 : muon_iterations - done;
+// How many steps are computed from one A, after so many.
+constexpr int muon_steps_at_once(int64_t n, int64_t length, int done) {
+  return length < 2 * n ? 1 : done == 0 ? 2 : muon_iterations - done;
 }
 
 // The FLOPs of the iteration for a matrix: of products of (n, n), which are symmetric, half is computed.
-inline double muon_flops(const MuonMatrix& matrix, bool is_fp32) {
+inline double muon_flops(const MuonMatrix& matrix) {
   const double n = double(matrix.shorter()), length = double(matrix.longer());
   double flops = 0;
   for (int done = 0, steps; done < muon_iterations; done += steps) {
-    steps = muon_steps_at_once(matrix.shorter(), matrix.longer(), done, is_fp32);
+    steps = muon_steps_at_once(matrix.shorter(), matrix.longer(), done);
     flops += n * n * length + (4 * steps - 3) * n * n * n + 2 * n * n * length;
   }
   return flops;

@@ -199,9 +199,9 @@ TEST(Updates, OfBatchesOfMatricesAreThoseOfOneAfterTheOther) {
 }
 
 #ifdef SLA_EMU
-// Of twelve layers, whose 72 matrices have four shapes: 22 launches for the square one, 26 for each of the others (25
-// where A is computed again), 2 for all of them, and beside these the norm's two, AdamW's, and that of the step's
-// numbers. From the second update on they are in a graph.
+// Of twelve layers, whose 72 matrices have four shapes: 22 launches for the square one, 25 for each of the others, 2
+// for all of them, and beside these the norm's two, AdamW's, and that of the step's numbers. From the second update on
+// they are in a graph.
 // BUG (build/fp32/test_gpt2_sla_emu) llmc/ops/muon.h: `shape(matrices[end]) == shape(matrices[first])` ->
 // `end == first`
 TEST(Updates, OfMatricesTakeAFewDozenLaunchesInOneGraph) {
@@ -210,7 +210,7 @@ TEST(Updates, OfMatricesTakeAFewDozenLaunchesInOneGraph) {
   config.wiring = parse_wiring("sla(9,2)");
   const auto model = make_muon_model(config, muon_workspace_elements);
   EXPECT_EQ(model->training->matrices.size(), 72u);
-  const uint64_t of_matrices = 22 + 3 * (is_16_bit ? 25 : 26) + 2;
+  const uint64_t of_matrices = 22 + 3 * 25 + 2;
   for (int step = 1; step <= 3; step++) {
     gpt2_read_stats(*model);
     const emu::Counters before = emu::counters();
@@ -240,7 +240,7 @@ TEST(Cost, CountsRecomputationMuonAndEachMicroBatch) {
   plan.muon = true;
   gpt2_declare(model, d12, plan);
   const double C = 768, T = 1024, cube = C * C * C, again = 2 * (2 + 4) * C * C + 2 * C * (T + 1),
-               square = 5 * (1 + 1 + 2), of_mlp = is_16_bit ? (4 + 5 + 8) + (4 + 9 + 8) : 4 + 17 + 8,
+               square = 5 * (1 + 1 + 2), of_mlp = (4 + 5 + 8) + (4 + 9 + 8),
                muon = 12 * (4 * square + 2 * of_mlp) * cube;
   const UpdateCost cost = cost_beside_model(model, 3);
   EXPECT_NEAR(cost.flops / (3 * T * 11 * again + muon), 1, 1e-12);

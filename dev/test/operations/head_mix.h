@@ -6,7 +6,8 @@
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `o < count && m.accumulate; o++` -> `o < 0; o++`
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `o * source.of_sum + row % m.heads * source.of_head` ->
 //   `row % m.heads * source.of_sum + o * source.of_head`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `j < std::min(left, 2 * vector_width)` -> `j < 2 * vector_width`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `store_vector(out + o * m.HS + vector_width, sum[o][1], right)` ->
+//   `store_vector(out + o * m.HS + vector_width, sum[o][1])`
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `load_vector(x + vector_width, right)` -> `x_left`
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `c < m.HS; c += vector_width) {` ->
 //   `c < 8; c += vector_width) {`

@@ -130,7 +130,8 @@ TEST(Muon, Normalizes) {
   }
 }
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `(i == j ? muon_a : 0.0f)` -> `muon_a`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `to_float(a_squared[i * n + i]) + muon_a` ->
+// `to_float(a_squared[i * n + i])`
 // BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `(within / n == within % n ? muon_a : 0.0f)` -> `(i / n == i % n ?
 // muon_a : 0.0f)`
 TEST(Muon, PolynomialHasItsConstantOnEveryDiagonal) {
@@ -147,7 +148,7 @@ TEST(Muon, PolynomialHasItsConstantOnEveryDiagonal) {
   }
 }
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `w = w * keep - step` -> `w = w - step`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `weights[i] * keep - step` -> `weights[i] - step`
 // BUG (build/bf16/test_ops_emu) llmc/cuda/muon.h: `args.master + matrix.state` -> `args.master + matrix.begin`
 // BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `to_float(x[blockIdx.y * n + i])` -> `to_float(x[i])`
 TEST(Muon, MovesWeightsByTheDirection) {
