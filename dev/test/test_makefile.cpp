@@ -225,6 +225,7 @@ using LongMakefileOffline = MakefileOffline;  // make reads the Makefile many ti
 // place.
 // BUG scripts/gpu.sh: `[ "$number" -lt 80 ] && [[ ${PRECISION:-} != FP* ]]` -> `false`
 // BUG scripts/gpu.sh: `[ "$number" -lt 75 ] && [ "${PRECISION:-}" = FP16 ]` -> `false`
+// BUG scripts/gpu.sh: `$([ "$number" -lt 75 ] && echo FP32 || echo FP16)` -> `FP32`
 // BUG scripts/gpu.sh: `-lt 1203` -> `-lt 1202`
 // BUG scripts/gpu.sh: `&& ! nvcc_has "$number"` -> `&& false`
 // BUG Makefile: `ifneq ($(and $(gpu_problem)` -> `ifneq ($(and $(none)`
