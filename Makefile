@@ -135,8 +135,8 @@ EMU_OBJS := $(patsubst %.cpp,$(EMU_OBJ)/%.o,$(wildcard dev/emu/*.cpp dev/emu/ptx
 HOST_TESTS := $(patsubst dev/test/%.cpp,$(BUILD)/%,$(wildcard dev/test/test_*.cpp))
 OPERATIONS_TESTS := test_ops test_attention test_tile
 DEVICE_TESTS := test_gpt2_sla test_ops test_attention
-EMU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_emu $(BUILD)/fp32/$(t)_emu) \
-  $(BUILD)/bf16/test_tile_emu $(BUILD)/fp16/test_tile_emu $(BUILD)/fp16/test_attention_emu $(BUILD)/bf16/test_memory_emu
+EMU_TESTS := $(foreach t,$(DEVICE_TESTS),$(foreach p,bf16 fp16 fp32,$(BUILD)/$(p)/$(t)_emu)) \
+  $(BUILD)/bf16/test_tile_emu $(BUILD)/fp16/test_tile_emu $(BUILD)/bf16/test_memory_emu
 CPU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_cpu $(BUILD)/fp32/$(t)_cpu)
 # They are started in this order: those that take longest first.
 FIRST_TESTS := $(addprefix $(BUILD)/,\
@@ -157,19 +157,20 @@ LATER_TESTS := $(filter $(BUILD)/test_emu%,$(HOST_TESTS)) $(filter $(BUILD)/fp16
   bf16/test_ops_emu fp32/test_ops_emu)
 QUICK_TESTS := $(filter-out $(LATER_TESTS),$(TESTS))
 # What CI leaves out of the products of shapes, wirings and precisions. PART=k/n: of the tests of these programs every
-# n-th is run, from the k-th on. LEAVE_OUT: fp32 or bf16, no tests of that precision, and of fp16 test_loss_scaling and
-# test_tile alone; arm64, not test_arm64.
+# n-th is run, from the k-th on. LEAVE_OUT: fp32, bf16 or fp16, no tests of that precision, but of fp16
+# test_loss_scaling and test_tile; arm64, not test_arm64.
 SHARDED_TESTS := $(EMU_TESTS) $(CPU_TESTS) $(addprefix $(BUILD)/,test_amx test_dist test_ptx test_reference)
 ifneq ($(PART),)
 ifeq ($(shell echo '$(PART)' | awk -F/ '/^[0-9]+\/[0-9]+$$/ && $$1 > 0 && $$1 <= $$2'),)
 $(error PART=$(PART): it must be k/n, such as 2/3)
 endif
 endif
-ifneq ($(filter-out fp32 bf16 arm64,$(LEAVE_OUT)),)
-$(error LEAVE_OUT=$(LEAVE_OUT): it must be of fp32, bf16 and arm64)
+ifneq ($(filter-out fp32 bf16 fp16 arm64,$(LEAVE_OUT)),)
+$(error LEAVE_OUT=$(LEAVE_OUT): it must be of fp32, bf16, fp16 and arm64)
 endif
 LEFT_OUT := $(filter $(LEAVE_OUT:%=$(BUILD)/%/%) $(LEAVE_OUT:%=$(BUILD)/test_%),$(TESTS)) \
-  $(if $(filter bf16,$(LEAVE_OUT)),$(BUILD)/test_amx) $(if $(LEAVE_OUT),$(BUILD)/fp16/test_attention_emu)
+  $(if $(filter bf16,$(LEAVE_OUT)),$(BUILD)/test_amx)
+LEFT_OUT := $(filter-out $(BUILD)/fp16/test_tile_emu,$(LEFT_OUT))
 # What the tests of the command line, of the corpora, of scripts and of several ranks run.
 TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) \
   $(BUILD)/fp32/sample_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_emu \

@@ -3,11 +3,11 @@
 # the order given: longest first.
 #   [SHARDED="PROGRAM..." PART=k/n] [LEAVE_OUT="WORD..."] dev/run_tests.sh quick|rest|all PROGRAM...
 # quick: all tests but those whose names begin with Long. rest: after `quick`, those that it has not run. all: all of
-# them. Of the programs in SHARDED every n-th test is run, from the k-th on, of those whose parameter is not named after
-# a word of LEAVE_OUT, such as fp32, nor with LEAVE_OUT after fp16. Prints what failing tests print; build/test_logs has
-# the whole output. The last line is `N passed, N failed`, of `rest` with the counts of the `quick` before it; the exit
-# status says the same. A test in which a program crashes has failed, as has a program that runs no test, unless `quick`
-# has run all that it has.
+# them. Of the programs in SHARDED every n-th test is run, from the k-th on, of those whose parameter is not named
+# after a word of LEAVE_OUT, such as fp32. Prints what failing tests print; build/test_logs has the whole output. The
+# last line is `N passed, N failed`, of `rest` with the counts of the `quick` before it; the exit status says the
+# same. A test in which a program crashes has failed, as has a program that runs no test, unless `quick` has run all
+# that it has.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 # Threads that wait for work sleep: spinning, they would take the cores from the other programs.
@@ -36,7 +36,7 @@ run() {
   # GTEST_TOTAL_SHARDS, which the programs that a test starts would see as well.
   if [ "$filter" = 'Long*' ] || [ $shard != 1/1 ]; then
     local left_out
-    left_out=$(printf '*/%s_*:' ${LEAVE_OUT:-none} ${LEAVE_OUT:+fp16})
+    left_out=$(printf '*/%s_*:' ${LEAVE_OUT:-none})
     if tests=$("$program" --gtest_list_tests --gtest_filter="$filter-$left_out"); then
       filter=$(awk -v part="${shard%/*}" -v parts="${shard#*/}" '/^[^ ]/ { suite = $1 }
         /^ / && i++ % parts == part - 1 { printf "%s%s%s", separator, suite, $1; separator = ":" }' <<<"$tests")

@@ -39,7 +39,7 @@ why_not() {
   elif [ "$number" -lt 75 ] && [ "${PRECISION:-}" = FP16 ]; then
     echo "$gpu has no kernels in fp16; PRECISION=FP32 is for it"
   elif [ "$number" -lt 80 ] && [[ ${PRECISION:-} != FP* ]]; then
-    echo "$gpu has no bf16; PRECISION=FP32 is for it"
+    echo "$gpu has no bf16; PRECISION=$([ "$number" -lt 75 ] && echo FP32 || echo FP16) is for it"
   elif [ -n "$known" ] && ! nvcc_has "$number"; then
     case $number in
       7*) needed="CUDA 12" ;;

@@ -88,7 +88,7 @@ what to try next:
   make train STEPS=4000            train longer
   make train TEXT=path/to/text     train on text of your own
   $trainer --config $OUT/config.toml --wiring plain -o runs/plain    the same without skip-layer attention
-  make $(basename $sampler) && $sampler $last --prompt 'Skip' --temperature 0.7    more samples (--seed n)
+  make ${PRECISION:+PRECISION=$PRECISION }$(basename $sampler) && $sampler $last --prompt 'Skip' --temperature 0.7    more samples (--seed n)
   $trainer --help      every option
   make test                        run the tests, gradients among them
 END

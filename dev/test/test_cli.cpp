@@ -102,6 +102,20 @@ TEST_F(LongCommandLine, RefusesBf16OnAGpuWithoutIt) {
   EXPECT_EQ(run("SLA_EMU_CC=75 build/fp32/" + arguments).exit_status, 0);
 }
 
+// In fp32 a T4's 64 KB of shared memory are enough for every term.
+// BUG llmc/cuda/lsh.h: `(hash_rows + hash_columns) * largest_head_size` ->
+//   `(hash_rows + hash_columns + 2) * largest_head_size`
+TEST_F(LongCommandLine, HasEveryTermOnAT4InFp32) {
+  write_file(in("tokens.bin"), shard_bytes(2000));
+  for (const char* wiring : {"lsh(4,3)", "topk(5)", "relative"}) {
+    const Outcome o = run("SLA_EMU_CC=75 " + emulated_trainer + "-i " + in("tokens.bin") +
+                          " --layers 1 --heads 1 --channels 128 --vocab-size 257 --max-seq-len 32 -t 32 -b 2 -x 1 "
+                          "--wiring '" +
+                          wiring + "'");
+    EXPECT_EQ(o.exit_status, 0) << o.err;
+  }
+}
+
 TEST_F(LongCommandLine, TheCpuAndTheEmulatedGpuTrainAlike) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string arguments = "-i " + in("tokens.bin") + small_model + "-d 128 -u 3 --shuffle -x 20 -o ";

@@ -350,6 +350,61 @@ TEST_F(Ptx, BarriersCountAndVote) {
   for (const uint32_t value : values_of(body + store("%r0"), 100)) EXPECT_EQ(value, 1010u);
 }
 
+// d = a b + c with the fragments of the manual's tables for mma.m16n8k8 and mma.m16n8k16 of fp16: with group = lane / 4
+// and i = lane % 4, register r of a holds row group + 8 (r % 2), columns 2 i + 8 (r / 2) and the next; of b column
+// group, rows 2 i + 8 r and the next; element e of c and d is at row group + 8 (e / 2), column 2 i + e % 2. The first
+// product has 16 columns of a, the second the same by two products of 8, as on a T4, the third has the first 8 alone.
+// BUG dev/emu/ptx/warp.cpp: `2 * (lane % 4) + 8 * (r / 2)] = low(` -> `lane % 4 + 8 * (r / 2)] = low(`
+// BUG dev/emu/ptx/warp.cpp: `a[lane / 4 + 8 * (r % 2)][2 * (lane % 4) + 8 * (r / 2) + 1]` ->
+//   `a[lane / 4 + 8 * (1 - r % 2)][2 * (lane % 4) + 8 * (r / 2) + 1]`
+// BUG dev/emu/ptx/warp.cpp: `b[2 * (lane % 4) + 8 * r + 1][lane / 4]` -> `b[2 * (lane % 4) + 8 * r + 1][7 - lane / 4]`
+// BUG dev/emu/ptx/warp.cpp: `of_b = of_a + K / 4` -> `of_b = of_a + K / 8`
+// BUG dev/emu/ptx/warp.cpp: `d[lane / 4 + 8 * (r / 2)][2 * (lane % 4) + r % 2] = as<float>(reg(of_c + r)[lane])` ->
+//   `d[lane / 4 + 8 * (r % 2)][2 * (lane % 4) + r / 2] = as<float>(reg(of_c + r)[lane])`
+TEST_F(Ptx, ProductsOfFp16HaveTheManualsFragments) {
+  const std::string mma = "  mma.sync.aligned.m16n8", types = ".row.col.f32.f16.f16.f32 {%f0, %f1, %f2, %f3}, ",
+                    d = ", {%f0, %f1, %f2, %f3};\n";
+  const std::string first = mma + "k8" + types + "{%r0, %r1}, {%r4}" + d;
+  const struct {
+    std::string code;
+    int columns;
+  } products[] = {{mma + "k16" + types + "{%r0, %r1, %r2, %r3}, {%r4, %r5}" + d, 16},
+                  {first + mma + "k8" + types + "{%r2, %r3}, {%r5}" + d, 16},
+                  {first, 8}};
+  const auto value = [](int row, int column, int factor) { return float((row * 16 + column) * factor % 31 - 15); };
+  const auto two = [](float low, float high) {
+    return emu::ptx::f16_of_float(low) | uint32_t(emu::ptx::f16_of_float(high)) << 16;
+  };
+  std::vector<uint32_t> words(32 * 16);  // of each lane: a, b, c
+  for (int lane = 0; lane < 32; lane++) {
+    const int group = lane / 4, i = lane % 4;
+    uint32_t* const own = &words[size_t(lane) * 16];
+    for (int r = 0; r < 4; r++) {
+      const int row = group + 8 * (r % 2), column = 2 * i + 8 * (r / 2);
+      own[r] = two(value(row, column, 7), value(row, column + 1, 7));
+    }
+    for (int r = 0; r < 2; r++) own[4 + r] = two(value(2 * i + 8 * r, group, 11), value(2 * i + 8 * r + 1, group, 11));
+    for (int e = 0; e < 4; e++) own[6 + e] = bits(value(group + 8 * (e / 2), 2 * i + e % 2, 13));
+  }
+  for (const auto& product : products) {
+    std::string body = "  mad.wide.u32 %l0, %t, 64, %out;\n";
+    for (int r = 0; r < 6; r++) body += format("  ld.global.b32 %%r%d, [%%l0+%d];\n", r, 4 * r);
+    for (int e = 0; e < 4; e++) body += format("  ld.global.f32 %%f%d, [%%l0+%d];\n", e, 24 + 4 * e);
+    body += product.code;
+    for (int e = 0; e < 4; e++) body += format("  st.global.f32 [%%l0+%d], %%f%d;\n", 24 + 4 * e, e);
+    const Array<uint32_t> memory(words, ptx_stream());
+    run_ptx(file_of(body), "test", 1, 32, 0, Parameters(memory.data));
+    const std::vector<uint32_t> results = memory.to_host(ptx_stream());
+    for (int lane = 0; lane < 32; lane++)
+      for (int e = 0; e < 4; e++) {
+        const int row = lane / 4 + 8 * (e / 2), column = 2 * (lane % 4) + e % 2;
+        float sum = value(row, column, 13);
+        for (int k = 0; k < product.columns; k++) sum += value(row, k, 7) * value(k, column, 11);
+        EXPECT_EQ(results[size_t(lane) * 16 + 6 + size_t(e)], bits(sum)) << product.code << row << ", " << column;
+      }
+  }
+}
+
 // ----------------------------------------------------------------------------
 // Mistakes
 

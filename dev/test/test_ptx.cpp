@@ -35,6 +35,12 @@ static std::vector<PtxRun> ptx_runs() {
   for (const std::string test : {"test_attention", "test_ops"})
     runs.push_back({"fp32_" + test + "_on_a_t4", folder + "fp32/" + test + "_75.ptx", folder + "fp32/" + test + "_emu",
                     "*-AttentionDecode.ReadsWhatIsSeenOnce", "SLA_EMU_CC=75"});
+  // A T4 in fp16, and what needs no more shared memory than it has.
+  const std::string attention = folder + "fp16/test_attention";
+  runs.push_back({"fp16_test_attention", attention + ".ptx", attention + "_emu", "*"});
+  runs.push_back({"fp16_test_attention_on_a_t4", attention + "_75.ptx", attention + "_emu",
+                  "*-AttentionDecode.ReadsWhatIsSeenOnce:AttentionTopK.UsesThe*:AttentionTopK.RanksNaN*",
+                  "SLA_EMU_CC=75"});
   runs.push_back({"fp32_golden_cases", folder + "fp32/train_gpt2_sla.ptx", folder + "test_cli",
                   "*GoldenCommandLine.*_on_the_emulated_gpu"});
   return runs;

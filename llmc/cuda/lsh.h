@@ -31,16 +31,19 @@ inline void check_lsh(const LshShape& s) {
 
 // A block has 64 rows, a thread the products of four of them with four columns of R at a time.
 constexpr int hash_rows = 64, hash_columns = 64, hash_lanes = 16, hash_threads = hash_rows / 4 * hash_lanes;
-constexpr int hash_stride = largest_head_size + 4;  // floats from row to row, so that rows are on different banks
-constexpr size_t hash_bytes = (hash_rows * hash_stride + largest_head_size * hash_columns) * sizeof(float);  // 66 KB
+constexpr size_t hash_bytes = (hash_rows + hash_columns) * largest_head_size * sizeof(float);  // 64 KB, all of a T4's
 
-// sums (4 x 4) = the thread's rows of x (rows, HS) times its four columns of R (HS, hash_columns), in the order of
-// channels.
-__device__ inline void multiply_by_rotations(float (&sums)[4][4], const float* x, const float* R, int HS) {
+// Where four channels from c on are in a row of x: neighbouring fours change places in every other four rows, so that
+// the rows that a warp reads at once are on different banks.
+__device__ inline int hash_place(int row, int c) { return row * largest_head_size + (c ^ (row & 4)); }
+
+// sums (4 x 4) = four rows of x (rows, HS), from `first` on, times the thread's four columns of R (HS, hash_columns),
+// in the order of channels.
+__device__ inline void multiply_by_rotations(float (&sums)[4][4], const float* x, int first, const float* R, int HS) {
 #pragma unroll 1
   for (int c = 0; c < HS; c += 4) {
     float q[4][4];
-    for (int i = 0; i < 4; i++) load4(q[i], x + i * hash_stride + c);
+    for (int i = 0; i < 4; i++) load4(q[i], x + hash_place(first + i, c));
     for (int k = 0; k < 4; k++) {
       float r[4];
       load4(r, R + (c + k) * hash_columns);
@@ -56,12 +59,13 @@ __global__ void __launch_bounds__(hash_threads, 2) lsh_hash_kernel(LshHash a) {
   const int HS = int(a.HS), head = int(blockIdx.y), round = int(blockIdx.z), columns = a.num_buckets / 2;
   const int lane = int(threadIdx.x) % hash_lanes, first = int(threadIdx.x) / hash_lanes * 4;
   const int64_t row0 = int64_t(blockIdx.x) * hash_rows;
-  float *x = reinterpret_cast<float*>(shared_memory), *R_tile = x + hash_rows * hash_stride;
+  float *x = reinterpret_cast<float*>(shared_memory), *R_tile = x + hash_rows * largest_head_size;
   for (int i = int(threadIdx.x); i < hash_rows * HS / 8; i += hash_threads) {
     const int row = i / (HS / 8), channel = i % (HS / 8) * 8;
     float q[8] = {};
     if (row0 + row < a.N) load8(q, a.q + (row0 + row) * a.q_stride + head * a.HS + channel);
-    store8(x + row * hash_stride + channel, q);
+    store4(x + hash_place(row, channel), {q[0], q[1], q[2], q[3]});
+    store4(x + hash_place(row, channel + 4), {q[4], q[5], q[6], q[7]});
   }
   const float* R = a.rotations + (int64_t(head) * a.rounds + round) * HS * columns;
   LshBucket best[4];
@@ -73,7 +77,7 @@ __global__ void __launch_bounds__(hash_threads, 2) lsh_hash_kernel(LshHash a) {
     }
     __syncthreads();
     float sums[4][4] = {};
-    multiply_by_rotations(sums, x + first * hash_stride, R_tile + lane * 4, HS);
+    multiply_by_rotations(sums, x, first, R_tile + lane * 4, HS);
     for (int i = 0; i < 4; i++)
       for (int j = 0; j < 4; j++)
         if (const int column = j0 + lane * 4 + j; column < columns) best[i].consider(sums[i][j], column, columns);
@@ -84,8 +88,7 @@ __global__ void __launch_bounds__(hash_threads, 2) lsh_hash_kernel(LshHash a) {
       best[i].take(value, __shfl_xor_sync(full_warp, best[i].bucket, offset));
     }
     float square = 0;
-    for (int c = lane; c < HS; c += hash_lanes)
-      square += x[(first + i) * hash_stride + c] * x[(first + i) * hash_stride + c];
+    for (int c = lane; c < HS; c += hash_lanes) square += x[hash_place(first + i, c)] * x[hash_place(first + i, c)];
     square = warp_sum<hash_lanes>(square);
     if (lane != 0 || row0 + first + i >= a.N) continue;
     const int64_t to = a.to(row0 + first + i) * a.NH + head;

@@ -45,6 +45,7 @@ TEST(AttentionRelative, OfTheLastQueriesIsThatOfTheWhole) {
   for (const Case& c :
        {with_relative({2, 140, 64, {0, 1, 0}, 1}), with_relative({1, 65, 80, {{0, 1}, 0}, 1}, 3),
         with_relative({1, 66, 128, {0, 0, 0}, 1}), with_relative({1, 70, 8, std::vector<Sources>(11, 0), 0}), window}) {
+    if (is_refused(c)) continue;
     Layer layer(c);
     const Expected whole(layer);
     const std::vector<floatX> out(whole.out.begin(), whole.out.end());

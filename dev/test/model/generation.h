@@ -82,7 +82,7 @@ TEST(LONG_ON_EMU(Generation), OfSeveralTextsIsThatOfEach) {
   for (const char* wiring : {"sla(1,1)", "rope window(9,SL)", "relative", "universal(1)", "universal(2) act(0.3)",
                              "gru", "topk(5)", "lsh(4,2)", "reversible sla(2,2)"}) {
     SCOPED_TRACE(wiring);
-    const bool rounding_changes_the_choice = is_bf16 && std::string(wiring).find("topk") != std::string::npos;
+    const bool rounding_changes_the_choice = is_16_bit && std::string(wiring).find("topk") != std::string::npos;
     if (rounding_changes_the_choice) continue;
     ModelConfig config = small_config();
     config.wiring = parse_wiring(wiring);
@@ -174,7 +174,7 @@ TEST(LONG_ON_EMU(Generation), HasThePonderOfEveryTokenThatItComputes) {
   auto model = make_model(config, 1, 16);
   DoubleTensors params = random_parameters(config, 9);
   // Probabilities between 0.4 and 0.6, which differ from token to token, and after no cycle add up to about 0.7.
-  for (double& x : params.at("halt.weight").data) x *= is_bf16 ? 50 : 1;
+  for (double& x : params.at("halt.weight").data) x *= is_16_bit ? 50 : 1;
   set_weights(*model, params);
   auto generator = make_generator(*model, 1, 16, 4);
   std::vector<int> tokens = random_tokens(6, config.vocab_size, 77);

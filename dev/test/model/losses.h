@@ -93,24 +93,25 @@ inline bool is_of_gate(const std::string& name) {
 // been rounded several times on its way. In fp32 a map's gate in a layer of a single head shows it, and what comes
 // through both. Those of the weights of `dense` are inner products of dout with the terms of a sum to which the norm
 // that reads it makes dout almost orthogonal: in random wirings their errors are up to 1.1e-5, and 5.3e-2 in bf16; to
-// round dout to bf16, and nothing else, makes them as large as 2.5e-2.
+// round dout to bf16, and nothing else, makes them as large as 2.5e-2. In fp16 all of these are an eighth, 5e-3 and
+// less, but for those of `dense`, which were up to 9.2e-3.
 inline double tolerance_of(const GPT2& model, const std::string& name) {
   const AttentionPlan& plan = model.attention_plan;
-  if (name.find(".dense") != std::string::npos) return is_bf16 ? 6e-2 : 2e-5;
+  if (name.find(".dense") != std::string::npos) return is_fp16 ? 1.2e-2 : is_bf16 ? 6e-2 : 2e-5;
   const bool is_of_scores =
       name.find("relative") != std::string::npos || name.find("value_mix") != std::string::npos || is_of_gate(name);
-  if (!is_bf16) return is_of_scores && (is_of_gate(name) || plan.table.gru) ? 4e-5 : tensor_tolerance;
-  if (is_of_scores) return 4e-2;
+  if (!is_16_bit) return is_of_scores && (is_of_gate(name) || plan.table.gru) ? 4e-5 : tensor_tolerance;
+  if (is_of_scores) return 4e-2 * coarseness;
   if (name.compare(0, 2, "h.") != 0) return tensor_tolerance;
   const int layer = atoi(name.c_str() + 2);
   const bool is_of_qkv = name.find("ln_1") != std::string::npos || name.find("c_attn") != std::string::npos;
   const bool has_no_v = plan.projected[Part::v][layer].size() == plan.unused(Part::v, layer).size();
-  if ((is_of_qkv && has_no_v) || plan.table.gru) return 4e-2;
-  return is_of_qkv && plan.table.qknorm ? 2e-2 : tensor_tolerance;
+  if ((is_of_qkv && has_no_v) || plan.table.gru) return 4e-2 * coarseness;
+  return is_of_qkv && plan.table.qknorm ? 2e-2 * coarseness : tensor_tolerance;
 }
 
 // Compares the model's gradients, times `weight`, with the reference's.
-inline void expect_gradients(const GPT2& model, const DoubleTensors& grads, double weight = 1) {
+inline void expect_gradients(const GPT2& model, const DoubleTensors& grads, double weight = 1 / test_loss_scale) {
   const double norm = reference::global_norm(grads);
   // All layers' shares are one tensor: terms cancel in a layer's two numbers, of which little may be left.
   std::vector<float> mixes;
@@ -118,16 +119,15 @@ inline void expect_gradients(const GPT2& model, const DoubleTensors& grads, doub
   // A gradient that is zero, as that of q where each query sees one key, has rounding errors.
   for (int i = 0; i < model.num_tensors(); i++) {
     const std::string& name = model.tensor(i).name;
-    std::vector<float> grad = full_tensor(model, model.grad_memory, i);
+    std::vector<float> grad = full_gradient(model, i, weight);
     std::vector<double> expected = grads.at(name).data;
     if (is_of_gate(name) && model.config.bias) {
       if (grad.size() == 1) continue;
-      const std::vector<float> bias = full_tensor(model, model.grad_memory, i + 1);
+      const std::vector<float> bias = full_gradient(model, i + 1, weight);
       const std::vector<double>& expected_bias = grads.at(model.tensor(i + 1).name).data;
       grad.insert(grad.end(), bias.begin(), bias.end());
       expected.insert(expected.end(), expected_bias.begin(), expected_bias.end());
     }
-    for (float& x : grad) x = float(x * weight);
     if (name.find("value_mix") != std::string::npos) {
       mixes.insert(mixes.end(), grad.begin(), grad.end());
       expected_mixes.insert(expected_mixes.end(), expected.begin(), expected.end());
@@ -142,7 +142,7 @@ inline void expect_equal_to_reference(const GraphCase& c, int recompute, bool ke
   auto model = make_model(config_of(c), c.B, c.T, recompute, keep_dead_kv);
   const Expected& e = expected_of(c, *model);
   // Rounding moves few q to another bucket.
-  EXPECT_LE(e.other_buckets, (is_bf16 ? 0.02 : 0.0005) * e.hashes);
+  EXPECT_LE(e.other_buckets, (is_16_bit ? 0.02 * coarseness : 0.0005) * e.hashes);
   gpt2_zero_grad(*model);
   for (size_t s = 0; s < e.results.size(); s++) {
     const double loss = micro_step(*model, e.inputs[s], e.targets[s], c.B, c.T, c.accumulation);
@@ -177,10 +177,9 @@ TEST(LONG_ON_EMU(Router), WithASingleOneInARowIsSkipLayerAttention) {
   }
   EXPECT_NEAR(losses[0] / losses[1], 1, 1e-6);
   std::map<std::string, std::vector<float>> routed;
-  for (int i = 0; i < models[0]->num_tensors(); i++)
-    routed[models[0]->tensor(i).name] = full_tensor(*models[0], models[0]->grad_memory, i);
+  for (int i = 0; i < models[0]->num_tensors(); i++) routed[models[0]->tensor(i).name] = full_gradient(*models[0], i);
   for (int i = 0; i < models[1]->num_tensors(); i++) {
-    const std::vector<float> grad = full_tensor(*models[1], models[1]->grad_memory, i);
+    const std::vector<float> grad = full_gradient(*models[1], i);
     const std::vector<double> expected(grad.begin(), grad.end());
     EXPECT_LE(relative_error(routed.at(models[1]->tensor(i).name), expected, grad_norm(*models[1])), tensor_tolerance)
         << models[1]->tensor(i).name;
@@ -207,8 +206,7 @@ TEST(LONG_ON_EMU(Reversible), HasTheGradientsOfWhatKeepsEverything48LayersDeep) 
   EXPECT_NEAR(micro_step(*model, inputs, targets, c.B, c.T, 1) / expected, 1, loss_tolerance);
   const double norm = reference::global_norm(grads);
   for (int i = 0; i < model->num_tensors(); i++) {
-    const double error =
-        relative_error(full_tensor(*model, model->grad_memory, i), grads.at(model->tensor(i).name).data, norm);
+    const double error = relative_error(full_gradient(*model, i), grads.at(model->tensor(i).name).data, norm);
     EXPECT_LE(error, tensor_tolerance) << model->tensor(i).name;
   }
 }
@@ -367,7 +365,8 @@ const std::vector<GraphCase> graph_cases =
      {"summed_outputs_of_one_layer", 1, 4, 32, 61, 40, "dense", true, 2, 33, 1},
      {"summed_outputs_of_shared_keys", 5, 4, 32, 61, 40, "dense modern sla(2,2) gqa(2) documents", false, 2, 33, 2},
      {"memory_of_several_sources", 4, 4, 32, 61, 40, "rope also(1,2) share(2) memory(7)", true, 1, 40, 3},
-#ifndef PRECISION_BF16  // rounding changes the choice, or weighs too much in gradients that come through two gates
+// In 16 bits rounding changes the choice, or weighs too much in gradients that come through two gates.
+#if !defined(PRECISION_BF16) && !defined(PRECISION_FP16)
      {"gates_relative_memory", 3, 4, 32, 61, 40, "gru memory(20) relative", true, 1, 33, 2},
      {"gates_of_both_kinds", 3, 4, 32, 61, 40, "gru gate gqa(2) window(9,SL)", true, 2, 33, 1},
      {"gates_without_biases", 4, 4, 32, 61, 40, "universal(2) gru sla(3,2)", false, 2, 33, 1},
@@ -406,14 +405,19 @@ INSTANTIATE(LONG_ON_EMU(Wiring), GraphVariants, testing::ValuesIn(cases_of_varia
 
 class Golden : public testing::TestWithParam<std::string> {};
 
-// The bounds are the golden cases' README's, with room for another order of summation. Single gradients are compared in
-// fp32 alone: rounding the cases' weights to bf16 changes them by up to 2e-2, before anything is computed.
+// The bounds are the golden cases' README's, with room for another order of summation. Single gradients are not
+// compared in bf16: rounding the cases' weights to it changes them by up to 2e-2, before anything is computed. In fp16
+// it is 2e-3; but it decides which keys `topk` chooses, in which buckets `lsh` has them, and on which side of the step
+// of relu what `gru` adds is. Gates' biases are single numbers, in which terms cancel.
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/head.h: `untied ? grads.lm_head : grads.wte` -> `grads.wte`
 TEST_P(Golden, TrainingHasItsLossesNormsAndGradients) {
   const GoldenCase golden = read_golden_case(GetParam());
   const int B = golden.batch_size, T = golden.seq_len;
   auto model = make_model(golden.config, B, T, /*recompute=*/0, /*keep_dead_kv=*/false, golden.dropout);
   set_weights(*model, golden.model);
+  const WiringTable& table = model->attention_plan.table;
+  const bool rounding_decides = is_16_bit && (table.topk > 0 || table.lsh_buckets > 0 || table.gru);
+  const double slack = rounding_decides ? 1 / coarseness : 1;
   std::vector<int> inputs, targets;
 
   gpt2_zero_loss(*model);
@@ -423,7 +427,7 @@ TEST_P(Golden, TrainingHasItsLossesNormsAndGradients) {
     gpt2_loss(*model, targets.data(), {B, T}, double(B) * T);
   }
   model->remembered = 0;
-  EXPECT_NEAR(gpt2_read_stats(*model).loss / golden.num_micro_batches() / golden.val_loss, 1, loss_tolerance);
+  EXPECT_NEAR(gpt2_read_stats(*model).loss / golden.num_micro_batches() / golden.val_loss, 1, slack * loss_tolerance);
 
   std::vector<double> norm_errors;
   for (int step = 0; step < golden.steps; step++) {
@@ -434,17 +438,19 @@ TEST_P(Golden, TrainingHasItsLossesNormsAndGradients) {
       model->dropout_draw = {golden.seed, step + 1, i * B};
       loss += micro_step(*model, inputs, targets, B, T, golden.grad_accum_steps) / golden.grad_accum_steps;
       if (step > 0 || i > 0) continue;
-      EXPECT_LE(relative_error(to_floats(model->acts.losses, inputs.size()), golden.token_losses), tensor_tolerance);
+      EXPECT_LE(relative_error(to_floats(model->acts.losses, inputs.size()), golden.token_losses),
+                slack * tensor_tolerance);
     }
     const double norm = grad_norm(*model);
-    EXPECT_NEAR(loss / golden.losses[step], 1, loss_tolerance) << "step " << step + 1;
+    EXPECT_NEAR(loss / golden.losses[step], 1, slack * loss_tolerance) << "step " << step + 1;
     norm_errors.push_back(std::abs(norm / golden.grad_norms[step] - 1));
-    EXPECT_LE(step == 0 || !is_bf16 ? norm_errors.back() : 0, 2 * norm_tolerance) << "step " << step + 1;
-    if (step == 0 && !is_bf16) {
+    EXPECT_LE(step == 0 || !is_bf16 ? norm_errors.back() : 0, 2 * slack * norm_tolerance) << "step " << step + 1;
+    if (step == 0 && !is_bf16 && !rounding_decides) {
       for (int i = 0; i < model->num_tensors(); i++) {
         const std::string& name = model->tensor(i).name;
-        EXPECT_LE(relative_error(full_tensor(*model, model->grad_memory, i), golden.grads.at(name).data),
-                  tensor_tolerance)
+        if (is_fp16 && is_of_gate(name) && model->tensor(i).num_elements() == 1) continue;
+        EXPECT_LE(relative_error(full_gradient(*model, i), golden.grads.at(name).data),
+                  is_fp16 ? 5e-3 : tensor_tolerance)
             << name;
       }
     }
@@ -453,7 +459,7 @@ TEST_P(Golden, TrainingHasItsLossesNormsAndGradients) {
   }
   // After some updates rounding to bf16 decides a single norm: those of f_gtrxl move by 1.5 to 3.6 % where learning
   // rates differ by a hundred-thousandth. Most of them are nearer.
-  EXPECT_LE(median(norm_errors), norm_tolerance);
+  EXPECT_LE(median(norm_errors), slack * norm_tolerance);
 }
 
 inline std::string name_of_golden(const testing::TestParamInfo<std::string>& info) { return info.param; }

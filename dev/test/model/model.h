@@ -8,16 +8,20 @@
 #include <string>
 #include <vector>
 #include "dev/test/reference/reference.h"
+#include "dev/test/values.h"
 
 using DoubleTensors = reference::Tensors<double>;
 
-// Bounds of ||x - reference|| / ||reference||. A rounding to bf16 is 1.6e-3 of a value (root mean square), and every
-// activation of every layer is rounded.
-constexpr double tensor_tolerance = is_bf16 ? 1.5e-2 : 1e-5;
-constexpr double loss_tolerance = is_bf16 ? 5e-3 : 2e-6;  // relative
-constexpr double norm_tolerance = is_bf16 ? 1.5e-2 : 1e-5;
+// Bounds of ||x - reference|| / ||reference||. A rounding to bf16 is 1.6e-3 of a value (root mean square), to fp16 an
+// eighth of it, and every activation of every layer is rounded.
+constexpr double tensor_tolerance = is_fp16 ? 2.5e-3 : is_bf16 ? 1.5e-2 : 1e-5;
+constexpr double loss_tolerance = is_16_bit ? 5e-3 * coarseness : 2e-6;  // relative
+constexpr double norm_tolerance = is_16_bit ? 1.5e-2 * coarseness : 1e-5;
 // Of hidden states that are computed a few rows at a time: the order in which a matmul adds up depends on its rows.
-constexpr double generation_tolerance = is_bf16 ? 8e-3 : 3e-6;
+constexpr double generation_tolerance = is_fp16 ? 1.2e-3 : is_bf16 ? 8e-3 : 3e-6;
+
+// In fp16 the gradients of activations are as much larger, so that none of them is rounded to zero.
+constexpr double test_loss_scale = is_fp16 ? 4096 : 1;
 
 inline std::unique_ptr<GPT2> make_model(const ModelConfig& config, int B, int T, int recompute = 0,
                                         bool keep_dead_kv = false, double dropout = 0) {
@@ -26,6 +30,7 @@ inline std::unique_ptr<GPT2> make_model(const ModelConfig& config, int B, int T,
   plan.dropout = dropout;
   plan.logit_bytes = 1;  // chunks of logits as small as they may be, so that longer cases have several
   gpt2_declare(*model, config, plan);
+  model->loss_scale = test_loss_scale;
   gpt2_allocate(*model);
   return model;
 }
@@ -40,19 +45,19 @@ inline std::unique_ptr<GPT2> make_generator(const GPT2& model, int slots, int64_
   return generator;
 }
 
-// Weights five times larger than GPT-2's initial ones, so that no term of the model is too small to matter; in bf16 as
-// large as those: the larger the weights, the more a layer multiplies the rounding errors of those before it. Of values
-// that floatX has, so that both sides start from the same numbers.
-constexpr double weights_std = is_bf16 ? 0.02 : 0.1;
+// Weights five times larger than GPT-2's initial ones, so that no term of the model is too small to matter; in 16 bits
+// as large as those: the larger the weights, the more a layer multiplies the rounding errors of those before it. Of
+// values that floatX has, so that both sides start from the same numbers.
+constexpr double weights_std = is_16_bit ? 0.02 : 0.1;
 inline DoubleTensors random_parameters(const ModelConfig& config, uint64_t seed) {
   DoubleTensors params = reference::make_parameters<double>(config);
   uint32_t tag = 0;
   for (auto& [name, tensor] : params) {
     const bool is_scale = (name.find("ln_") != std::string::npos && name.find(".weight") != std::string::npos) ||
                           name.find("value_mix") != std::string::npos || name.find(".dense") != std::string::npos;
-    // Of what a gate of `gru` takes from a branch, relu's derivative is a step. In bf16 the outputs of branches are
+    // Of what a gate of `gru` takes from a branch, relu's derivative is a step. In 16 bits the outputs of branches are
     // kept some standard deviations away from it, so that rounding does not decide on which side they are.
-    const bool is_rectified = is_bf16 && config.wiring_table().gru && name.find("c_proj.bias") != std::string::npos;
+    const bool is_rectified = is_16_bit && config.wiring_table().gru && name.find("c_proj.bias") != std::string::npos;
     for (size_t i = 0; i < tensor.data.size(); i++) {
       double x = weights_std * random_normal(seed, RandomStream::test, tag, i);
       if (name.find("attn.router") != std::string::npos) x = 0.4 * x / weights_std;
@@ -112,6 +117,13 @@ inline std::vector<float> full_tensor(const GPT2& model, const float* arena, int
   return full;
 }
 
+// The gradient of a tensor, without the loss scale.
+inline std::vector<float> full_gradient(const GPT2& model, int i, double weight = 1 / test_loss_scale) {
+  std::vector<float> gradient = full_tensor(model, model.grad_memory, i);
+  for (float& x : gradient) x = float(x * weight);
+  return gradient;
+}
+
 template <class T>
 std::vector<float> to_floats(const T* device, size_t n) {
   std::vector<T> host(n);
@@ -129,7 +141,7 @@ inline double micro_step(GPT2& model, const std::vector<int>& inputs, const std:
 
 inline double grad_norm(GPT2& model) {
   gpt2_square_grads(model);
-  return std::sqrt(gpt2_read_stats(model).grad_squares);
+  return gpt2_read_stats(model).grad_norm();
 }
 
 inline std::vector<int> random_tokens(int64_t n, int vocab_size, uint32_t tag) {

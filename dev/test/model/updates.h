@@ -42,7 +42,7 @@ TEST_P(Updates, FollowTheReferenceTenTimes) {
     o.learning_rate = 2e-3, o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1e-3, o.weight_decay = 0.1, o.grad_clip = 1;
     const double expected_norm = reference::adamw(params, grads, m, v, step, o);
     gpt2_update(*model, step, {o.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip});
-    EXPECT_NEAR(std::sqrt(gpt2_read_stats(*model).grad_squares) / expected_norm, 1, norm_tolerance) << "step " << step;
+    EXPECT_NEAR(gpt2_read_stats(*model).grad_norm() / expected_norm, 1, norm_tolerance) << "step " << step;
   }
   // Compares in the arena's layout: the reference has weights where dead rows would be.
   for (int i = 0; i < model->num_tensors(); i++) {
@@ -61,7 +61,8 @@ TEST_P(Updates, FollowTheReferenceTenTimes) {
       EXPECT_LE(relative_error(found, values), tensor_tolerance) << tensor.name;
     };
     expect_equal(model->master_memory, params);
-    if (!is_bf16) expect_equal(model->m_memory, m);  // in bf16 ten steps of slightly different weights show in a moment
+    if (!is_16_bit)
+      expect_equal(model->m_memory, m);  // in 16 bits ten steps of slightly different weights show in a moment
   }
 }
 
@@ -97,6 +98,7 @@ TEST(LONG_ON_EMU(Updates), OfMatricesFollowTheReferenceByMuon) {
     plan.muon = true, plan.muon_elements = muon_elements;
     GPT2 model;
     gpt2_declare(model, config, plan);
+    model.loss_scale = test_loss_scale;
     gpt2_allocate(model);
     init_weights(model, 5);
     auto by_adamw = make_model(config, 2, 17);
@@ -120,7 +122,7 @@ TEST(LONG_ON_EMU(Updates), OfMatricesFollowTheReferenceByMuon) {
         const std::vector<float> weights = matrix_of(model.master_memory, matrix),
                                  grads = matrix_of(model.grad_memory, matrix);
         std::vector<double> w(weights.begin(), weights.end()), g(grads.begin(), grads.end());
-        for (double& x : g) x *= clip;
+        for (double& x : g) x *= clip / test_loss_scale;
         before.push_back(w);
         momenta[i].resize(w.size(), 0.0);
         reference::muon(w, momenta[i], g, matrix.rows, matrix.columns, {o.learning_rate, o.momentum, o.weight_decay});
@@ -135,7 +137,8 @@ TEST(LONG_ON_EMU(Updates), OfMatricesFollowTheReferenceByMuon) {
           moved.push_back(double(found[j]) - before[i][j]), expected_move.push_back(expected[i][j] - before[i][j]);
         // The iteration enlarges the small singular values of gradients of a few tokens, and what rounding adds to
         // them, by up to 3.4445 each time: PyTorch's, in bf16, is off by 0.01 to 0.48 on matrices like these.
-        EXPECT_LE(relative_error(moved, expected_move), is_bf16 ? 0.2 : 1e-4) << "step " << step << ", matrix " << i;
+        EXPECT_LE(relative_error(moved, expected_move), is_16_bit ? 0.2 * coarseness : 1e-4)
+            << "step " << step << ", matrix " << i;
         EXPECT_LE(relative_error(matrix_of(model.m_memory, model.training->matrices[i]), momenta[i]), 1e-6)
             << "step " << step;
         const std::vector<floatX> rounded(found.begin(), found.end());
@@ -193,7 +196,7 @@ TEST(Updates, OfBatchesOfMatricesAreThoseOfOneAfterTheOther) {
 #if defined(SLA_CPU) || defined(SLA_EMU)
               0)
 #else
-              is_bf16 ? 1e-2 : 1e-6)
+              is_16_bit ? 1e-2 * coarseness : 1e-6)
 #endif
         << model->tensor(i).name;
 }
@@ -277,5 +280,6 @@ TEST(LONG_ON_EMU(DeadRows), DoNotChangeTheLossCurve) {
   auto lean = make_model(config, 1, 16), full = make_model(config, 1, 16, 0, /*keep_dead_kv=*/true);
   const auto a = loss_curve(*lean, 10, 3), b = loss_curve(*full, 10, 3);
   EXPECT_GT(std::abs(a.back() - a.front()), 0.1);  // the updates do something
-  for (size_t i = 0; i < a.size(); i++) EXPECT_NEAR(a[i], b[i], is_bf16 ? 5e-3 : 2e-6) << "step " << i + 1;
+  for (size_t i = 0; i < a.size(); i++)
+    EXPECT_NEAR(a[i], b[i], is_16_bit ? 5e-3 * coarseness : 2e-6) << "step " << i + 1;
 }

@@ -16,7 +16,8 @@ TEST(Activation, AndItsDerivativeAreTheFormulas) {
     std::vector<floatX> x, d;
     for (float v = -12; v < 12; v += 0.01f) x.push_back(floatX(v));
     for (float v : {0.0f, 1e4f, 1e9f, 1e15f, 3e38f})
-      if (f == Activation::gelu || v < 1e10f) x.push_back(floatX(v)), x.push_back(floatX(-v));
+      if (std::isfinite(real(floatX(v))) && (f == Activation::gelu || v < 1e10f))
+        x.push_back(floatX(v)), x.push_back(floatX(-v));
     while (x.size() % 8 != 0) x.push_back(floatX(0.5f));
     d.resize(x.size(), floatX(1.5f));
 
@@ -31,7 +32,9 @@ TEST(Activation, AndItsDerivativeAreTheFormulas) {
       const double v = real(x[i]);
       const bool overflows = f == Activation::gelu && std::abs(v) > 1e3;  // as gelu_slope's own squares do
       const double e_y = value_of(f, v), e_slope = 1.5 * (overflows ? double(v > 0) : slope_of(f, v));
-      EXPECT_NEAR(real(y[i]), e_y, 2 * one_rounding * std::max(1.0, std::abs(e_y))) << v;
+      if (is_fp16 && e_y > 65504) {
+        EXPECT_EQ(real(y[i]), INFINITY) << v;
+      } else EXPECT_NEAR(real(y[i]), e_y, 2 * one_rounding * std::max(1.0, std::abs(e_y))) << v;
       EXPECT_NEAR(real(slope[i]), e_slope, 3 * one_rounding * std::max(1.0, std::abs(e_slope))) << v;
     }
   }

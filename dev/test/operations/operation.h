@@ -11,8 +11,11 @@
 #include "llmc/ops/precision.h"
 
 // The tolerances, relative to the results' 2-norm. Rounding to bf16 costs at most 2^-8 of a value, 1.7e-3 in the mean
-// square; sums are in fp32 whatever floatX is.
-constexpr double one_rounding = has_master_weights ? 2e-3 : 1e-6, two_roundings = 2 * one_rounding, of_fp32 = 1e-6;
+// square, to fp16 an eighth of that; sums are in fp32 whatever floatX is.
+constexpr double one_rounding = is_fp16   ? 3e-4
+                                : is_bf16 ? 2e-3
+                                          : 1e-6,
+                 two_roundings = 2 * one_rounding, of_fp32 = 1e-6;
 
 template <class T>
 inline std::vector<double> doubles(const std::vector<T>& x) {
