@@ -111,8 +111,9 @@ class Channel : public CommandLine {
     }
   }
   // Every rank but the victim ends with status 1, and prints a line with the victim's name and `text`: only rank 0
-  // does, or, if it is the victim, all others.
-  static void expect_end_after_loss_of(size_t victim, const std::vector<Process>& all, const std::string& text) {
+  // does, or, if it is the victim, all others. `its_status`: the victim's, as wait_for has it.
+  static void expect_end_after_loss_of(size_t victim, const std::vector<Process>& all, const std::string& text,
+                                       int its_status = -1) {
     for (size_t rank = 0; rank < all.size(); rank++) {
       if (rank == victim) continue;
       EXPECT_EQ(wait_for(all[rank]), 1) << "rank " << rank << " without rank " << victim;
@@ -126,8 +127,8 @@ class Channel : public CommandLine {
       EXPECT_EQ(err.find("error: " + expected), 0u) << err;
       EXPECT_NE(err.find(text), std::string::npos) << err;
     }
-    kill(all[victim].pid, SIGKILL);
-    EXPECT_EQ(wait_for(all[victim]), -1);
+    if (its_status < 0) kill(all[victim].pid, SIGKILL);
+    EXPECT_EQ(wait_for(all[victim]), its_status);
   }
   // Waits until a process has written the file.
   void await_file(const std::string& name) const {

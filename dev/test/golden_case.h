@@ -47,7 +47,8 @@ inline const std::vector<std::string>& golden_case_names() {
                                                  "m_strided_fixed", "n_rmsnorm",      "n_relu2",       "n_untied",
                                                  "n_swiglu",        "n_qknorm",       "n_documents",   "n_modern",
                                                  "n_keys",          "n_values",       "n_vres",        "n_router",
-                                                 "n_dense",         "n_depth",        "m_dropout"};
+                                                 "n_dense",         "n_depth",        "n_softcap",     "n_layers",
+                                                 "m_dropout"};
   return names;
 }
 

@@ -275,9 +275,7 @@ TEST_F(LongTraining, HasTheSameLossesWithAnyNumberOfRanksAndWiring) {
 // BUG llmc/cpu/documents.h: `const int* of_sequence = tokens + b * T;` -> `const int* of_sequence = tokens;`
 // BUG llmc/training.h: `(i * run.ranks.size + run.ranks.rank) * run.B}` -> `i * run.ranks.size * run.B}`
 TEST_F(LongTraining, HasTheSameLossesOfDocumentsAndDropoutOnAnyRanks) {
-  std::string shard = shard_bytes(2000, 60);
-  for (int i = 0; i < 2000; i += 1 + i * 7 % 17) memcpy(&shard[size_t(1024 + 2 * i)], "\0\1", 2);  // 256, the end
-  write_file(in("documents.bin"), shard);
+  write_file(in("documents.bin"), shard_of_documents(2000, 60));
   write_file(in("val.bin"), shard_bytes(200, 60));
   const std::string own = " -i " + in("documents.bin") + " -j " + in("val.bin") +
                           " --layers 2 --heads 2 --channels 16 --vocab-size 257 --max-seq-len 16 -t 16 -d 96 " +

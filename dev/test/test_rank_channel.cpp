@@ -400,6 +400,20 @@ TEST_F(Channel, ADeathIsDetectedAtOnce) {
   }
 }
 
+// The others wait in a collective for it. Only a rank that has finalized may be gone, whatever its status.
+// BUG llmc/dist/rank_channel.cpp: `!peer.has_finalized && !is_finalizing && others_error.empty()` -> `false`
+TEST_F(Channel, ARankThatExitsWithZeroAmidTheRunHasDied) {
+  for (int victim : {0, 2}) {
+    const std::vector<Process> all =
+        start_ranks({"file:" + in("rendezvous"), 3}, [victim](RankChannel& channel, int rank) {
+          Collectives().run(channel, UINT64_MAX, [=](uint64_t n) {
+            if (rank == victim && n == 3) _exit(0);
+          });
+        });
+    expect_end_after_loss_of(size_t(victim), all, " has died; the run ends", /*its_status=*/0);
+  }
+}
+
 // A rank that is not told of the death would try to connect until its timeout.
 TEST_F(Channel, ARankThatConnectsAfterADeathEndsToo) {
   const Rendezvous rendezvous = {"file:" + in("rendezvous"), 3};

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <set>
 #include "command_line.h"
+#include "golden_case.h"
 #include "llmc/model/wiring.h"
 #include "llmc/utils/error.h"
 
@@ -132,11 +133,24 @@ static std::string name_of(const testing::TestParamInfo<const char*>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Long, Terms, testing::ValuesIn(wirings), name_of);
 
-// A term that is new is in the table, too.
-TEST(TermsTable, HasEveryTerm) {
+// The terms that none of the wirings has.
+static std::set<std::string> terms_without(const std::vector<Wiring>& all) {
   std::set<std::string> missing;
   for (const WiringTerm& term : known_terms()) missing.insert(info_of(term).syntax.name());
-  for (const char* wiring : wirings)
-    for (const WiringTerm& term : parse_wiring(wiring).terms) missing.erase(info_of(term).syntax.name());
-  EXPECT_EQ(missing, std::set<std::string>()) << "add it to the list above";
+  for (const Wiring& wiring : all)
+    for (const WiringTerm& term : wiring.terms) missing.erase(info_of(term).syntax.name());
+  return missing;
+}
+
+// A term that is new is in the table, too.
+TEST(TermsTable, HasEveryTerm) {
+  std::vector<Wiring> all;
+  for (const char* wiring : wirings) all.push_back(parse_wiring(wiring));
+  EXPECT_EQ(terms_without(all), std::set<std::string>()) << "add it to the list above";
+}
+
+TEST(GoldenCases, HaveEveryTerm) {
+  std::vector<Wiring> all;
+  for (const std::string& name : golden_case_names()) all.push_back(read_golden_case(name).config.wiring);
+  EXPECT_EQ(terms_without(all), std::set<std::string>()) << "make one with dev/test/golden/make.py";
 }
