@@ -10,10 +10,13 @@
 #include "dev/bench/gpu_model.h"
 #include "dev/bench/operation_groups.h"
 #include "llmc/model/flops.h"
+#include "llmc/model/limit.h"
 
 // The terms by which a layer uses what other layers projected or put out, beside plain.
 const std::vector<std::string> wirings_of_sources = {"plain", "sla(9,9)", "sla(9,9,v)", "sla(9,9,k)",
                                                      "vres",  "router",   "depth",      "dense"};
+
+const std::string make_train = "make train";  // a model that is no preset
 
 // What is modelled: a column of the tables for each GPU and wiring.
 struct Case {
@@ -44,9 +47,17 @@ double matmul_seconds(const Column& column) {
 // Of documents of `length` tokens each, one after the other.
 std::vector<double> places_in_documents(int length) { return std::vector<double>(size_t(length), 1.0 / length); }
 
-std::vector<Column> columns_of(const Case& c, const std::vector<GpuSpec>& gpus = {h100_sxm(), a100_sxm()}) {
+// The model of scripts/train.sh.
+ModelConfig model_of_make_train() {
   ModelConfig config;
-  if (!config_from_preset(c.model, config))
+  config.num_layers = config.num_heads = 8, config.channels = 256, config.vocab_size = 257, config.max_seq_len = 256;
+  config.wiring = parse_wiring("sla(6,6)");
+  return config;
+}
+
+std::vector<Column> columns_of(const Case& c, const std::vector<GpuSpec>& gpus = {h100_sxm(), a100_sxm()}) {
+  ModelConfig config = model_of_make_train();
+  if (c.model != make_train && !config_from_preset(c.model, config))
     user_error("--model %s: no such model; d12, d24, d36, d48 or gpt3:768 and so on", c.model.c_str());
   config.max_seq_len = std::max(config.max_seq_len, c.T);
   std::vector<std::string> wirings = c.wirings;
@@ -261,6 +272,37 @@ void print_documents(Case c) {
   }
 }
 
+// A T4 in fp16: the shape of `make train`, with what Muon multiplies, and GPT-2 124M.
+void print_t4() {
+  const GpuSpec gpu = t4();
+  printf("\n## A T4, in fp16\n\nIts matmuls are assumed to reach %.0f of the data sheet's 65 TFLOP/s and its copies "
+         "%.0f of 320 GB/s; attention is taken in proportion to\nmatmuls on an A100, which is a guess, as is that "
+         "Muon's "
+         "products reach half the rate of matmuls. A V100, which has no kernels in fp16\nhere, is not modelled.\n\n"
+         "| model | tokens an update | ms | of it matmuls | attention | Muon | the rest | tokens/s |\n"
+         "| --- | --: | --: | --: | --: | --: | --: | --: |\n",
+         gpu.peak_flops * gpu.matmul_share * 1e-12, gpu.bandwidth * gpu.copy_share * 1e-9);
+  for (const bool is_small : {true, false}) {
+    Case c;
+    c.model = is_small ? make_train : "d12", c.B = is_small ? 4 : 8, c.T = is_small ? 256 : 1024;
+    const Column column = columns_of(c, {gpu})[0];
+    double muon = 0;
+    if (is_small) {
+      GPT2 model;
+      PlanOptions options = {c.B, c.T};
+      options.muon = true;
+      gpt2_declare(model, model_of_make_train(), options);
+      muon = 2 * cost_beside_model(model, 1).flops / (gpu.peak_flops * gpu.matmul_share);
+    }
+    const double seconds = column.seconds() + muon, matmuls = matmul_seconds(column),
+                 attention = seconds_of(column, attention_operations);
+    printf("| %s, %s | %d x %s | %.1f | %.1f | %.1f | %.1f | %.1f | %s |\n", is_small ? "`make train`" : "GPT-2 124M",
+           column.wiring.c_str(), c.B, thousands(c.T).c_str(), seconds * 1e3, matmuls * 1e3, attention * 1e3,
+           muon * 1e3, (seconds - muon - matmuls - attention) * 1e3,
+           thousands(int64_t(double(column.tokens) / seconds)).c_str());
+  }
+}
+
 void print_case(const Case& c) {
   const std::vector<Column> columns = columns_of(c);
   printf("\n## %s, %d x %s tokens%s\n\n", c.model.c_str(), c.B, thousands(c.T).c_str(),
@@ -420,6 +462,7 @@ void print_page() {
   print_case(long_sequence);
   print_matmuls(columns_of(short_sequences));
   print_wgmma({short_sequences, long_sequence});
+  print_t4();
   printf("\n## Within documents\n\nWith `documents` a query sees its own document alone. Documents begin anywhere in "
          "the kernels' tiles, which costs a query %.0f keys\nforward and %.0f backward. Those that are longer than a "
          "row are as plain attention.\n",

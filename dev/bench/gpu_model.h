@@ -125,6 +125,14 @@ inline GpuSpec other_gpu(const std::string& name, int multiprocessors, double ma
   return gpu;
 }
 
+// A T4, in fp16. Of the data sheet's 65 TFLOP/s and 320 GB/s it is assumed to sustain 40, because it lowers its clock
+// to keep to 70 W, and 225. No FlashAttention-2 is for it: attention in proportion to matmuls is a guess.
+inline GpuSpec t4() {
+  GpuSpec gpu = other_gpu("T4", 40, 40e12, 225e9);
+  gpu.clock = 1.59e9, gpu.memory_bytes = 16e9, gpu.device_names = {"Tesla T4"};
+  return gpu;
+}
+
 // Between two kernels of a graph the GPU drains and fills again.
 constexpr double seconds_between_kernels = 1e-6;
 
