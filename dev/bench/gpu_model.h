@@ -506,11 +506,15 @@ class StepModel {
   }
 
   void forward() {
-    add("embedding_forward", 0, {elementwise("embedding_forward", double(N), double(C), 3 * x, Counts::embedding)});
+    const double positions = plan.table.learns_positions() ? x : 0;  // rows of wpe
+    add("embedding_forward", 0,
+        {elementwise("embedding_forward", double(N), double(C), 2 * x + (cycles() > 0 ? 0 : positions),
+                     Counts::embedding)});
     layernorm_forward("layernorm_forward", 0, 2);
     if (cycles() > 0)
       add("add_coordinates", 0,
-          {elementwise("add_coordinates", double(N) * cycles(), double(C), 3 * x, Counts::embedding, cycles())});
+          {elementwise("add_coordinates", double(N) * cycles(), double(C), 2 * x + positions, Counts::embedding,
+                       cycles())});
     for (const Sublayer& sublayer : sublayers.list) {
       std::visit([&](const auto& branch) { branch_forward(branch, sublayer.layer, /*again=*/false); }, sublayer.branch);
       residual_forward(sublayer);
@@ -634,17 +638,22 @@ class StepModel {
       std::visit([&](const auto& branch) { branch_backward(branch, sublayer.layer); }, sublayer.branch);
       layernorm_backward(sublayer.layer);
     }
-    if (cycles() > 0)
-      add("coordinates_backward", 0,
-          {elementwise("wse", double(N) * cycles(), double(C), x, Counts::bias_backward, 2 * cycles()),
-           elementwise("wpe", double(N) * cycles(), double(C), x, Counts::embedding, cycles())});
+    std::vector<ModelledPart> coordinates, embeddings;
+    if (cycles() > 0) {
+      coordinates.push_back(
+          elementwise("wse", double(N) * cycles(), double(C), x, Counts::bias_backward, 2 * cycles()));
+      if (plan.table.learns_positions())
+        coordinates.push_back(elementwise("wpe", double(N) * cycles(), double(C), x, Counts::embedding, cycles()));
+      add("coordinates_backward", 0, std::move(coordinates));
+    } else if (plan.table.learns_positions()) {
+      embeddings.push_back(elementwise("wpe", double(N + 4 * model.training->T), double(C), x, Counts::embedding));
+    }
     // Tokens as if drawn evenly, which is more different ones than text has. The first of each is found by about 2 N
     // comparisons, four in a thread.
     const double V = model.config.vocab_size, different = V * (1 - std::pow(1 - 1 / V, double(N)));
-    add("embedding_backward", 0,
-        {elementwise("wpe", double(N + 4 * model.training->T), double(C), x, Counts::embedding),
-         streamed(gpu, "wte", double(N * C) * x + different * double(C) * 8, different * 2 * double(N) / 4,
-                  Counts::comparison)});
+    embeddings.push_back(streamed(gpu, "wte", double(N * C) * x + different * double(C) * 8,
+                                  different * 2 * double(N) / 4, Counts::comparison));
+    add("embedding_backward", 0, std::move(embeddings));
   }
 
   void update(const ParameterTable& parameters) {

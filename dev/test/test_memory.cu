@@ -341,6 +341,35 @@ struct ModelledModel {
   }
 };
 
+// Rows of wpe are read and added once, or at the start of each cycle, and their gradients with them. Where attention
+// knows positions there is no wpe.
+// BUG (build/bf16/test_memory_emu) dev/bench/gpu_model.h: `} else if (plan.table.learns_positions()) {` -> `} else {`
+// BUG (build/bf16/test_memory_emu) dev/bench/gpu_model.h: `2 * x + (cycles() > 0 ? 0 : positions)` -> `3 * x`
+TEST(ModelledStep, HasPositionsWhereTheModelLearnsThem) {
+  const struct {
+    const char* wiring;
+    double embedding, coordinates;  // tensors of rows that the forward pass reads and writes
+    double gradients;               // kernels for that of wpe
+  } cases[] = {{"plain", 3, 0, 1},  {"rope", 2, 0, 0},         {"relative", 2, 0, 0},
+               {"modern", 2, 0, 0}, {"universal(6)", 2, 6, 2}, {"universal(6) rope", 2, 4, 0}};
+  for (const auto& c : cases) {
+    SCOPED_TRACE(c.wiring);
+    const ModelledModel m(c.wiring, 2, 1024);
+    const double rows = 2048.0 * m.config.channels * sizeof(floatX);
+    const auto bytes_of = [&](const std::string& name) {
+      return m.sum([&](const ModelledOperation& operation, const ModelledPart& part) {
+        return operation.name == name ? part.bytes / rows : 0;
+      });
+    };
+    EXPECT_EQ(bytes_of("embedding_forward"), c.embedding);
+    EXPECT_EQ(bytes_of("add_coordinates"), c.coordinates);
+    EXPECT_EQ(m.sum([](const ModelledOperation&, const ModelledPart& part) {
+      return part.name == "wpe" ? double(part.kernels) : 0;
+    }),
+              c.gradients);
+  }
+}
+
 // What a step needs, and the rows of the head that pad the vocabulary.
 TEST(ModelledStep, HasTheArithmeticThatTheModelNeeds) {
   for (const char* wiring : {"plain", "sla(9,9)", "gqa(4)", "window(100)", "strided(32)", "share(2) window(256, SSL)",

@@ -91,6 +91,7 @@ struct Gpu {
   int multiprocessors = 0;
   size_t shared_bytes = 0;               // the most that a block can have
   bool has_large_shared_memory = false;  // a block can have large_shared_bytes
+  bool has_tf32 = false;                 // matmuls may round to it
   bool has_wgmma = false;                // Hopper's products can be used: attention_wgmma.h
   bool attention_uses_wgmma = false;     // SLA_ATTENTION=wgmma asks for them
   cudaStream_t stream = nullptr;
@@ -131,6 +132,7 @@ struct Gpu {
     multiprocessors = properties.multiProcessorCount;
     shared_bytes = properties.sharedMemPerBlockOptin;
     has_large_shared_memory = shared_bytes >= large_shared_bytes;
+    has_tf32 = properties.major >= 8;
     attention_uses_wgmma = asks_for_wgmma(properties);
     has_wgmma = attention_uses_wgmma || can_use_wgmma(properties);
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));

@@ -26,9 +26,12 @@ inline bool& gemm_tf32() {
   return tf32;
 }
 
-// From now on fp32 matmuls may round their operands to TF32. Throws UserError in a build for 16 bits, which has none.
+// From now on fp32 matmuls may round their operands to TF32. Throws UserError in a build for 16 bits, which has none,
+// and on a GPU that has none.
 inline void gemm_allow_tf32() {
   if (is_16_bit) user_error("--tf32: this program was built for %s; build it with make PRECISION=FP32", precision_name);
+  if (!gpu().has_tf32)
+    user_error("--tf32: %s has no TF32, which needs compute capability 8.0 (Ampere) or later", device_name());
   gemm_tf32() = true;
 }
 

@@ -13,7 +13,8 @@
 struct Segments {
   int64_t first = INT64_MAX - 1, end = INT64_MAX;
   // With `documents` the share of the data's tokens that are at each place of their document, or of its part in their
-  // sequence. Null: all of a sequence is one.
+  // sequence. Null: all of a sequence is one. Blocks and columns of a mask are counted from where a document begins,
+  // which of fixed(64,8) and documents of 1,100 tokens is 1 % too many pairs and 3 % too few.
   const std::vector<double>* places = nullptr;
 
   // The segments of them that find the memory growing are first ... growing_end(m, T) - 1.
