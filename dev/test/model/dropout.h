@@ -2,6 +2,7 @@
 // micro-batches and at each level of recomputation.
 #pragma once
 #include <gtest/gtest.h>
+#include <iterator>
 #include <map>
 #include <string>
 #include <utility>
@@ -127,9 +128,12 @@ TEST(LONG_ON_EMU(Dropout), IsTheSameForAnyMicroBatchAndRecomputation) {
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/mlp_branch.h: `hidden_project(b, {0, batch.rows()}); if
 // (batch.drops)` -> `hidden_project(b, {0, batch.rows()}); if (false)`
 TEST(LongDropout, IsTheSameAtAnyLevelOfRecomputationOfEveryWiring) {
-  for (const DropoutCase& c : dropout_cases)
+  const bool takes_seconds = head_size_multiple > 1;  // on the emulated GPU, which has every third one
+  for (size_t i = takes_seconds ? 1 + is_bf16 : 0; i < std::size(dropout_cases); i += takes_seconds ? 3 : 1) {
+    const DropoutCase& c = dropout_cases[i];
     if (!four_layers(c.wiring).wiring_table().relative || relative_attention_has_dropout)
       expect_the_same_update(c, 2, {{2, 0}, {2, 1}, {2, 2}, {2, 3}, {2, 4}});
+  }
 }
 
 // BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `gpt2_forward(model, tokens, batch);` ->
