@@ -168,9 +168,9 @@ endif
 ifneq ($(filter-out fp32 bf16 fp16 arm64,$(LEAVE_OUT)),)
 $(error LEAVE_OUT=$(LEAVE_OUT): it must be of fp32, bf16, fp16 and arm64)
 endif
-LEFT_OUT := $(filter $(LEAVE_OUT:%=$(BUILD)/%/%) $(LEAVE_OUT:%=$(BUILD)/test_%),$(TESTS)) \
-  $(if $(filter bf16,$(LEAVE_OUT)),$(BUILD)/test_amx)
-LEFT_OUT := $(filter-out $(BUILD)/fp16/test_tile_emu,$(LEFT_OUT))
+LEFT_OUT := $(filter-out $(BUILD)/fp16/test_tile_emu,\
+  $(filter $(LEAVE_OUT:%=$(BUILD)/%/%) $(LEAVE_OUT:%=$(BUILD)/test_%),$(TESTS)) \
+  $(if $(filter bf16,$(LEAVE_OUT)),$(BUILD)/test_amx))
 # What the tests of the command line, of the corpora, of scripts and of several ranks run.
 TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) \
   $(BUILD)/fp32/sample_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_emu \

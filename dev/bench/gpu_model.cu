@@ -277,8 +277,8 @@ void print_t4() {
   const GpuSpec gpu = t4();
   printf("\n## A T4, in fp16\n\nIts matmuls are assumed to reach %.0f of the data sheet's 65 TFLOP/s and its copies "
          "%.0f of 320 GB/s; attention is taken in proportion to\nmatmuls on an A100, which is a guess, as is that "
-         "Muon's "
-         "products reach half the rate of matmuls. A V100, which has no kernels in fp16\nhere, is not modelled.\n\n"
+         "Muon's products reach half the rate of matmuls. A V100, which has no kernels in fp16\nhere, is not "
+         "modelled.\n\n"
          "| model | tokens an update | ms | of it matmuls | attention | Muon | the rest | tokens/s |\n"
          "| --- | --: | --: | --: | --: | --: | --: | --: |\n",
          gpu.peak_flops * gpu.matmul_share * 1e-12, gpu.bandwidth * gpu.copy_share * 1e-9);

@@ -173,16 +173,17 @@ struct KeyGradients {
 
 // One row of a tile: of `scores` (visible), which are scaled, p = exp(scores - lse), and of `dp` (visible), which is
 // dout v^T, ds = p (dp - delta) factor. If Element is float, p may be scores and ds may be dp. With dropout p becomes
-// what is multiplied with v, and ds is the gradient of a score through it: kept(j) is a register of what the
-// probabilities from j on are multiplied with.
+// what is multiplied with v, and ds is the gradient of a score through it: kept(j) is what dropout multiplies the
+// probabilities from j on with, a register or, without dropout, 1.
 template <class Element, class Kept>
 void attention_score_gradients(Element* p, Element* ds, const float* scores, const float* dp, int64_t visible,
                                float lse, float delta, float factor, const Kept& kept) {
   for (int64_t j = 0; j < visible; j += vector_width) {
+    const auto factors = kept(j);
     const FloatVector probability = vec_exp(load_vector(scores + j, visible - j, -infinity) - lse),
-                      gradient = load_vector(dp + j, visible - j);
-    store_vector(p + j, probability * kept(j), visible - j);
-    store_vector(ds + j, probability * (gradient * kept(j) - delta) * factor, visible - j);
+                      gradient = load_vector(dp + j, visible - j) * factors;
+    store_vector(p + j, probability * factors, visible - j);
+    store_vector(ds + j, probability * (gradient - delta) * factor, visible - j);
   }
 }
 template <class Element>

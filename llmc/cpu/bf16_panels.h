@@ -97,17 +97,19 @@ inline Tile load_pairs(const Operand& of, int64_t count, int64_t depth) {
   return tile;
 }
 
-// to = the two tiles of pairs of a panel of columns (tile_depth, panel) with k down them.
+// to = the two tiles of a whole panel of columns, 32 of k down them: row p of a tile has rows 2p and 2p + 1 of k, an
+// element of each in turn. `places` says where these are among the 32 columns of the one row and the 32 of the other.
 inline void pack_whole_pairs(bfloat16* to, const Operand& of) {
-  alignas(64) static const auto places = [] {
-    struct {
-      uint16_t of_half[2][tile_depth];
-    } p;
-    for (int half = 0; half < 2; half++)
-      for (int i = 0; i < tile_depth; i++)  // from 32 on they are of the second row
-        p.of_half[half][i] = uint16_t(tile_rows * half + i / 2 + tile_depth * (i % 2));
-    return p;
-  }();
+  struct Places {
+    uint16_t of_half[2][tile_depth];
+
+    constexpr Places() : of_half() {
+      for (int half = 0; half < 2; half++)
+        for (int i = 0; i < tile_depth; i++)
+          of_half[half][i] = uint16_t(tile_rows * half + i / 2 + tile_depth * (i % 2));
+    }
+  };
+  static constexpr Places places;
   const __m512i left = _mm512_loadu_si512(places.of_half[0]), right = _mm512_loadu_si512(places.of_half[1]);
   for (int64_t p = 0; p < tile_rows; p++) {
     const bfloat16 *row = of.x + 2 * p * of.ld, *next = row + of.ld;
@@ -277,10 +279,8 @@ inline void multiply(const Bf16Block& s, const bfloat16* a, const bfloat16* b, f
   for (int64_t k = 0; k < s.k; k += most_depth) {
     const int64_t depth = std::min(most_depth, s.k - k), steps = (depth + tile_depth - 1) / tile_depth;
     const bool accumulate = s.accumulate || k > 0;
-    const bfloat16 *const b_tiles = b_packed.tiles(k, depth, /*as_pairs=*/true), *const a_tiles =
-                                                                                     packs_a ? a_packed.tiles(k, depth,
-                                                                                                              as_pairs)
-                                                                                             : a + k;
+    const bfloat16* const b_tiles = b_packed.tiles(k, depth, /*as_pairs=*/true);
+    const bfloat16* const a_tiles = packs_a ? a_packed.tiles(k, depth, as_pairs) : a + k;
     // to (rows, panel) = or += the product of row i and those that follow it in its panel, and of a panel of columns.
     auto multiply = [&](int64_t i, int64_t rows, int64_t j, float* to, int64_t ld, bool adds, float alpha) {
       const bfloat16 *const b_panel = b_tiles + j * steps * tile_depth, *const a_panel =

@@ -1,5 +1,5 @@
 // Conversions and elementary functions as straight-line code that the compiler turns into vector instructions inside
-// `omp simd` loops.
+// `omp simd` loops; and registers of floats, for loops that are written out.
 #pragma once
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -12,21 +12,21 @@
 inline float to_float(float x) { return x; }
 inline void from_float(float& y, float x) { y = x; }
 
-// A register of floats, for loops whose sums the compiler would keep in memory, or over rows so short that what is left
-// of them beside whole registers counts. Loads and stores take a count: of the elements that there are, which may be
-// more than a register has, or negative.
+// A register of floats. Loops over them are written out where the compiler's own are slow: it keeps the sums of a loop
+// over several of them in memory, and computes the elements after the last whole register one by one, which in rows of
+// a hundred are most of the time. Loads and stores take a count of the elements that there are, which may be more than
+// a register has, or negative. What has registers as arguments is always inlined: files of a program that are compiled
+// for different CPUs have registers of different widths.
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
-#define SLA_MASKED_VECTORS
-#endif
-#ifdef __AVX512F__
+#define SLA_AVX512
 constexpr int64_t vector_width = 16;
 #else
 constexpr int64_t vector_width = 8;
 #endif
+#define SLA_INLINE __attribute__((always_inline)) inline
 typedef float FloatVector __attribute__((vector_size(4 * vector_width)));
 typedef uint32_t WordVector __attribute__((vector_size(4 * vector_width)));
 typedef uint16_t HalfVector __attribute__((vector_size(2 * vector_width)));
-#define SLA_INLINE __attribute__((always_inline)) inline
 
 SLA_INLINE FloatVector load_vector(const float* x) {
   FloatVector floats;
@@ -50,24 +50,24 @@ SLA_INLINE void store_vector(bfloat16* x, FloatVector floats) {
 }
 
 // The lanes of so many elements.
-#ifdef SLA_MASKED_VECTORS
+#ifdef SLA_AVX512
 SLA_INLINE __mmask16 first_lanes(int64_t count) {
   return __mmask16(count >= 16 ? 0xffff : (1 << (count > 0 ? count : 0)) - 1);
 }
-#elif defined(__AVX2__) && !defined(__AVX512F__)
+#elif defined(__AVX2__)
 SLA_INLINE __m256i first_lanes(int64_t count) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(int(count)), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 #endif
-// `rest` stands where there is no element.
+// The elements from x on, and `rest` where there is none.
 template <class T>
 SLA_INLINE FloatVector load_vector(const T* x, int64_t count, float rest = 0) {
   if (count >= vector_width) return load_vector(x);
   FloatVector floats = FloatVector{} + rest;
   if constexpr (sizeof(T) == 4) {
-#ifdef SLA_MASKED_VECTORS
+#ifdef SLA_AVX512
     return FloatVector(_mm512_mask_loadu_ps(__m512(floats), first_lanes(count), x));
-#elif defined(__AVX2__) && !defined(__AVX512F__)
+#elif defined(__AVX2__)
     const __m256i lanes = first_lanes(count);
     return FloatVector(_mm256_blendv_ps(__m256(floats), _mm256_maskload_ps(x, lanes), __m256(lanes)));
 #endif
@@ -80,10 +80,10 @@ SLA_INLINE void store_vector(T* x, FloatVector floats, int64_t count) {
   if (count >= vector_width) return store_vector(x, floats);
   T all[vector_width];
   store_vector(all, floats);
-#ifdef SLA_MASKED_VECTORS
+#ifdef SLA_AVX512
   if constexpr (sizeof(T) == 4) return _mm512_mask_storeu_ps(x, first_lanes(count), __m512(floats));
   else return _mm256_mask_storeu_epi16(x, first_lanes(count), _mm256_loadu_si256(reinterpret_cast<__m256i*>(all)));
-#elif defined(__AVX2__) && !defined(__AVX512F__)
+#elif defined(__AVX2__)
   if constexpr (sizeof(T) == 4) return _mm256_maskstore_ps(x, first_lanes(count), __m256(floats));
 #endif
   for (int64_t i = 0; i < count; i++) x[i] = all[i];
@@ -97,7 +97,7 @@ SLA_INLINE void for_each_vector(int64_t count, const F& f) {
   if (j < count) f(j, count - j);
 }
 
-// combine of all of a register's floats, in pairs.
+// All of a register's floats by combine(a, b): of neighbours first, then of the neighbouring results.
 template <class Combine>
 SLA_INLINE float reduce(FloatVector x, const Combine& combine) {
   float lanes[vector_width];

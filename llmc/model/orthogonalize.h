@@ -19,7 +19,8 @@ inline void update_by_muon(const Activations& a, const MuonArgs& args, const Muo
     muon_normalize(x, args, part);
     for (int done = 0, steps; done < muon_iterations; done += steps) {
       steps = muon_steps_at_once(n, length, done);
-      // Until the next X is computed its memory, of at least two (n, n) where there are several steps, is free.
+      // q becomes the product of the steps' polynomials p. Until the next X is computed its memory, of at least two
+      // (n, n) where there are several steps, is free.
       floatX *p = a.muon_polynomial + first * n * n, *q = next, *half = next + count * n * n,
              *square = a.muon_gram_squared + first * n * n;
       gemm({count, is_tall ? 'T' : 'N', is_tall ? 'N' : 'T', n, n, length, /*is_symmetric=*/true}, x, x, gram);

@@ -7,7 +7,7 @@
 #include "dev/test/long.h"
 
 // BUG (build/fp32/test_attention_cpu) llmc/cpu/attention_scores.h: `keys - j, -infinity) - base` -> `keys - j) - base`
-// BUG (build/fp32/test_attention_cpu) llmc/cpu/attention_scores.h: `(gradient * kept(j) - delta)` -> `gradient`
+// BUG (build/fp32/test_attention_cpu) llmc/cpu/attention_scores.h: `(gradient - delta)` -> `gradient`
 TEST(Attention, MatchesTheFormulaForSeveralLengths) {
   for (int64_t T : {1, 7, 63, 64, 65, 127, 128, 129, 300}) check({2, T, 16, {0, 1}, 2});
 }

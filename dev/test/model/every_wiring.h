@@ -92,8 +92,7 @@ struct RandomCase {
     if (has_memory) add(format("memory(%d)", draw(1, 2 * T)));
     else if (may_have_memory && draw.one_in(2)) {
       add(format("universal(%d)", draw.of(cycles)));
-      // Of weights as small as they are in 16 bits, all probabilities are nearly 1/2, whose sums stay away from 1 -
-      // eps.
+      // Of weights as small as in 16 bits, all probabilities are nearly 1/2, whose sums stay away from 1 - eps.
       if (draw.one_in(2)) add(format("act(0.%d%s)", draw(2, 4), draw.one_in(2) ? "" : ",0.5"));
     } else if (!is_16_bit && !is_relative && T <= 40 && draw.one_in(6)) add(format("topk(%d)", draw(1, 12)));
     Draw others = {seed + 1000};  // so that what is drawn above and below does not depend on it

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 #include "dev/test/golden_case.h"
-#include "llmc/run/statistics.h"
 #include "dev/test/long.h"
 #include "dev/test/model/model.h"
 #include "dev/test/values.h"
+#include "llmc/run/statistics.h"
 #include "dev/test/reference/reference.h"
 
 struct GraphCase {
@@ -444,7 +444,9 @@ TEST_P(Golden, TrainingHasItsLossesNormsAndGradients) {
     const double norm = grad_norm(*model);
     EXPECT_NEAR(loss / golden.losses[step], 1, slack * loss_tolerance) << "step " << step + 1;
     norm_errors.push_back(std::abs(norm / golden.grad_norms[step] - 1));
-    EXPECT_LE(step == 0 || !is_bf16 ? norm_errors.back() : 0, 2 * slack * norm_tolerance) << "step " << step + 1;
+    if (step == 0 || !is_bf16 || !rounding_decides) {
+      EXPECT_LE(norm_errors.back(), 2 * slack * norm_tolerance) << "step " << step + 1;
+    }
     if (step == 0 && !is_bf16 && !rounding_decides) {
       for (int i = 0; i < model->num_tensors(); i++) {
         const std::string& name = model->tensor(i).name;
@@ -457,8 +459,8 @@ TEST_P(Golden, TrainingHasItsLossesNormsAndGradients) {
     gpt2_update(*model, step + 1,
                 {golden.learning_rate, golden.beta1, golden.beta2, golden.eps, golden.weight_decay, golden.grad_clip});
   }
-  // After some updates rounding to bf16 decides a single norm: those of f_gtrxl move by 1.5 to 3.6 % where learning
-  // rates differ by a hundred-thousandth. Most of them are nearer.
+  // Where rounding to bf16 decides, it decides a single norm, too, after some updates: those of f_gtrxl move by 1.5 to
+  // 3.6 % where learning rates differ by a hundred-thousandth. Most of them are nearer.
   EXPECT_LE(median(norm_errors), slack * norm_tolerance);
 }
 
