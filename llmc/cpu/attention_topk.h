@@ -205,6 +205,7 @@ inline void topk_backward(const HeadPositions& at, const KeyTile& tile, int64_t 
     prefetch(v.data + j * v.stride), prefetch(to.dk + row * to.dk_stride), prefetch(to.dv + row * to.dv_stride);
     places[chosen] = int(j), p[chosen++] = scores[j] * scale;
   }
+  if (chosen == 0) return;
   for (int64_t i = 0; i < chosen; i++) ds[i] = dot_product(query.dout, v.data + places[i] * v.stride, HS, 0);
   attention_score_gradients(p, ds, p, ds, chosen, query.lse, query.delta, query.factor);
   for (int64_t i = 0; i < chosen; i++) {
