@@ -4,15 +4,15 @@
 #
 # PyPI has the toolkit in parts: of CUDA 13 all that a compilation takes, nvcc among it; of CUDA 12 the headers,
 # libdevice and ptxas, with which Debian's clang-19 compiles in nvcc's place. Each translation unit is compiled for both
-# sides, the device's down to machine code, in bf16 for sm_90 and in fp32 for sm_80 and for the oldest GPU that the
-# version has code for, sm_70 or sm_75, with warnings as errors. Nothing is linked.
+# sides, the device's down to machine code, in bf16 for sm_90, in fp32 for sm_80, and in fp32 and fp16 for the oldest
+# GPU that the version has code for, sm_70 or sm_75, with warnings as errors. Nothing is linked.
 #
 # On 22 November 2026 these compiled: with 12.3 all of the units, in both forms; with 12.8 the trainer for sm_90 and
 # test_gpt2_sla for sm_80; with 13.0 the trainer and the benchmark for sm_90; with 13.5 the trainer for sm_90 and
 # test_gpt2_sla for sm_80; on 25 November with 12.8 the trainer for sm_70. llmc/cuda/launch.h says what changed between
 # versions.
 #
-# It takes some 2 GB, and half a minute or more for each of 36 compilations.
+# It takes some 2 GB, and half a minute or more for each of 48 compilations.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-$(mktemp -d)}
@@ -36,7 +36,7 @@ toolkit() {
 # compile_12 <version> <unit> <architecture> <flags...>, and likewise with nvcc of CUDA 13
 compile_12() {
   local common="-std=c++17 -O1 -x cuda --cuda-path=$folder/$1/toolkit --cuda-gpu-arch=sm_$3 -Wno-unknown-cuda-version"
-  common+=" -I. -DSLA_NCCL ${*:4} -Wall -Wextra -Werror -c $2"
+  common+=" -Wno-pass-failed -I. -DSLA_NCCL ${*:4} -Wall -Wextra -Werror -c $2"
   clang++-19 $common --cuda-device-only -o "$folder/device.o" &&
     clang++-19 $common -fopenmp --cuda-host-only -o "$folder/host.o"
 }
@@ -47,7 +47,9 @@ compile_13() {
 }
 check() {  # <compile> <version> <oldest architecture>
   for unit in "${units[@]}"; do
-    for build in "90 -DPRECISION_BF16" 80 "$3"; do
+    local fp16=-DPRECISION_FP16
+    [ "$3" -ge 75 ] || fp16+=" -DSLA_ATTENTION_FMA"
+    for build in "90 -DPRECISION_BF16" 80 "$3" "$3 $fp16"; do
       begin=$SECONDS verdict=compiles
       "$1" "$2" "$unit" $build >"$folder/log" 2>&1 || { verdict=RED; failed=1; cat "$folder/log" >&2; }
       echo "| $2 | $(basename "$unit") | sm_$build | $verdict | $((SECONDS - begin)) s |"
@@ -63,7 +65,7 @@ if command -v clang++-19 >/dev/null; then
       toolkit $version && check compile_12 $version 70 || failed=1
   done
 else
-  echo "| 12 | not compiled: apt-get install clang-19 | | | |"
+  echo "| 12 | not compiled: apt-get install clang-19 libomp-19-dev | | | |"
 fi
 for version in 13.5; do
   fetch $version nvidia-cuda-{nvcc,crt,runtime}==$version.* nvidia-nvvm==$version.* "nvidia-cuda-cccl>=13,<14" \

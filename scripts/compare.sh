@@ -17,7 +17,7 @@
 # exit status is 2 before anything is trained or written. --check: only that.
 #
 # Environment: TRAINER=program (./train_gpt2_sla where a GPU is found, else ./train_gpt2_sla_cpu); JOBS=n: runs at a
-# time (the GPUs, or 1)
+# time (the GPUs; on a CPU as many as there are cores, or as memory has room for)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 source scripts/stoppable.sh
@@ -56,7 +56,6 @@ done < <(tr ';' '\n' <<<"$wirings")
 num_runs=$((${#names[@]} * (last_seed - first_seed + 1)))
 
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
-jobs=${JOBS:-$((gpus > 0 ? gpus : 1))}
 trainer=${TRAINER:-./train_gpt2_sla$([ "$gpus" -gt 0 ] || echo _cpu)}
 [ -x "$trainer" ] || die "$trainer: not built; make builds it"
 [ -x ./report ] || die "./report: not built; make builds it"
@@ -76,6 +75,20 @@ check_runs() {
 }
 check_runs "$@"
 [ -z "$check" ] || exit 0
+
+# in_memory <options ...>: how many runs of the first wiring have room in memory, by what --dry-run prints; at least 1.
+in_memory() {
+  "$trainer" "$@" --wiring "${texts[0]}" --dry-run 2>/dev/null | awk '
+    function bytes(number, unit) { return number * (unit == "GB" ? 1e9 : unit == "MB" ? 1e6 : 1e3) }
+    $1 == "total" && $4 == "of" { n = int(bytes($5, $6) / bytes($2, $3)) }
+    END { print (n < 1 ? 1 : n < 1000 ? n : 1000) }'
+}
+jobs=${JOBS:-}
+if [ -z "$jobs" ] && [ "$gpus" -gt 0 ]; then jobs=$gpus; fi
+if [ -z "$jobs" ]; then  # a run a core is faster than one after the other on all of them
+  jobs=$(printf '%s\n' "$(nproc)" "$num_runs" "$(in_memory "$@")" | sort -n | sed -n 1p)
+fi
+[ "$gpus" -gt 0 ] || export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((jobs < $(nproc) ? $(nproc) / jobs : 1))}
 mkdir -p "$out" || exit 1
 updates=  # of each run, where -x says it
 for ((i = 1; i < $#; i++)); do [ "${!i}" != -x ] || updates=${*:i+1:1}; done

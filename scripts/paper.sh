@@ -20,8 +20,7 @@
 # written anew after each group of runs.
 #
 # Environment: OUT=folder (runs/paper-SIZE); SEEDS=n (3); DATA=folder with train_*.bin and val_*.bin; TRAINER, JOBS: see
-# compare.sh (night's default on a CPU is a run a core); EVALUATOR: the trainer's evaluate_gpt2_sla; STEPS=n: updates of
-# each run, in place of the size's
+# compare.sh; EVALUATOR: the trainer's evaluate_gpt2_sla; STEPS=n: updates of each run, in place of the size's
 set -uo pipefail
 cd "$(dirname "$0")/.."
 source scripts/stoppable.sh
@@ -69,9 +68,8 @@ case $size in
     corpus=linux-sound-soc-codecs  # files of 26 kB on average, each longer than most contexts
     model=(--layers 8 --heads 4 --channels 128 --vocab-size 257)
     common=(-c 0.1 -v 1750 -m 0 -n 250)
-    lengths=(256 1024 4096) rates=(2e-3 4e-3 8e-3)
     paper_rate=9e-4  # 1.5e-4 of 768 channels: hidden matrices take rates of 1 / channels (Yang et al. 2022)
-    one_thread=yes ;;
+    lengths=(256 1024 4096) rates=(2e-3 4e-3 8e-3) ;;
   *) die "SIZE=$size: it must be tiny, small, full or night" ;;
 esac
 steps=${STEPS:-$steps} seeds=${SEEDS:-3} out=${OUT:-runs/paper-$size} data=${DATA:-data/$corpus}
@@ -86,9 +84,6 @@ if ! ls "$data"/train_*.bin >/dev/null 2>&1; then
   fi || die "no corpus; name a folder of tokens with DATA="
 fi
 few=$(((steps + 3) / 4))  # the updates of the paper's regime in table 5
-if [ -n "${one_thread-}" ] && [ "$gpus" -eq 0 ]; then
-  export JOBS=${JOBS:-$(nproc)} OMP_NUM_THREADS=1  # a run a core is faster than a run on all of them
-fi
 mkdir -p "$out"
 [ $update -eq 0 ] || common+=(-d "$update")
 pattern=$(sed 's/[][*?\\]/\\&/g' <<<"$data")  # which matches the folder's name and no other

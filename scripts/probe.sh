@@ -12,7 +12,7 @@
 # run too. After each task it says how long the others take. The same command resumes where it was stopped. OUT/TASK has
 # the runs of a task, OUT/data its examples, and OUT/probe.html, written anew after each task, the maps.
 #
-# Environment: TRAINER: see compare.sh; JOBS=n: runs at a time (the cores, or the GPUs)
+# Environment: TRAINER, JOBS: see compare.sh
 set -uo pipefail
 cd "$(dirname "$0")/.."
 source scripts/stoppable.sh
@@ -100,9 +100,6 @@ write_page() {
   ./report --outline "$outline" -o "$out/probe.html" >/dev/null
 }
 
-gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
-export JOBS=${JOBS:-$([ "$gpus" -gt 0 ] && echo "$gpus" || nproc)}
-[ "$gpus" -gt 0 ] || export OMP_NUM_THREADS=1  # a run a core is faster than a run on all of them
 # compare <task> <more options of compare.sh ...>: sets status. Ends the script if runs are of other options.
 compare() {
   local task=$1 examples

@@ -77,7 +77,7 @@ echo
 "$trainer" "${options[@]}" -o "$OUT" -y
 
 say "done"
-last=$(ls -d "$OUT"/step_* | tail -n 1) sampler=${trainer/train/sample} precision=${PRECISION:+PRECISION=$PRECISION }
+last=$(ls -d "$OUT"/step_* | tail -n 1) sampler=${trainer/train/sample} build=${PRECISION:+PRECISION=$PRECISION }${ATTENTION:+ATTENTION=$ATTENTION }
 cat <<END
 model, to load anywhere as GPT-2 of full size:  $last (config.json, model.safetensors, tokenizer.json)
 losses, one JSON object a line:                 $OUT/log.jsonl
@@ -88,7 +88,7 @@ what to try next:
   make train STEPS=4000            train longer
   make train TEXT=path/to/text     train on text of your own
   $trainer --config $OUT/config.toml --wiring plain -o runs/plain    the same without skip-layer attention
-  make $precision$(basename $sampler) && $sampler $last --prompt 'Skip' --temperature 0.7    more samples (--seed n)
+  make $build$(basename $sampler) && $sampler $last --prompt 'Skip' --temperature 0.7    more samples (--seed n)
   $trainer --help      every option
   make test                        run the tests, gradients among them
 END

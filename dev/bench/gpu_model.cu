@@ -272,17 +272,22 @@ void print_documents(Case c) {
   }
 }
 
-// A T4 in fp16: the shape of `make train`, with what Muon multiplies, and GPT-2 124M.
-void print_t4() {
-  const GpuSpec gpu = t4();
-  printf("\n## A T4, in fp16\n\nIts matmuls are assumed to reach %.0f of the data sheet's 65 TFLOP/s and its copies "
-         "%.0f of 320 GB/s; attention is taken in proportion to\nmatmuls on an A100, which is a guess, as is that "
-         "Muon's products reach half the rate of matmuls. A V100, which has no kernels in fp16\nhere, is not "
-         "modelled.\n\n"
-         "| model | tokens an update | ms | of it matmuls | attention | Muon | the rest | tokens/s |\n"
-         "| --- | --: | --: | --: | --: | --: | --: | --: |\n",
-         gpu.peak_flops * gpu.matmul_share * 1e-12, gpu.bandwidth * gpu.copy_share * 1e-9);
-  for (const bool is_small : {true, false}) {
+// A T4 and a V100 in fp16: the shape of `make train`, with what Muon multiplies, and GPT-2 124M.
+void print_in_fp16() {
+  const auto sustained = [](const GpuSpec& gpu) {
+    return format("%.0f TFLOP/s in matmuls and %.0f GB/s in copies", gpu.peak_flops * gpu.matmul_share * 1e-12,
+                  gpu.bandwidth * gpu.copy_share * 1e-9);
+  };
+  const GpuSpec gpus[] = {t4(), v100()};
+  printf("\n## A T4 and a V100, in fp16\n\nA T4 is assumed to reach %s, of the data sheet's 65 and 320; a V100, with "
+         "ATTENTION=FMA,\n%s, of 125 and 900. Guesses are that attention on a T4 is to matmuls as on an A100,\nthat on "
+         "a V100 it reaches %.1f TFLOP/s by FMAs, and that Muon's products reach half the rate of matmuls.\n\n"
+         "| GPU | model | tokens an update | ms | of it matmuls | attention | Muon | the rest | tokens/s |\n"
+         "| --- | --- | --: | --: | --: | --: | --: | --: | --: |\n",
+         sustained(gpus[0]).c_str(), sustained(gpus[1]).c_str(), gpus[1].forward64.limit * 1e-12);
+  for (int row = 0; row < 4; row++) {
+    const GpuSpec& gpu = gpus[row / 2];
+    const bool is_small = row % 2 == 0;
     Case c;
     c.model = is_small ? make_train : "d12", c.B = is_small ? 4 : 8, c.T = is_small ? 256 : 1024;
     const Column column = columns_of(c, {gpu})[0];
@@ -296,9 +301,9 @@ void print_t4() {
     }
     const double seconds = column.seconds() + muon, matmuls = matmul_seconds(column),
                  attention = seconds_of(column, attention_operations);
-    printf("| %s, %s | %d x %s | %.1f | %.1f | %.1f | %.1f | %.1f | %s |\n", is_small ? "`make train`" : "GPT-2 124M",
-           column.wiring.c_str(), c.B, thousands(c.T).c_str(), seconds * 1e3, matmuls * 1e3, attention * 1e3,
-           muon * 1e3, (seconds - muon - matmuls - attention) * 1e3,
+    printf("| %s | %s, %s | %d x %s | %.1f | %.1f | %.1f | %.1f | %.1f | %s |\n", gpu.name.c_str(),
+           is_small ? "`make train`" : "GPT-2 124M", column.wiring.c_str(), c.B, thousands(c.T).c_str(), seconds * 1e3,
+           matmuls * 1e3, attention * 1e3, muon * 1e3, (seconds - muon - matmuls - attention) * 1e3,
            thousands(int64_t(double(column.tokens) / seconds)).c_str());
   }
 }
@@ -462,7 +467,7 @@ void print_page() {
   print_case(long_sequence);
   print_matmuls(columns_of(short_sequences));
   print_wgmma({short_sequences, long_sequence});
-  print_t4();
+  print_in_fp16();
   printf("\n## Within documents\n\nWith `documents` a query sees its own document alone. Documents begin anywhere in "
          "the kernels' tiles, which costs a query %.0f keys\nforward and %.0f backward. Those that are longer than a "
          "row are as plain attention.\n",

@@ -82,8 +82,8 @@ TEST_F(LongFp16Training, SaysWhatAGpuHasNoKernelsFor) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   Outcome o = run("SLA_EMU_CC=70 " + arguments("out") + "-x 1");
   EXPECT_EQ(o.exit_status, 1);
-  EXPECT_NE(o.err.find("error: emulated GPU has compute capability 7.0, and fp16 needs 7.5 (Turing) or later; build "
-                       "with PRECISION=FP32"),
+  EXPECT_NE(o.err.find("error: emulated GPU has compute capability 7.0, and this program needs 7.5 (Turing) "
+                       "or later; build with PRECISION=FP16 ATTENTION=FMA"),
             std::string::npos)
       << o.err;
   for (const char* term : {"topk(5)", "lsh(4,2)"}) {

@@ -105,7 +105,7 @@ class PtxPrograms : public PtxProgram, public testing::WithParamInterface<PtxRun
 // Bugs of a T4's tiles and copies.
 // BUG llmc/cuda/attention_decode.h: `if constexpr (InTurn) load_decode_tile<false, true, Documents>` ->
 //   `if constexpr (false) load_decode_tile<false, true, Documents>`
-// BUG llmc/cuda/attention_fp32.h: `thread.row - thread.lane + Tiles::columns - 1` ->
+// BUG llmc/cuda/attention_fma.h: `thread.row - thread.lane + Tiles::columns - 1` ->
 //   `thread.row - thread.lane + Tiles::rows - 1`
 // BUG llmc/cuda/tile.h: `*reinterpret_cast<Piece*>(shared_memory + to) = x` ->
 //   `*reinterpret_cast<Piece*>(shared_memory + to) = {}`

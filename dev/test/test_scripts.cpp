@@ -264,6 +264,7 @@ class LongCompare : public Scripts {
                             ">>'" +
                                 in("started") + "'; exec build/fp32/train_gpt2_sla_cpu \"$@\"");
     setenv("TRAINER", in("noting").c_str(), 1);
+    setenv("JOBS", "1", 1);
   }
   std::string compare(const std::string& out, const std::string& wirings, const std::string& more) const {
     return "scripts/compare.sh --wirings '" + wirings + "' --seeds 2 --out " + in(out) + options + more;
@@ -306,7 +307,35 @@ TEST_F(LongCompare, RunsInterleavedAndResumesWhereItWasStopped) {
   expect_the_same_checkpoint(in("c/sla_3_3-1"), in("whole/sla_3_3-1"), 400);
 }
 
+// On four cores, as many of the six runs as memory has room for.
+// BUG scripts/compare.sh: `bytes($5, $6) / bytes($2, $3)` -> `$5 / $2`
+// BUG scripts/compare.sh: `"$(nproc)" "$num_runs" "$(in_memory "$@")"` -> `"$(nproc)" "$num_runs"`
+// BUG scripts/compare.sh: `$(nproc) / jobs` -> `$(nproc)`
+TEST_F(LongCompare, RunsAsManyAtATimeAsThereAreCoresAndMemory) {
+  unsetenv("JOBS");
+  unsetenv("OMP_NUM_THREADS");
+  setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
+  write_program("nproc", "echo 4");
+  const std::pair<const char*, std::pair<int, int>> expected[] = {{"400.0 MB of 35.00 GB", {4, 1}},
+                                                                  {"10.00 GB of 35.00 GB", {3, 1}},
+                                                                  {"10.00 GB of 25.00 GB", {2, 2}},
+                                                                  {"10.00 GB of 900.0 MB", {1, 4}}};
+  for (const auto& [total, jobs_and_threads] : expected) {
+    // A run waits for the others of its turn, and notes how many there are.
+    write_program("noting", "if [[ $* = *--dry-run* ]]; then echo '  total  " + std::string(total) +
+                                " free on the CPU'; exit; fi; touch " + in("at.$$") + "; sleep 1; echo $(ls " +
+                                in("at.") + "* | wc -l) $OMP_NUM_THREADS >>" + in("noted") + "; sleep 0.5; rm " +
+                                in("at.$$"));
+    EXPECT_EQ(run(compare(std::to_string(jobs_and_threads.first), "plain; gqa(2); share(2)", "-x 2")).exit_status, 0);
+    const std::string first = read_file(in("noted"));
+    EXPECT_EQ(first.substr(0, first.find('\n')),
+              std::to_string(jobs_and_threads.first) + " " + std::to_string(jobs_and_threads.second));
+    fs::remove(in("noted"));
+  }
+}
+
 TEST_F(LongCompare, GivesEachGpuARunOfItsOwn) {
+  unsetenv("JOBS");
   write_program("nvidia-smi", "echo 'GPU 0: a'; echo 'GPU 1: b'");
   setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
   const Outcome o = run(compare("c", "plain; gqa(2); share(2)", "-x 2") + " && sort " + in("started"));

@@ -1,5 +1,5 @@
 // Attention of a few queries at the end of a sequence, as when generation draws tokens: flash-decoding (Dao, Haziza,
-// Massa, Sizov 2023). The kernels of attention_mma.h and attention_fp32.h give a block a tile of queries, of which
+// Massa, Sizov 2023). The kernels of attention_mma.h and attention_fma.h give a block a tile of queries, of which
 // there is one here; these give each block a tile of keys, so that a long cache is read by the whole GPU, and a second
 // kernel merges what the blocks leave:
 //

@@ -1,5 +1,5 @@
-// Sums of heads of several layers: the operations of llmc/cpu/head_mix.h. HS is a multiple of 8. In bf16 and fp16
-// the weights' gradients are products of tensor cores.
+// Sums of heads of several layers: the operations of llmc/cpu/head_mix.h. HS is a multiple of 8. Where attention is on
+// tensor cores, the weights' gradients are products of theirs, too.
 #pragma once
 #include <cstdint>
 #include "column_sums.h"
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(head_mix_threads) mix_heads_kernel(HeadMix<flo
     if (o < count) store8(out + o * m.HS, sums[o]);
 }
 
-#if defined(PRECISION_BF16) || defined(PRECISION_FP16)
+#ifndef SLA_ATTENTION_FMA
 constexpr int head_mix_warps = head_mix_threads / warp_size;
 
 // A tile of the weights of one source, 16 sums by 32 heads, that a warp adds up: acc += d x^T, where d (16, HS) and x
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(head_mix_threads)
     partial[blockIdx.x * m.num_weights() + (int64_t(o) * m.num_sources + int(blockIdx.y)) * m.heads + i] = sum;
 }
 
-inline void launch_mix_heads_backward(const HeadMix<float>& m, float* partial, const float* dout, int64_t dout_stride,
+inline void launch_mix_heads_backward(const HeadMix<floatX>& m, float* partial, const floatX* dout, int64_t dout_stride,
                                       int64_t N) {
   const int64_t pairs = int64_t(m.heads) * m.heads;
   const dim3 grid(unsigned(head_mix_partial_sums(N)), unsigned(m.num_sources),

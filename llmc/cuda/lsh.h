@@ -14,10 +14,10 @@
 #include "llmc/ops/lsh.h"
 #include "llmc/utils/error.h"
 #include "vec.h"
-#if defined(PRECISION_BF16) || defined(PRECISION_FP16)
-#include "lsh_mma.h"
+#ifdef SLA_ATTENTION_FMA
+#include "lsh_fma.h"
 #else
-#include "lsh_fp32.h"
+#include "lsh_mma.h"
 #endif
 
 inline void check_lsh(const LshShape& s) {

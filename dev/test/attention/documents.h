@@ -21,7 +21,7 @@ inline Case with_documents(Case c, std::vector<int64_t> begins = {1, 2, 16, 17, 
 // BUG (build/fp32/test_attention_emu) llmc/cuda/attention_tiles.h: `return query <= last_query(k1 - 1)` ->
 // `return query < last_query(k1 - 1)`
 // BUG (build/fp32/test_attention_emu) llmc/cuda/attention_tiles.h: `first_key(q1 - 1) <= k0` -> `first_key(q0) <= k0`
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fp32.h: `n * half_warp > bound : n * half_warp < bound` ->
+// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fma.h: `n * half_warp > bound : n * half_warp < bound` ->
 // `n * half_warp > bound + 1 : n * half_warp < bound`
 // BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `s.column(n, i) < bound` -> `s.column(n, i) <= bound`
 // BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `s.column(n, i) > bound :` ->

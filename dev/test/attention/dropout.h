@@ -13,13 +13,13 @@ inline Case with_dropout(Case c, double share = 0.3) {
 
 // Bugs: the backward pass drops others than the forward pass, all heads or sources drop the same, 1 / (1 - p) is
 // forgotten, bits are those of other elements.
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fp32.h: `positions, query, key + i)` ->
+// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fma.h: `positions, query, key + i)` ->
 // `positions, query, key + i + 1)`
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fp32.h: `dp[i][j] * factor - column_delta` ->
+// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fma.h: `dp[i][j] * factor - column_delta` ->
 // `dp[i][j] - column_delta`
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fp32.h: `blockIdx.z, head, source, positions` ->
+// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fma.h: `blockIdx.z, head, source, positions` ->
 // `blockIdx.z, 0, source, positions`
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fp32.h: `source_of(a, head, int(blockIdx.y)), positions` ->
+// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fma.h: `source_of(a, head, int(blockIdx.y)), positions` ->
 // `0, positions`
 // BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `part_of_head(head, source), query_group` ->
 // `part_of_head(0, source), query_group`

@@ -299,8 +299,8 @@ struct Layer {
 };
 
 // The formula's results, each (B*Q, ...) or, of dk and dv, (B*T, ...) without gaps, where Q is c.queries(). `rounded`:
-// with results in floatX, and the probabilities and ds in floatX where they are an operand of a matmul, and nothing
-// else: the error that any kernel in floatX has.
+// with results in floatX, and the probabilities and ds in floatX where they are an operand of a tensor core, and
+// nothing else: the error that any kernel in floatX has.
 struct Expected {
   const bool rounded;
   // ||p dp k|| / sqrt(HS) and ||p dp q|| / sqrt(HS) over the queries that see one key, whose ds is the difference of
@@ -375,6 +375,7 @@ struct Expected {
   __attribute__((no_sanitize("address"))) double round(double x) const {
     return rounded ? double(float(floatX(float(x)))) : x;
   }
+  __attribute__((no_sanitize("address"))) double as_operand(double x) const { return attention_by_fma ? x : round(x); }
   void round_all(std::vector<double>& values) const {
     for (double& x : values) x = round(x);
   }
@@ -404,14 +405,14 @@ struct Expected {
     for (Key& key : keys) sum += key.prob = std::exp(key.prob - max);
     lse = max + std::log(sum);
     for (Key& key : keys) {
-      const double p = round(key.prob) * key.kept;
+      const double p = as_operand(key.prob) * key.kept;
 #pragma omp simd
       for (int64_t i = 0; i < HS; i++) out[i] += p * key.v[i];
       key.prob /= sum;
     }
     for (int64_t i = 0; i < HS; i++) out[i] = round(out[i] / sum), delta += dout[i] * out[i];
     for (const Key& key : keys) {
-      const double p = round(key.prob) * key.kept, ds = round(key.prob * (key.dprob - delta)) * scale;
+      const double p = as_operand(key.prob) * key.kept, ds = as_operand(key.prob * (key.dprob - delta)) * scale;
       for (int64_t i = 0; keys.size() == 1 && i < HS; i++) {
         lone_dq_terms += std::pow(key.prob * key.dprob * scale * key.k[i], 2);
         lone_dk_terms += std::pow(key.prob * key.dprob * scale * q[i], 2);

@@ -35,7 +35,7 @@ TEST(Attention, WorksForHeadSizesThatAreMultiplesOfEight) {
 }
 
 // A vote is no barrier: the results are right, as the emulated lanes wait in it, and the race is found.
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fp32.h: `__syncwarp();  // all lanes have read p` ->
+// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fma.h: `__syncwarp();  // all lanes have read p` ->
 //   `__any_sync(0xffffffff, 1);  // all lanes have read p`
 TEST(Attention, ReadsSharedKVAndAddsToItsGradients) {
   check({2, 70, 8, {0, 1, 2, 3}, 4});  // plain: dk and dv of even K/V heads are =, of odd ones +=

@@ -13,8 +13,8 @@ inline Case with_relative(Case c, int64_t more = 0) {
   return c;
 }
 
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fp32.h: `mask, distances - end);` -> `mask, distances - r0);`
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fp32.h:
+// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fma.h: `mask, distances - end);` -> `mask, distances - r0);`
+// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fma.h:
 // `Tiles::rows - rows_per_thread - thread.row)` -> `Tiles::rows - rows_per_thread - thread.row + 1)`
 TEST(AttentionRelative, MatchesTheFormulaForAFewShapes) {
   check(with_relative({2, 70, 32, {0, 1}, 2}));

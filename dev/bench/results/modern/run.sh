@@ -54,10 +54,8 @@ done | sort -u | awk 'END { exit NR != 1 }' || die "the arms have different FLOP
 plain_rate=6e-3 modern_rate=2.5e-3
 others=$(printf '%s; ' "${arms[@]:1}")
 trained=(-x 1000 -v 1000 -u 60)
-for seed in 1 2 3; do
-  compare "$out/parts" plain $seed:$seed "${trained[@]}" -l $plain_rate
-  compare "$out/parts" "$others" $seed:$seed "${trained[@]}" -l $modern_rate
-done
+compare "$out/parts" plain 1:3 "${trained[@]}" -l $plain_rate
+compare "$out/parts" "$others" 1:3 "${trained[@]}" -l $modern_rate
 runs=()
 for wiring in "${arms[@]}"; do runs+=("$out/parts/$(wiring_name "$wiring")"-{1,2,3}); done
 ./report "${runs[@]}" -o "$out/parts.html" >/dev/null

@@ -1,16 +1,16 @@
-// Attention by locality-sensitive hashing in fp32, with plain FMAs: one round. Tiles and products are those of
-// attention_fp32.h, with rows that are gathered; k is normalized where it is loaded. No two blocks write to the same
+// Attention by locality-sensitive hashing with plain FMAs: one round. Tiles and products are those of
+// attention_fma.h, with rows that are gathered; k is normalized where it is loaded. No two blocks write to the same
 // address, and no sum depends on the order in which blocks run.
 #pragma once
 #include <cmath>
 #include <type_traits>
-#include "attention_fp32.h"
+#include "attention_fma.h"
 #include "device.h"
 #include "launch.h"
 #include "llmc/ops/lsh.h"
 #include "lsh_tiles.h"
 
-// A block has as many rows as columns, fewer if it can have little shared memory (attention_fp32.h). `tiles`: how many
+// A block has as many rows as columns, fewer if it can have little shared memory (attention_fma.h). `tiles`: how many
 // tiles of channels a kernel has beside its scores and the buckets of rows and columns in earlier rounds.
 template <int G, bool Small>
 struct LshTiles {
@@ -23,7 +23,7 @@ struct LshTiles {
 
 // Rows of one head, by position.
 struct LshRows {
-  const float* src;
+  const floatX* src;
   int64_t stride;
   bool normalized;
 };
@@ -132,7 +132,7 @@ struct LshBlock {
 };
 
 // out =, lse =, or their parts of this round and those before it. A block owns a tile of queries of the order of one
-// head in one sequence, a warp eight of them, a thread the elements of the layouts of attention_fp32.h.
+// head in one sequence, a warp eight of them, a thread the elements of the layouts of attention_fma.h.
 template <class Tiles>
 __global__ void __launch_bounds__(Tiles::threads, Tiles::blocks_per_sm)
     lsh_forward_kernel(LshAttention a, int round, float scale) {

@@ -1,5 +1,6 @@
-// Attention in fp32, with plain FMAs: for exact checks, and for training in fp32. Formulas, shapes, limits and which
-// gradients are = or += are in attention.h.
+// Attention with plain FMAs, in fp32: for exact checks, for training in fp32, and in a build of fp16 for GPUs that the
+// kernels of attention_mma.h do not fit (make ATTENTION=FMA). There tiles are floats, too, and rounded are only out and
+// the gradients that are written. Formulas, shapes, limits and which gradients are = or += are in attention.h.
 //
 // No sum depends on the order in which blocks run, and no two blocks write to the same address, so the results' bits
 // are always the same. The backward pass is two kernels, each of which computes the scores itself: seven matmuls
@@ -66,7 +67,7 @@ __device__ inline int warp_first(int first) { return first + int(threadIdx.x) / 
 // on, and with `BeforeRow0` for those before row 0, which are not read. Called by the whole block: neighbouring threads
 // load neighbouring groups of eight channels.
 template <int G, int Rows, int Threads, bool BeforeRow0 = false>
-__device__ inline void load_tile(float* tile, const float* src, int64_t stride, int first, int end, int HS) {
+__device__ inline void load_tile(float* tile, const floatX* src, int64_t stride, int first, int end, int HS) {
   constexpr int threads_per_row = 64 * G / 8, rows_at_once = Threads / threads_per_row;
   static_assert(Rows % rows_at_once == 0, "every thread has as many rows");
   const int channel = int(threadIdx.x) % threads_per_row * 8;
@@ -207,7 +208,7 @@ __device__ inline void select_topk(float (&s)[rows_per_thread][N], TopK chosen, 
 }
 
 // What dropout multiplies the probability of a block's positions `query` and `key` by: 0 or 1 / (1 - p).
-__device__ inline float dropout_factor(const AttentionArgs<float>& a, int head, int source, Positions positions,
+__device__ inline float dropout_factor(const AttentionArgs<floatX>& a, int head, int source, Positions positions,
                                        int query, int key) {
   return keeps_probability(a.dropout, blockIdx.z, head, source, positions.at(query), positions.at(key))
              ? a.dropout.scale
@@ -249,14 +250,14 @@ __device__ inline void scale_row(float (&row)[G][4], float factor) {
 
 // The thread's rows of dst, from `first` on, = or += acc: those before `end`, and the channels below HS. dst points to
 // the sequence's row 0.
-template <int G>
-__device__ inline void store_rows(float* dst, int64_t stride, int first, int end, int HS, bool accumulate,
+template <int G, class Element>
+__device__ inline void store_rows(Element* dst, int64_t stride, int first, int end, int HS, bool accumulate,
                                   const float (&acc)[rows_per_thread][G][4]) {
   for (int i = 0; i < rows_per_thread; i++)
     for (int g = 0; g < G; g++) {
       const int channel = 64 * g + int(threadIdx.x) % half_warp * 4;
       if (first + i >= end || channel >= HS) continue;
-      float* p = dst + (first + i) * stride + channel;
+      Element* p = dst + (first + i) * stride + channel;
       float x[4] = {};
       if (accumulate) load4(x, p);
       for (int c = 0; c < 4; c++) x[c] += acc[i][g][c];
@@ -284,7 +285,7 @@ struct ForwardTiles {
 // block's last query and its first key on, which are the furthest apart. The distance of query q0 + i and key k0 + j is
 // that of row j - i + (the tile's queries) - 1.
 template <int G, int Rows, int Threads>
-__device__ inline void load_distances(float* r_tile, const AttentionArgs<float>& a, int head, int last_query, int k0) {
+__device__ inline void load_distances(float* r_tile, const AttentionArgs<floatX>& a, int head, int last_query, int k0) {
   load_tile<G, Rows, Threads, /*BeforeRow0=*/true>(r_tile, a.relative.r + head * a.HS, a.NH * a.HS,
                                                    relative_row(a, last_query, k0), int(a.relative.distances),
                                                    int(a.HS));
@@ -320,7 +321,7 @@ __device__ inline void update_softmax(float (&s)[rows_per_thread][N], float (&ac
 // probabilities that it computed; the sixteen sums of a row are added at the end.
 template <int G, int Kind, bool Small>
 __global__ void __launch_bounds__(ForwardTiles<G, Kind, Small>::threads, ForwardTiles<G, Kind, Small>::blocks_per_sm)
-    attention_forward_kernel(AttentionArgs<float> a, float scale) {
+    attention_forward_kernel(AttentionArgs<floatX> a, float scale) {
   using Tiles = ForwardTiles<G, Kind, Small>;
   constexpr bool General = Kind != plain_attention, Relative = is_relative(Kind);
   const int HS = int(a.HS), head = int(blockIdx.y);
@@ -356,10 +357,10 @@ __global__ void __launch_bounds__(ForwardTiles<G, Kind, Small>::threads, Forward
   const float to_exp2 = scale * log2_e;
   float row_max[rows_per_thread], row_sum[rows_per_thread], acc[rows_per_thread][G][4] = {};
   for (int i = 0; i < rows_per_thread; i++) row_max[i] = -INFINITY, row_sum[i] = 0;
-  const KeyTiles<Tiles::keys, float, Kind> tiles(a, head, first_key_row, positions, q0, end);
+  const KeyTiles<Tiles::keys, floatX, Kind> tiles(a, head, first_key_row, positions, q0, end);
   for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
     const int k0 = tile.k0;
-    const KVRows<float> kv = tiles.rows(tile);
+    const KVRows<floatX> kv = tiles.rows(tile);
     __syncthreads();  // all warps have read the tiles before these
     load_tile<G, Tiles::keys, Tiles::threads>(k_tile, kv.k, kv.k_stride, k0, end, HS);
     load_tile<G, Tiles::keys, Tiles::threads>(v_tile, kv.v, kv.v_stride, k0, end, HS);
@@ -399,9 +400,14 @@ __global__ void __launch_bounds__(ForwardTiles<G, Kind, Small>::threads, Forward
       a.lse[(blockIdx.z * a.NH + head) * all_queries + first_row_of_q + (query - first_query + i) * stride] =
           sees_none ? INFINITY : row_max[i] * scale + logf(row_sum[i]);
   }
-  store_rows<G>(a.out + (first_row * a.NH + head) * a.HS, stride * a.NH * a.HS, query - first_query, end - first_query,
-                HS,
-                /*accumulate=*/false, acc);
+  const int64_t first_out = (first_row * a.NH + head) * a.HS;
+  auto store = [&](auto* out) {
+    store_rows<G>(out + first_out, stride * a.NH * a.HS, query - first_query, end - first_query, HS,
+                  /*accumulate=*/false, acc);
+  };
+  store(a.out);
+  if constexpr (General && is_16_bit)
+    if (a.exact_out != nullptr) store(a.exact_out);
 }
 
 // ----------------------------------------------------------------------------
@@ -422,7 +428,7 @@ struct TopKTiles {
 // scores, whose bits are the same.
 template <int G, bool Documents, bool Small>
 __global__ void __launch_bounds__(TopKTiles<G, Small>::threads, TopKTiles<G, Small>::blocks_per_sm)
-    attention_topk_kernel(AttentionArgs<float> a) {
+    attention_topk_kernel(AttentionArgs<floatX> a) {
   using Tiles = TopKTiles<G, Small>;
   const int HS = int(a.HS), head = int(blockIdx.y);
   const OwnTile own = own_tile(stride_of(a, head), int(gridDim.x - 1 - blockIdx.x));
@@ -447,12 +453,12 @@ __global__ void __launch_bounds__(TopKTiles<G, Small>::threads, TopKTiles<G, Sma
                                                first, queries, HS);
   if (row < Tiles::queries) searches[row] = {0, owns_query ? a.topk : 0};
 
-  const VisibleKeyTiles<Tiles::keys, float, Documents> tiles(a, head, first_key_row, positions, q0, end);
+  const VisibleKeyTiles<Tiles::keys, floatX, Documents> tiles(a, head, first_key_row, positions, q0, end);
   bool unfinished = true;
   for (int pass = 0; unfinished; pass = next_pass(pass, a.kv_per_head * int(a.T))) {
     for (int i = row; i < Tiles::queries * histogram_stride; i += Tiles::threads) histograms[i] = 0;
     for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
-      const KVRows<float> kv = tiles.rows(tile);
+      const KVRows<floatX> kv = tiles.rows(tile);
       __syncthreads();  // all warps have read the tile before this one
       load_tile<G, Tiles::keys, Tiles::threads>(k_tile, kv.k, kv.k_stride, tile.k0, end, HS);
       __syncthreads();
@@ -507,7 +513,7 @@ __device__ inline float probability(float s, float scale, float lse) { return ex
 // from memory.
 template <int G, int Kind, bool Small>
 __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, BackwardTiles<G, Kind, Small>::blocks_per_sm)
-    attention_dq_kernel(AttentionArgs<float> a, float scale) {
+    attention_dq_kernel(AttentionArgs<floatX> a, float scale) {
   using Tiles = BackwardTiles<G, Kind, Small>;
   constexpr bool General = Kind != plain_attention, Relative = is_relative(Kind);
   const int HS = int(a.HS), head = int(blockIdx.y);
@@ -520,7 +526,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, Backwa
   const int64_t first_lse = (blockIdx.z * a.NH + head) * num_queries<General>(a) + query_row_0<General>(a, positions);
   const int64_t C = a.NH * a.HS, out_stride = stride * C;
   if (General && q0 >= T) return;
-  const float *dout = a.dout + first_row * C + head * a.HS, *out = a.out + first_row * C + head * a.HS;
+  const floatX *dout = a.dout + first_row * C + head * a.HS, *out = a.out + first_row * C + head * a.HS;
   const float* lse = a.lse + first_lse;
   float* delta = a.delta + first_lse;
 
@@ -560,10 +566,10 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, Backwa
     if (thread.lane == 0 && exists) delta[(query + i) * stride] = row_delta[i];
   }
 
-  const KeyTiles<Tiles::columns, float, Kind> tiles(a, head, first_key_row, positions, q0, end);
+  const KeyTiles<Tiles::columns, floatX, Kind> tiles(a, head, first_key_row, positions, q0, end);
   for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
     const int k0 = tile.k0;
-    const KVRows<float> kv = tiles.rows(tile);
+    const KVRows<floatX> kv = tiles.rows(tile);
     __syncthreads();  // all warps have read the tiles before these
     load_tile<G, Tiles::columns, Tiles::threads>(k_tile, kv.k, kv.k_stride, k0, end, HS);
     load_tile<G, Tiles::columns, Tiles::threads>(v_tile, kv.v, kv.v_stride, k0, end, HS);
@@ -620,11 +626,11 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, Backwa
 // transposed scores too; dk and dv stay in registers and are written once.
 template <int G, int Kind, bool Small>
 __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, BackwardTiles<G, Kind, Small>::blocks_per_sm)
-    attention_dkdv_kernel(AttentionArgs<float> a, float scale) {
+    attention_dkdv_kernel(AttentionArgs<floatX> a, float scale) {
   using Tiles = BackwardTiles<G, Kind, Small>;
   constexpr bool General = Kind != plain_attention, Relative = is_relative(Kind);
   const int HS = int(a.HS);
-  const KVHead<float>& kv = a.kv_heads[blockIdx.y];
+  const KVHead<floatX>& kv = a.kv_heads[blockIdx.y];
   const OwnTile own = own_tile(General ? stride_of(a, kv) : 1, int(blockIdx.x));
   const Positions positions = own.positions;  // everything below is in terms of these
   const int T = positions.count(int(a.T)), stride = positions.stride;
@@ -651,8 +657,8 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, Backwa
   float dk[rows_per_thread][G][4] = {}, dv[rows_per_thread][G][4] = {};
   for (int n = 0; n < kv.num_query_heads; n++) {
     const int head = a.query_heads[kv.first_query_head + n];
-    const float* head_q = a.q + first_query_row * a.q_stride + head * a.HS;
-    const float* head_dout = a.dout + (first_query_row * a.NH + head) * a.HS;
+    const floatX* head_q = a.q + first_query_row * a.q_stride + head * a.HS;
+    const floatX* head_dout = a.dout + (first_query_row * a.NH + head) * a.HS;
     const int64_t first_lse = (blockIdx.z * a.NH + head) * num_queries<General>(a) + query_row_0<General>(a, positions);
     const auto& mask = mask_of_block<has_documents(Kind)>(a, blockIdx.z, head, positions);
     const int q_first = General ? first_query_of_keys(a, positions, k0) : k0;
@@ -724,7 +730,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, Backwa
 template <int G, bool Documents, bool Small>
 __global__ void __launch_bounds__(BackwardTiles<G, relative_attention, Small>::threads,
                                   BackwardTiles<G, relative_attention, Small>::blocks_per_sm)
-    attention_dr_kernel(AttentionArgs<float> a, float scale) {
+    attention_dr_kernel(AttentionArgs<floatX> a, float scale) {
   using Tiles = BackwardTiles<G, relative_attention, Small>;
   constexpr int keys = Tiles::rows + Tiles::columns;
   const int HS = int(a.HS), T = int(a.T), distances = int(a.relative.distances), head = int(blockIdx.y);
@@ -744,18 +750,18 @@ __global__ void __launch_bounds__(BackwardTiles<G, relative_attention, Small>::t
   load_tile<G, Tiles::rows, Tiles::threads>(r_tile, a.relative.r + head * HS, C, r0, end, HS);
 
   const auto& mask = mask_of_block<Documents>(a, blockIdx.z, head, {});
-  const DistanceTiles<Tiles::columns, float> tiles(a, head, mask, distances - end);
+  const DistanceTiles<Tiles::columns, floatX> tiles(a, head, mask, distances - end);
   float acc[rows_per_thread][G][4] = {};
   for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
     const int q0 = tile.q0, q1 = min(T, q0 + Tiles::columns), k0 = q0 + r0 - (distances - 1), k1 = k0 + keys - 1;
     if (!mask.sees_some(q0, q1, k0, k1)) continue;
-    const KVHead<float>& kv = tiles.kv(tile);
+    const KVHead<floatX>& kv = tiles.kv(tile);
     __syncthreads();  // all warps have read the tiles before these
-    auto load = [&](float* to, const float* x, int64_t stride) {
+    auto load = [&](float* to, const floatX* x, int64_t stride) {
       load_tile<G, Tiles::columns, Tiles::threads>(to, x + first_row * stride + head * HS, stride, q0, T, HS);
     };
     load(relative_q_tile, a.relative.q, C), load(q_tile, a.q, a.q_stride), load(dout_tile, a.dout, C);
-    auto load_keys = [&](float* to, const float* x, int64_t stride) {
+    auto load_keys = [&](float* to, const floatX* x, int64_t stride) {
       load_tile<G, keys, Tiles::threads, /*BeforeRow0=*/true>(to, x + blockIdx.z * a.T * stride, stride, k0, T, HS);
     };
     load_keys(k_tile, kv.k, kv.k_stride), load_keys(v_tile, kv.v, kv.v_stride);
@@ -792,12 +798,12 @@ __global__ void __launch_bounds__(BackwardTiles<G, relative_attention, Small>::t
 // Launchers
 
 // A block for each tile of `rows` rows of each head in each sequence.
-inline dim3 attention_grid(const AttentionArgs<float>& a, int64_t rows, int64_t tile_rows, int64_t heads) {
+inline dim3 attention_grid(const AttentionArgs<floatX>& a, int64_t rows, int64_t tile_rows, int64_t heads) {
   return dim3(unsigned(most_tiles(rows, tile_rows, a.T, a.largest_stride)), unsigned(heads), unsigned(a.B));
 }
 
 template <int G, int Kind>
-void launch_forward(const AttentionArgs<float>& a) {
+void launch_forward(const AttentionArgs<floatX>& a) {
   if (a.topk > 0)
     for_tiles_that_fit(TopKTiles<G, false>::bytes, [&](auto small) {
       using Tiles = TopKTiles<G, small>;
@@ -812,7 +818,7 @@ void launch_forward(const AttentionArgs<float>& a) {
 }
 
 template <int G, int Kind>
-void launch_backward(const AttentionArgs<float>& a) {
+void launch_backward(const AttentionArgs<floatX>& a) {
   const float scale = float(1 / sqrt(double(a.HS)));
   for_tiles_that_fit(BackwardTiles<G, Kind, false>::bytes, [&](auto small) {
     using Tiles = BackwardTiles<G, Kind, small>;
@@ -830,23 +836,23 @@ void launch_backward(const AttentionArgs<float>& a) {
 }
 
 template <int G>
-void launch_forward(const AttentionArgs<float>& a) {
+void launch_forward(const AttentionArgs<floatX>& a) {
   if (a.relative.q != nullptr || is_general(a)) for_kind(a, [&](auto Kind) { launch_forward<G, Kind>(a); });
   else launch_forward<G, plain_attention>(a);
 }
 
 template <int G>
-void launch_backward(const AttentionArgs<float>& a) {
+void launch_backward(const AttentionArgs<floatX>& a) {
   if (a.relative.q != nullptr || is_general_backward(a)) for_kind(a, [&](auto Kind) { launch_backward<G, Kind>(a); });
   else launch_backward<G, plain_attention>(a);
 }
 
-inline void launch_attention_forward(const AttentionArgs<float>& a) {
+inline void launch_attention_forward(const AttentionArgs<floatX>& a) {
   if (a.HS <= 64) launch_forward<1>(a);
   else launch_forward<2>(a);
 }
 
-inline void launch_attention_backward(const AttentionArgs<float>& a) {
+inline void launch_attention_backward(const AttentionArgs<floatX>& a) {
   if (a.HS <= 64) launch_backward<1>(a);
   else launch_backward<2>(a);
 }
