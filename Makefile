@@ -67,7 +67,8 @@ define newline
 
 endef
 $(eval $(subst |,$(newline),$(shell \
-  NVCC='$(NVCC)' GPU_ARCH='$(GPU_ARCH)' PRECISION='$(PRECISION)' ATTENTION='$(ATTENTION)' scripts/gpu.sh | tr '\n' '|')))
+  NVCC='$(NVCC)' GPU_ARCH='$(GPU_ARCH)' PRECISION='$(PRECISION)' ATTENTION='$(ATTENTION)' \
+  scripts/gpu.sh | tr '\n' '|')))
 HAVE_NVCC := $(if $(nvcc),yes)
 ifdef nvcc
 override NVCC := $(nvcc)
@@ -199,7 +200,8 @@ QUICK_TESTED_PROGRAMS := $(PROGRAMS:%=$(BUILD)/fp32/%_cpu) report data/tokenize 
 
 # Said before anything is compiled.
 GPU_GOALS := $(PROGRAMS) test_gpt2_sla gpu-checked gpu-bundle \
-  $(foreach p,bf16 fp16 fp16_fma fp32,$(addprefix $(BUILD)/$(p)/,$(PROGRAMS) $(DEVICE_TESTS) $(OPERATIONS_TESTS) bench_gpu))
+  $(foreach p,bf16 fp16 fp16_fma fp32,\
+  $(addprefix $(BUILD)/$(p)/,$(PROGRAMS) $(DEVICE_TESTS) $(OPERATIONS_TESTS) bench_gpu))
 ifneq ($(and $(gpu_problem),$(filter $(GPU_GOALS),$(MAKECMDGOALS))),)
 $(error $(firstword $(filter $(GPU_GOALS),$(MAKECMDGOALS))): $(gpu_problem))
 endif
@@ -219,7 +221,7 @@ help:
 	@echo 'make paper      SIZE=tiny|small|full|night: the tables of the SLA paper and other wirings, over seeds'
 	@echo '                (tiny: within two hours on 2 cores; night: 8 to 9 hours)'
 	@echo 'make test       install, build and run the tests of every part, those for GPUs on an emulated one'
-	@echo '                (6 to 16 minutes on 2 cores)'
+	@echo '                (4 to 16 minutes on 2 cores)'
 	@echo 'make test-all   every test there is (an hour or more); the last line of both says how many passed'
 	@echo '                PART=2/3: of the products of shapes and wirings the second third; LEAVE_OUT="fp32 arm64":'
 	@echo '                without that precision (or bf16) and what is built for Arm'

@@ -8,7 +8,8 @@
 #   gpu_problem    why no program for a GPU can be built for them; empty if one can
 #   gpu_remark     what a user should know beside that
 #
-# Environment: NVCC (nvcc), GPU_ARCH (such as "sm_80 sm_90": these, and not those of this machine's GPUs), PRECISION, ATTENTION.
+# Environment: NVCC (nvcc), GPU_ARCH (such as "sm_80 sm_90": these, and not those of this machine's GPUs), PRECISION and
+# ATTENTION (as of make)
 nvcc=${NVCC:-nvcc} gpus='' architectures='' gpu_problem='' gpu_remark=''
 
 if ! command -v "${nvcc%% *}" >/dev/null; then

@@ -77,7 +77,8 @@ echo
 "$trainer" "${options[@]}" -o "$OUT" -y
 
 say "done"
-last=$(ls -d "$OUT"/step_* | tail -n 1) sampler=${trainer/train/sample} build=${PRECISION:+PRECISION=$PRECISION }${ATTENTION:+ATTENTION=$ATTENTION }
+last=$(ls -d "$OUT"/step_* | tail -n 1) sampler=${trainer/train/sample}
+build=${PRECISION:+PRECISION=$PRECISION }${ATTENTION:+ATTENTION=$ATTENTION }
 cat <<END
 model, to load anywhere as GPT-2 of full size:  $last (config.json, model.safetensors, tokenizer.json)
 losses, one JSON object a line:                 $OUT/log.jsonl

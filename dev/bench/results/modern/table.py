@@ -1,9 +1,13 @@
 #!/usr/bin/env python3
 """The tables of README.md beside it, from the logs of run.sh: table.py OUT. A run that is not finished has none."""
 import json
+import math
 import statistics
 import sys
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "sla"))
+from differences import t_quantile  # noqa: E402
 
 OUT = Path(sys.argv[1] if len(sys.argv) == 2 else sys.exit("error: table.py takes the folder of run.sh's runs"))
 MODERN = ["rmsnorm", "qknorm", "rope", "relu2", "untied", "softcap(15)"]
@@ -38,8 +42,12 @@ def main():
     for name, values in losses.items():
         done = [v for v in values if v is not None]
         pairs = [a - b for a, b in zip(values, losses["modern"]) if None not in (a, b)]
+        difference = ""
+        if len(pairs) > 1 and name != "modern":
+            half = t_quantile(len(pairs) - 1) * statistics.stdev(pairs) / math.sqrt(len(pairs))
+            difference = f"{statistics.mean(pairs):+.4f} +- {half:.4f}"
         print(f"| {name} | {' | '.join(map(cell, values))} | {cell(statistics.mean(done) if done else None)} | "
-              f"{cell(statistics.mean(pairs) if pairs and name != 'modern' else None, '{:+.4f}')} |")
+              f"{difference} |")
 
 
 if __name__ == "__main__":
