@@ -224,8 +224,8 @@ using LongMakefileOffline = MakefileOffline;  // make reads the Makefile many ti
 // A GPU that nothing can be compiled for is named by all that would compile, and by what trains on the CPU in its
 // place.
 // BUG scripts/gpu.sh: `[ "$number" -lt 80 ] && [[ ${PRECISION:-} != FP* ]]` -> `false`
-// BUG scripts/gpu.sh: `[ "$number" -lt 75 ] && [ "${PRECISION:-}" = FP16 ]` -> `false`
-// BUG scripts/gpu.sh: `$([ "$number" -lt 75 ] && echo FP32 || echo FP16)` -> `FP32`
+// BUG scripts/gpu.sh: `[ "$number" -lt 75 ] && [ "${PRECISION:-} ${ATTENTION:-}" = "FP16 " ]` -> `false`
+// BUG scripts/gpu.sh: `$([ "$number" -ge 75 ] || echo " ATTENTION=FMA")` -> ` ATTENTION=FMA`
 // BUG scripts/gpu.sh: `-lt 1203` -> `-lt 1202`
 // BUG scripts/gpu.sh: `&& ! nvcc_has "$number"` -> `&& false`
 // BUG Makefile: `ifneq ($(and $(gpu_problem)` -> `ifneq ($(and $(none)`
