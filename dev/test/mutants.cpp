@@ -411,11 +411,12 @@ class Workplace {
   }
 
   Verdict judge_planted(const Trial& t) const {
-    std::map<std::string, bool> is_same;  // as without the mutant: a program that need not run
+    // As without the mutant: a program that need not run. What no compiler reads, such as a script, changes none.
+    std::map<std::string, bool> is_same;
     for (const TestRun& which : t.tests) {
       if (!is_same.count(which.program)) {
         if (build(which.program).exit_status != 0) return {Outcome::did_not_compile, ""};
-        is_same[which.program] = hash_of(which.program) == built_.at(which.program);
+        is_same[which.program] = is_source(t.file) && hash_of(which.program) == built_.at(which.program);
       }
       if (is_same[which.program]) continue;
       const Finished done = test(which, patience_seconds + patience * seconds_.at(key(which)));

@@ -113,11 +113,8 @@ TEST(WrittenBugs, BelongToTheTestThatFollows) {
             "a.h|x < y|x > y|build/test_x|Suite.Name");
   EXPECT_EQ(bugs[1].file + "|" + bugs[1].from + "|" + bugs[1].to + "|" + bugs[1].program + "|" + bugs[1].filter,
             "b.h|f(\"->\")|g()|build/fp32/test_x_emu|*/Cases.Other/*");
-  EXPECT_EQ(mutants::collect_bugs("t.cu", "// BUG a.h: `x` -> `y`\nTEST(LONG_ON_EMU(Suite), Name) {\n")[0].filter, "*Su"
-                                                                                                                   "ite"
-                                                                                                                   ".Na"
-                                                                                                                   "m"
-                                                                                                                   "e");
+  const std::string on_emu = "// BUG a.h: `x` -> `y`\nTEST(LONG_ON_EMU(Suite), Name) {\n";
+  EXPECT_EQ(mutants::collect_bugs("t.cu", on_emu)[0].filter, "*Suite.Name");
   EXPECT_ERROR(mutants::locate_bug(bugs[0], "x < z"), "a.h does not hold `x < y`");
   EXPECT_ERROR(mutants::locate_bug(bugs[0], "x < y; x < y"), "more than once");
   EXPECT_EQ(mutants::locate_bug(bugs[0], "if (x < y)").begin, 4u);
@@ -182,6 +179,21 @@ TEST_F(SmallProject, NoCompilationOrTheSameProgramIsNoKill) {
   write_file(in("half.h"), "inline int half(int x) {\n  const int* y = &x;\n  return *(0 + y) / 2;\n}\n");
   const Outcome broken = mutate("half.h --test checks --only sign");
   EXPECT_NE(broken.out.find("did not compile: half.h:3 (sign)"), std::string::npos) << broken.out << broken.err;
+}
+
+// BUG dev/test/mutants.cpp: `is_source(t.file) && hash_of` -> `hash_of`
+TEST_F(SmallProject, ABugOfAScriptIsTriedThoughNoProgramChanges) {
+  fs::create_directories(in("dev/test"));
+  write_file(in("Makefile"), "build/%: dev/test/%.cpp\n\t@mkdir -p build; $(CXX) $< -o $@\n"
+                             "list-tests:\n\t@cat tests.txt\n");
+  write_file(in("tests.txt"), "build/test_step\n\n\n");
+  write_file(in("step.sh"), "exit 0\n");
+  write_file(in("dev/test/test_step.cpp"), "#include <cstdlib>\n#if 0\n// BUG step.sh: `exit 0` -> `exit 1`\n"
+                                           "TEST(Step, Ends) {\n}\n#endif\n"
+                                           "int main() { return system(\"sh step.sh\") == 0 ? 0 : 1; }\n");
+  const Outcome o = mutate("--bugs");
+  EXPECT_EQ(o.exit_status, 0) << o.out << o.err;
+  EXPECT_NE(o.out.find("1 mutants of 1: 1 killed, 0 survived"), std::string::npos) << o.out << o.err;
 }
 
 TEST_F(SmallProject, ASampleIsDrawnBySeedAndListedOnly) {
