@@ -108,7 +108,7 @@ GENCODE := $(foreach arch,$(filter-out ptx,$(architectures)),-gencode arch=compu
 NVCCFLAGS = $(CXXSTD) -O3 -lineinfo $(if $(findstring 90a,$(GENCODE)),-DSLA_SM_90A) \
   $(if $(DEBUG),-DSLA_DEBUG) $(if $(HAVE_NCCL),-DSLA_NCCL) \
   $(if $(WERROR),-Werror all-warnings) --threads 0 $(NVCC_CXX) -Xcompiler -Wall,-Wextra,-fopenmp $(GENCODE) \
-  $(if $(PORTABLE),-Xcompiler -static-libstdc++$(comma)-static-libgcc -Xlinker --as-needed,\
+  $(if $(PORTABLE),-no-compress -Xcompiler -static-libstdc++$(comma)-static-libgcc -Xlinker --as-needed,\
   $(addprefix -Xlinker -rpath=,$(CUDA_RPATH)))
 
 # The emulated GPU: g++ compiles the same sources against dev/emu's headers, and the sanitizers check every access.

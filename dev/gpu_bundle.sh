@@ -51,5 +51,6 @@ tail -n +12 "\$0" | decompress | tar xf - -C "\$folder"
 exec "\$folder/run.sh"
 END
 )
-{ echo "$unpack"; tar c -C "$packed" --owner=0 --group=0 . | xz -T0; } >"$bundle"
+# The programs share most of their kernels: with a dictionary as large as all of them, each is packed once.
+{ echo "$unpack"; tar c -C "$packed" --owner=0 --group=0 . | xz -T1 --lzma2=preset=4,dict=512MiB; } >"$bundle"
 echo "$bundle: $(($(stat -c %s "$bundle") / 1000)) KB"

@@ -75,8 +75,7 @@ write_report() {
   mv "$report.part" "$report"
 }
 
-child=
-trap 'kill $child 2>/dev/null; exit 1' INT TERM HUP
+trap 'for step in "${begun[@]}"; do read -r _ child _ <<<"$step"; kill "$child" 2>/dev/null; done; exit 1' INT TERM HUP
 failed=0
 row() {  # row <a row of the table>
   [[ $1 != *"| RED |"* ]] || failed=1
@@ -84,26 +83,40 @@ row() {  # row <a row of the table>
   write_report
 }
 
-# step <limit in seconds> <what> <command...>: runs it, with its output in a log, and adds a row to the table. If it
-# failed, was a test program in which no test ran, or took too long, the end of its output is printed.
-step() {
-  local limit=${LIMIT:-$1} what=$2 begin=$SECONDS verdict=green note status
+# begin <limit in seconds> <what> <command...>: starts it, with its output in a log.
+begun=()  # what has been started: "<limit> <process> <what>"
+begin() {
+  local limit=${LIMIT:-$1} what=$2 log
   shift 2
-  local log=$state/${what//[^A-Za-z0-9]/_}.log
+  log=$state/${what//[^A-Za-z0-9]/_}.log
+  rm -f "$log.seconds"
   echo "== $what"
-  timeout --kill-after=10 "$limit" bash -c '"$@"' step "$@" >"$log" 2>&1 &
-  child=$!
-  wait $child
-  status=$?
-  note=$(grep -E '^\[  PASSED  \]|^ *[0-9]+ FAILED TESTS?$|^=+ (ERROR|RACECHECK) SUMMARY' "$log" | tail -n 1 |
-    sed 's/^\[  PASSED  \] //; s/^[= ]*//')
-  if [ $status = 124 ] || [ $status = 137 ]; then note="stopped after $limit s"; fi
-  if [ $status != 0 ] || grep -qF '[  PASSED  ] 0 tests.' "$log"; then verdict=RED; tail -n 60 "$log"; fi
-  row "| $what | $verdict | $((SECONDS - begin)) s | $note |"
-  [ $verdict = green ]
+  timeout --kill-after=10 "$limit" bash -c '"$@"; status=$?; echo $SECONDS >"$0"; exit $status' "$log.seconds" "$@" \
+    >"$log" 2>&1 &
+  begun+=("$limit $! $what")
 }
 
-tests="test_gpt2_sla test_ops test_attention"
+# finish: waits for all that has begun, and adds a row of each to the table. If it failed, was a test program in which
+# no test ran, or took too long, the end of its output is printed.
+finish() {
+  local step limit what log verdict note status seconds is_green=true
+  for step in "${begun[@]}"; do
+    read -r limit child what <<<"$step"
+    log=$state/${what//[^A-Za-z0-9]/_}.log verdict=green
+    wait "$child"
+    status=$?
+    seconds=$(cat "$log.seconds" 2>/dev/null || echo "$limit")
+    note=$(grep -E '^\[  PASSED  \]|^ *[0-9]+ FAILED TESTS?$|^=+ (ERROR|RACECHECK) SUMMARY' "$log" | tail -n 1 |
+      sed 's/^\[  PASSED  \] //; s/^[= ]*//')
+    if [ $status = 124 ] || [ $status = 137 ]; then note="stopped after $limit s"; fi
+    if [ $status != 0 ] || grep -qF '[  PASSED  ] 0 tests.' "$log"; then verdict=RED; tail -n 60 "$log"; fi
+    row "| $what | $verdict | $seconds s | $note |"
+    [ $verdict = green ] || is_green=false
+  done
+  begun=()
+  $is_green
+}
+step() { begin "$@"; finish; }
 
 # Whether attention can be computed by wgmma, too: on an H100 or H200.
 has_wgmma() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | grep -qx '9\.0'; }
@@ -125,15 +138,24 @@ largest_micro_batch() {
   echo "$b sequences"
   "$trainer" "${model[@]}" -b "$b" -x 3
 }
+# The test programs at once: they wait for the GPU and for what the CPU computes.
 part_tests() {
-  local p t
-  step 90 "test_tile, bf16" "$build/bf16/test_tile"
-  for p in bf16 fp32; do for t in $tests; do step 120 "$t, $p" "$build/$p/$t"; done; done
+  local p shard
+  begin 90 "test_tile, bf16" "$build/bf16/test_tile"
+  for p in bf16 fp32; do
+    begin 300 "test_ops, $p" "$build/$p/test_ops"
+    begin 300 "test_attention, $p" "$build/$p/test_attention"
+    for shard in 0 1 2; do
+      GTEST_TOTAL_SHARDS=3 GTEST_SHARD_INDEX=$shard begin 300 "test_gpt2_sla, $p, $((shard + 1)) of 3" \
+        "$build/$p/test_gpt2_sla"
+    done
+  done
   if has_wgmma; then
     for t in test_attention test_gpt2_sla; do
-      step 120 "$t, bf16, wgmma" env SLA_ATTENTION=wgmma "$build/bf16/$t"
+      SLA_ATTENTION=wgmma begin 300 "$t, bf16, wgmma" "$build/bf16/$t"
     done
   fi
+  finish
   step 60 "train_gpt2_sla, a golden case" "$build/bf16/train_gpt2_sla" -e dev/test/golden/paper_default \
     -i dev/test/golden/paper_default/tokens.bin -b 2 -t 32 -x 10 -k constant -l 1e-4 -v 0
   step 120 "train_gpt2_sla, the largest micro-batch" largest_micro_batch
@@ -189,7 +211,7 @@ part_ranks() {
 # sanitized <tool> <program> <filter>: the program's tests that match, under the tool, which must have found nothing.
 # racecheck looks at this project's kernels alone, whose names end in _kernel: those of libraries take most of the time.
 sanitized() {
-  local log=$state/sanitizer_output options=(--tool "$1" --error-exitcode 1)
+  local log=$state/sanitizer_output.$BASHPID options=(--tool "$1" --error-exitcode 1)
   [ "$1" = memcheck ] || options+=(--kernel-name kernel_substring=_kernel)
   "$sanitizer" "${options[@]}" "$2" --gtest_filter="$3" | tee "$log"
   [ "${PIPESTATUS[0]}" = 0 ] && grep -qE '^=+ (ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards)' "$log"
@@ -199,7 +221,7 @@ has_tests() {  # has_tests <program> <filter...>: each matches a test
 }
 # sanitize <what> <program> <filter>
 sanitize() {
-  for tool in memcheck racecheck; do step 150 "compute-sanitizer $tool, $1" sanitized $tool "$2" "$3"; done
+  for tool in memcheck racecheck; do begin 300 "compute-sanitizer $tool, $1" sanitized $tool "$2" "$3"; done
 }
 # The subset: one wiring with accumulation, with and without recomputation, generation, and each operation once, without
 # the tests that go through every length.
@@ -215,6 +237,7 @@ part_sanitize() {
   if has_wgmma; then
     SLA_ATTENTION=wgmma sanitize "test_attention, bf16, wgmma" "$build/bf16/test_attention" 'Attention.*'
   fi
+  finish
 }
 
 benchmark() { "$build/bf16/bench_gpu" --json "$ours" >"$state/bench.tables"; }
@@ -241,7 +264,6 @@ part_torch() {
 
 export -f build_programs largest_micro_batch train_ranks losses two_ranks killed_rank sanitized has_tests
 export -f benchmark torch torch_attention to_tables
-export tests
 for part in "${parts[@]}"; do
   rm -f "$state/$part".{rows,tables,done}
   "part_$part"

@@ -177,7 +177,7 @@ inline void print_documents(const Trainer& t) {
          "GFLOP, %.1f %% of what it does where a row is one\n",
          (long long)t.documents->count, t.documents->mean, (long long)t.documents->median, flops * 1e-9,
          100 * flops / in_rows);
-  if (attention_uses_wgmma())
+  if (wgmma_is_asked_for())
     print_warning("SLA_ATTENTION=wgmma: attention within documents has no kernels by wgmma; it has those by mma.sync");
 }
 
@@ -222,7 +222,7 @@ inline std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_fol
       flops_per_token(config, t.model.attention_plan, run.T, segments_from(t, 0, segments_of_stream(run)));
   print_model(t.model, run.T, t.model.parameters);
   if (t.documents) print_documents(t);
-  if (o.dropout > 0 && attention_uses_wgmma())
+  if (o.dropout > 0 && wgmma_is_asked_for())
     print_warning("SLA_ATTENTION=wgmma: attention with dropout has no kernels by wgmma; it has those by mma.sync");
   if (o.dropout > 0)
     printf("dropout: %g of the embeddings, attention's probabilities and the branches' outputs, in training alone\n",

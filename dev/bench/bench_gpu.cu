@@ -33,7 +33,7 @@ struct Scale {
 };
 
 Scale scale_124m() {
-  Scale s = {ModelConfig(), 32768, {1024, 4096, 8192, 16384}, size_t(1) << 30, 100, 0.05, 4, 3};
+  Scale s = {ModelConfig(), 32768, {1024, 4096, 8192, 16384}, size_t(1) << 30, 100, 0.05, 1, 3};
   CHECK(config_from_preset("d12", s.config));
   return s;
 }
@@ -290,7 +290,7 @@ json bench_algorithms(const Scale& scale) {
 // shapes.
 json bench_attention(const Scale& scale) {
   json results = json::array();
-  const bool asked_for_wgmma = gpu().attention_uses_wgmma;
+  const AttentionBy asked_for = gpu().attention_by;
   printf("\n| B | T | attention alone | forward, us | TFLOP/s | forward + backward, us | TFLOP/s |\n"
          "| --: | --: | --- | --: | --: | --: | --: |\n");
   for (int heads : {scale.config.num_heads, scale.config.num_heads / 2}) {
@@ -312,7 +312,7 @@ json bench_attention(const Scale& scale) {
         attention.dout = model.hidden_states();  // some gradient
         for (const bool wgmma : {false, true}) {
           if (wgmma && !gpu().has_wgmma) continue;
-          gpu().attention_uses_wgmma = wgmma;
+          gpu().attention_by = wgmma ? AttentionBy::wgmma : AttentionBy::mma;
           const auto forward = [&] { attention_forward(attention); };
           const auto forward_backward = [&] {
             forward();
@@ -340,7 +340,7 @@ json bench_attention(const Scale& scale) {
       }
     }
   }
-  gpu().attention_uses_wgmma = asked_for_wgmma;
+  gpu().attention_by = asked_for;
   return results;
 }
 

@@ -95,7 +95,9 @@ TEST_F(LongGpuCheck, RunsEachStepOnTheEmulatedGpu) {
   std::vector<std::string> steps = {"build for Emulated GPU 9000", "test_tile, bf16", "train_gpt2_sla, a golden case",
                                     "train_gpt2_sla, the largest micro-batch", "the subset's tests exist"};
   for (const char* p : {"bf16", "fp32"})
-    for (const char* t : {"test_gpt2_sla", "test_ops", "test_attention"}) steps.push_back(format("%s, %s", t, p));
+    for (const char* t :
+         {"test_ops, %s", "test_attention, %s", "test_gpt2_sla, %s, 1 of 3", "test_gpt2_sla, %s, 3 of 3"})
+      steps.push_back(format(t, p));
   for (const char* tool : {"memcheck", "racecheck"})
     for (const char* what : {"model, bf16", "model, fp32", "test_ops, bf16", "test_tile, bf16", "test_attention, bf16"})
       steps.push_back(format("compute-sanitizer %s, %s", tool, what));

@@ -80,7 +80,7 @@ static void read_registers(const std::string& log, const std::string& prefix, Ta
 
 struct Instruction {
   bool is_predicated;
-  std::string name, target;  // LDSM.16.M88.4; the label that it jumps to, or ""
+  std::string name, operands, target;  // LDSM.16.M88.4; "R152, [R0+UR4]"; the label that it jumps to, or ""
 
   bool is(const char* operation) const { return name == operation || name.rfind(std::string(operation) + ".", 0) == 0; }
   bool jumps() const {
@@ -118,10 +118,11 @@ static std::map<std::string, Code> read_code(const std::string& text) {
     } else if (const size_t comment = line.find("*/");
                code != nullptr && comment != std::string::npos && line.find("/*") < comment) {
       std::istringstream words(line.substr(comment + 2));
-      Instruction i = {false, "", ""};
+      Instruction i = {false, "", "", ""};
       words >> i.name;
       if (i.name[0] == '@') i.is_predicated = true, words >> i.name;
       if (i.name.empty() || i.name[0] == '/') continue;
+      std::getline(words >> std::ws, i.operands, ';');
       const size_t target = line.find("`(");
       if (target != std::string::npos) i.target = line.substr(target + 2, line.find(')', target) - target - 2);
       code->instructions.push_back(i);
@@ -222,9 +223,28 @@ static std::vector<Instruction> main_loop(const Code& code) {
   return shortest;
 }
 
-static void read_loops(const std::string& text, const std::string& prefix, Table& table) {
+// The registers of A operands that a loop's wgmmas expect from before the loop, and which the loop overwrites: in the
+// second round the products would be of something else. Of the loop's instructions in their order.
+static std::set<int> overwritten_operands(const std::vector<Instruction>& loop) {
+  std::set<int> from_before, written, overwritten;
+  for (const Instruction& i : loop) {
+    int to = -1, a = -1;
+    if (i.is("HGMMA") && sscanf(i.operands.c_str(), "R%d, R%d, gdesc", &to, &a) == 2) {
+      for (int r = a; r < a + 4; r++)
+        if (!written.count(r)) from_before.insert(r);
+    } else if (sscanf(i.operands.c_str(), "R%d,", &to) == 1) {
+      written.insert(to);
+      if (from_before.count(to)) overwritten.insert(to);
+    }
+  }
+  return overwritten;
+}
+
+static void read_loops(const std::string& text, const std::string& prefix, Table& table, std::string& faults) {
   for (const auto& [kernel, code] : read_code(text)) {
     const std::vector<Instruction> loop = main_loop(code);
+    for (int r : overwritten_operands(loop))
+      faults += format("%s%s overwrites R%d\n", prefix.c_str(), kernel.c_str(), r);
     const auto tensor =
         std::count_if(loop.begin(), loop.end(), [](const Instruction& i) { return i.is("HMMA") || i.is("HGMMA"); });
     int cycles = 0;
@@ -242,6 +262,7 @@ struct Measured {
   std::string reason_to_skip, reason_without_loops, error;
   int version = 0;          // nvcc's major
   bool serialized = false;  // ptxas says that it lets no products by wgmma overlap
+  std::string overwritten;  // operands of wgmma, of all kernels
   Table table;
 };
 
@@ -273,7 +294,8 @@ static Measured measure() {
     if (!std::filesystem::exists(at + ".cubin")) m.error += "nvcc: " + log;
     read_registers(log, prefix, m.table);
     m.serialized |= log.find("serialized") != std::string::npos;
-    if (found.exit_status == 0) read_loops(shell(nvdisasm + " -c '" + at + ".cubin'", folder).out, prefix, m.table);
+    if (found.exit_status == 0)
+      read_loops(shell(nvdisasm + " -c '" + at + ".cubin'", folder).out, prefix, m.table, m.overwritten);
     // For other GPUs than Hopper kernels with wgmma are empty.
     for (auto it = m.table.begin(); it != m.table.end();)
       it = arch != 90 && it->first.rfind(prefix, 0) == 0 && it->first.find("_wgmma") != std::string::npos
@@ -360,6 +382,16 @@ TEST(GpusBeforeAmpere, AreRefusedInBf16InOneSentence) {
   const size_t error = o.err.find("error: ");
   EXPECT_NE(o.err.find("compute capability 8.0 (Ampere) or later is needed"), std::string::npos) << o.err;
   EXPECT_EQ(o.err.find("error: ", error + 1), std::string::npos) << o.err;
+}
+
+// ptxas 13.0 gave the rows of K and V that dk's and dv's products by wgmma need for each tile the registers of
+// probabilities, where the rows were in registers and the heads had 64 channels. On an H100 gradients were wrong from
+// the second tile on; the PTX was right.
+// BUG llmc/cuda/attention_wgmma.h: `k_rows = k_tile.from_row(warpgroup * warpgroup_rows)` -> `k_rows =
+// own_rows(k_tile)`
+TEST_F(MachineCode, KeepsTheOperandsOfProductsThatLoopsRepeat) {
+  if (!measured().reason_without_loops.empty()) GTEST_SKIP() << measured().reason_without_loops;
+  EXPECT_EQ(measured().overwritten, "");
 }
 
 // The minor versions of an nvcc differ by a few percent.

@@ -22,7 +22,7 @@ constexpr int head_size_multiple = 1, largest_head_size = 1 << 20, largest_chann
 constexpr int64_t prompt_rows = 256, scoring_rows = 1024;
 
 inline const char* device_name() { return "CPU"; }
-inline bool attention_uses_wgmma() { return false; }
+inline bool wgmma_is_asked_for() { return false; }
 
 inline size_t device_workspace_bytes() { return 0; }
 inline size_t device_reserve_bytes() { return 0; }

@@ -1,5 +1,6 @@
-// Which of attention's kernels on tensor cores are launched: those by mma.sync of attention_mma.h. Where
-// SLA_ATTENTION=wgmma asks for them, plain attention has those of attention_wgmma.h.
+// Which of attention's kernels on tensor cores are launched: those by mma.sync of attention_mma.h, or on an H100, for
+// plain attention over many tokens, those of attention_wgmma.h. SLA_ATTENTION=mma and SLA_ATTENTION=wgmma choose the
+// one or the other for all lengths.
 #pragma once
 #include <cmath>
 #include "llmc/ops/attention_args.h"
@@ -44,7 +45,7 @@ void launch_dr_kernels(const AttentionArgs<floatX>& a, float scale) {
   launch_sum_of_sequences(a);
 }
 
-// Defined below: whether kernels by wgmma have been asked for and launched.
+// Defined below: whether kernels by wgmma are there for these arguments, and have been launched.
 inline bool launch_wgmma_forward(const AttentionArgs<floatX>& a);
 inline bool launch_wgmma_backward(const AttentionArgs<floatX>& a);
 
@@ -86,20 +87,31 @@ inline void launch_attention_backward(const AttentionArgs<floatX>& a) {
 // ----------------------------------------------------------------------------
 // By wgmma
 
-// Runs f(D) with D, the head size rounded up, as a constant, if there are kernels for it. Returns whether there are.
+// From so many tokens on wgmma is faster than mma.sync on an H100 or H200 (dev/bench/results/hopper).
+struct WgmmaLengths {
+  int64_t of_64_channels, of_128_channels;
+};
+constexpr WgmmaLengths wgmma_forward_from = {4096, 2048}, wgmma_backward_from = {1024, 0};
+
+// Runs f(D) with D, the head size rounded up, as a constant, if there are kernels for it which are to be used. Returns
+// whether it has.
 template <class F>
-bool for_wgmma_head_size(int64_t HS, F f) {
-  bool exists = false;
-  if (gpu().attention_uses_wgmma)
-    for_head_size(HS, [&](auto D) {
-      if constexpr (D % 64 == 0) f(D), exists = true;
+bool for_wgmma_head_size(const AttentionArgs<floatX>& a, WgmmaLengths from, F f) {
+  bool is_used = false;
+  if (gpu().attention_by != AttentionBy::mma)
+    for_head_size(a.HS, [&](auto D) {
+      if constexpr (D % 64 == 0) {
+        const int64_t first = D == 64 ? from.of_64_channels : from.of_128_channels;
+        is_used = gpu().attention_by == AttentionBy::wgmma || a.T >= first;
+        if (is_used) f(D);
+      }
     });
-  return exists;
+  return is_used;
 }
 
 inline bool launch_wgmma_forward(const AttentionArgs<floatX>& a) {
   if (is_general(a) || a.relative.q != nullptr) return false;
-  return for_wgmma_head_size(a.HS, [&](auto D) {
+  return for_wgmma_head_size(a, wgmma_forward_from, [&](auto D) {
     launch(attention_forward_wgmma_kernel<D>, attention_grid(a, a.NH, a.T - a.first_query, wgmma_rows), wgmma_threads,
            WgmmaForwardTiles<D>::bytes, gpu().stream, a, score_scale(a));
   });
@@ -107,7 +119,7 @@ inline bool launch_wgmma_forward(const AttentionArgs<floatX>& a) {
 
 inline bool launch_wgmma_backward(const AttentionArgs<floatX>& a) {
   if (is_general_backward(a) || a.relative.q != nullptr) return false;
-  return for_wgmma_head_size(a.HS, [&](auto D) {
+  return for_wgmma_head_size(a, wgmma_backward_from, [&](auto D) {
     launch(attention_dq_wgmma_kernel<D>, attention_grid(a, a.NH, a.T, wgmma_rows), wgmma_threads,
            WgmmaDqTiles<D>::bytes, gpu().stream, a, score_scale(a));
     launch(attention_dkdv_wgmma_kernel<D>, attention_grid(a, a.num_kv_heads, a.T, wgmma_rows), wgmma_threads,

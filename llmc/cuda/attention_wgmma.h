@@ -1,8 +1,8 @@
 // Plain attention in bf16 or fp16 with wgmma (tile_wgmma.h), for heads of 33 to 64 and of 97 to 128 channels: the three
 // kernels of attention_mma.h for the H100. What is loaded, in which order it is summed, and what a block owns are as
 // there; another instruction multiplies, so the last bits differ. mma.sync reaches at most about 60 % of what an H100's
-// tensor cores can do. SLA_ATTENTION=wgmma chooses these kernels, but not with dropout; they are not the default
-// because no GPU has run them yet, and dev/bench/gpu-model.md says what is expected. Two things are new:
+// tensor cores can do. attention_launch.h says for which lengths they are used; with dropout they are not. Two things
+// are new:
 //
 // A block has two warpgroups with 64 rows each, and an SM has one block. All products are asynchronous: a warp starts
 // the scores of the next tile before it takes the exponentials of this one, and goes on while the products of its
@@ -304,9 +304,10 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
   start_loading(tile);
   if (tiles.contains(tiles.after(tile))) start_loading(tiles.after(tile)), copy_barrier<1>();
   else copy_barrier();
-  const auto k_rows = own_rows(k_tile), v_rows = own_rows(v_tile);
 
   const int warpgroup = warpgroup_index();
+  // From shared memory: ptxas 13.0 gives register tiles that a loop needs again and again the registers of others.
+  const auto k_rows = k_tile.from_row(warpgroup * warpgroup_rows), v_rows = v_tile.from_row(warpgroup * warpgroup_rows);
   // The barrier, and then the start of loading the tile after the next one, if there is one.
   auto barrier_and_load_second = [&](QueryTile tile) {
     copy_barrier();

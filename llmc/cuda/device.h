@@ -47,12 +47,17 @@ inline bool can_use_wgmma(const cudaDeviceProp& gpu) {
 #endif
 }
 
-// Whether SLA_ATTENTION asks for attention by wgmma: it is "wgmma", or "mma", the default. The emulated GPU is believed
-// to have wgmma's code: it executes nvcc's.
-inline bool asks_for_wgmma(const cudaDeviceProp& gpu) {
+// The instructions that multiply in attention: mma.sync, or where there are kernels with it wgmma, or for each shape
+// those that are faster.
+enum class AttentionBy { fastest, mma, wgmma };
+
+// What SLA_ATTENTION asks for. The emulated GPU is believed to have wgmma's code if that is asked for: it executes
+// nvcc's.
+inline AttentionBy attention_asked_for(const cudaDeviceProp& gpu) {
   const char* const text = getenv("SLA_ATTENTION");
-  const std::string by = text != nullptr ? text : "mma";
-  if (by == "mma") return false;
+  if (text == nullptr) return can_use_wgmma(gpu) ? AttentionBy::fastest : AttentionBy::mma;
+  const std::string by = text;
+  if (by == "mma") return AttentionBy::mma;
   if (by != "wgmma") user_error("SLA_ATTENTION=%s: it must be mma or wgmma", by.c_str());
   if (gpu.major != 9 || gpu.minor != 0)
     user_error("SLA_ATTENTION=wgmma: it needs a GPU of compute capability 9.0 (H100, H200), and this one has %d.%d",
@@ -61,7 +66,7 @@ inline bool asks_for_wgmma(const cudaDeviceProp& gpu) {
   if (!can_use_wgmma(gpu))
     user_error("SLA_ATTENTION=wgmma: this program has no code for sm_90a; build it with GPU_ARCH=sm_90");
 #endif
-  return true;
+  return AttentionBy::wgmma;
 }
 
 // Says so, before the first kernel is launched, if the driver will compile this program for the GPU, or cannot.
@@ -93,7 +98,8 @@ struct Gpu {
   bool has_large_shared_memory = false;  // a block can have large_shared_bytes
   bool has_tf32 = false;                 // matmuls may round to it
   bool has_wgmma = false;                // Hopper's products can be used: attention_wgmma.h
-  bool attention_uses_wgmma = false;     // SLA_ATTENTION=wgmma asks for them
+  AttentionBy attention_by = AttentionBy::mma;
+  bool fuses_gelu_backward = false;  // as the epilogue of the matmul before it, which is faster on an H100
   cudaStream_t stream = nullptr;
   void *gemm_workspace = nullptr, *scratch = nullptr;
   cudaStream_t upload_stream = nullptr;
@@ -133,8 +139,9 @@ struct Gpu {
     shared_bytes = properties.sharedMemPerBlockOptin;
     has_large_shared_memory = shared_bytes >= large_shared_bytes;
     has_tf32 = properties.major >= 8;
-    attention_uses_wgmma = asks_for_wgmma(properties);
-    has_wgmma = attention_uses_wgmma || can_use_wgmma(properties);
+    attention_by = attention_asked_for(properties);
+    has_wgmma = attention_by == AttentionBy::wgmma || can_use_wgmma(properties);
+    fuses_gelu_backward = is_16_bit && properties.major == 9;
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaMalloc(&gemm_workspace, gemm_workspace_bytes));
     CUDA_CHECK(cudaMalloc(&scratch, scratch_bytes));
@@ -160,7 +167,7 @@ void for_tiles_that_fit(size_t bytes, F f) {
 }
 
 inline const char* device_name() { return gpu().name.c_str(); }
-inline bool attention_uses_wgmma() { return gpu().attention_uses_wgmma; }
+inline bool wgmma_is_asked_for() { return gpu().attention_by == AttentionBy::wgmma; }
 
 inline void configure_threads(char**, const char* = nullptr) {}  // the host's threads have little to do
 

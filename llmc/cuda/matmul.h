@@ -266,13 +266,11 @@ inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight,
   gemm('N', 'T', N, OC, C, inp, C, weight, C, false, out, OC, epilogue);
 }
 
-// Whether GELU and its derivative are epilogues of the matmul before them, which cuBLASLt has for bf16, or operations
-// of their own. They are operations, as in llm.c, which fused them from Hopper on and has withdrawn it.
-// dev/bench/bench_gpu.cu times both.
-constexpr bool gelu_is_fused = false;
-
+// GELU and its derivative are operations of their own, or epilogues of the matmul before them, which cuBLASLt has for
+// 16 bits; dev/bench/bench_gpu.cu times both. GELU is not fused, because where activations are computed again it is
+// applied to what has been rounded, and that must be the same. Its derivative is, from Hopper on.
 inline void matmul_activation_forward(Activation f, floatX* out, floatX* pre, const floatX* inp, const floatX* weight,
-                                      const floatX* bias, int64_t N, int64_t C, int64_t H, bool fused = gelu_is_fused) {
+                                      const floatX* bias, int64_t N, int64_t C, int64_t H, bool fused = false) {
   if (fused && f == Activation::gelu) {
     GemmEpilogue epilogue = {bias != nullptr ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX, bias, pre};
     gemm('N', 'T', N, H, C, inp, C, weight, C, false, out, H, epilogue);
@@ -342,7 +340,7 @@ inline void matmul_backward(floatX* dinp, float* dweight, float* dbias, const fl
 
 inline void matmul_activation_backward(Activation f, floatX* dpre, float* dweight, float* dbias, const floatX* dout,
                                        const floatX* inp, const floatX* pre, const floatX* weight, int64_t N, int64_t H,
-                                       int64_t OC, bool fused = gelu_is_fused) {
+                                       int64_t OC, bool fused = gpu().fuses_gelu_backward) {
   GemmEpilogue epilogue;
   fused = fused && f == Activation::gelu;
   if (fused) epilogue = {CUBLASLT_EPILOGUE_DGELU, nullptr, const_cast<floatX*>(pre)};

@@ -23,6 +23,7 @@
 #pragma once
 #include <cstdint>
 #include <type_traits>
+#include "llmc/ops/host_device.h"
 #include "launch.h"
 #include "vec.h"
 
@@ -226,16 +227,16 @@ struct Tile {
   static constexpr int ordered = D % 64 == 0 ? 8 : 4;  // neighbouring chunks that change places
   int offset;                                          // of row 0, in bytes
 
-  __device__ int at(int row, int chunk) const {
+  SLA_HOST_DEVICE int at(int row, int chunk) const {
     const int order = D % 64 == 0 ? row % 8 : row / 2 % 4;  // two rows of 64 bytes fill the banks together
     return offset + row * row_bytes + (chunk ^ order) * 16;
   }
   // at(row, chunk + n) from address = at(row, chunk), for chunk 0 or 1 and an even n. Loops over chunks go through
   // this: where n is a constant it is an instruction, while of at() the compiler would keep a register for each n.
-  static __device__ int further(int address, int n) {
+  static SLA_HOST_DEVICE int further(int address, int n) {
     return (address ^ n % ordered * 16) + n / ordered * ordered * 16;
   }
-  __device__ Tile from_row(int row) const { return {offset + row * row_bytes}; }  // row: a multiple of 8
+  SLA_HOST_DEVICE Tile from_row(int row) const { return {offset + row * row_bytes}; }  // row: a multiple of 8
 };
 
 // tile = rows [first, first + Rows) of one head in one sequence, whose row 0 is at src; zeros for the rows without

@@ -74,8 +74,8 @@ TEST(LONG_ON_EMU(AttentionDropout), MatchesTheFormulaWithEveryMask) {
 // The emulated GPU has no kernels by wgmma: they would end the program.
 // BUG (build/bf16/test_attention_emu) llmc/cuda/attention_topk.h: `|| a.dropout.keys != nullptr` -> ``
 TEST(AttentionDropout, IsByMmaWhereWgmmaIsAskedFor) {
-  gpu().attention_uses_wgmma = true;
+  gpu().attention_by = AttentionBy::wgmma;
   check(with_dropout({1, 70, 64, {0, 1}, 2}));
-  gpu().attention_uses_wgmma = false;
+  gpu().attention_by = AttentionBy::mma;
 }
 #endif

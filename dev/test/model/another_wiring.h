@@ -242,8 +242,8 @@ TEST(AnotherWiring, BeginsWithTheValuesThatLayersHad) {
     auto trained = make_model(mixing.before, 1, mixing.T);
     set_weights(*trained, mixing.trained);
     const auto inputs = random_tokens(mixing.T, 61, 1), targets = random_tokens(mixing.T, 61, 2);
-    gpt2_forward(*trained, inputs.data(), {1, mixing.T});
-    gpt2_loss(*trained, targets.data(), {1, mixing.T}, mixing.T);
+    gpt2_forward(*trained, inputs.data(), {1, Rewired::T});
+    gpt2_loss(*trained, targets.data(), {1, Rewired::T}, mixing.T);
     EXPECT_TRUE(
         same_bits(to_floats(mixing.model->acts.losses, inputs.size()), to_floats(trained->acts.losses, inputs.size())));
   }
@@ -262,8 +262,8 @@ TEST(AnotherWiring, BeginsWithTheInputsThatLayersHad) {
     set_weights(*trained, summing.trained);
     const auto inputs = random_tokens(summing.T, 61, 1), targets = random_tokens(summing.T, 61, 2);
     auto losses_of = [&](GPT2& model) {
-      gpt2_forward(model, inputs.data(), {1, summing.T});
-      gpt2_loss(model, targets.data(), {1, summing.T}, summing.T);
+      gpt2_forward(model, inputs.data(), {1, Rewired::T});
+      gpt2_loss(model, targets.data(), {1, Rewired::T}, summing.T);
       return to_floats(model.acts.losses, inputs.size());
     };
     EXPECT_TRUE(same_bits(losses_of(*summing.model), losses_of(*trained)));
