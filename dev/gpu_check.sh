@@ -139,21 +139,25 @@ largest_micro_batch() {
   "$trainer" "${model[@]}" -b "$b" -x 3
 }
 # The test programs at once: they wait for the GPU and for what the CPU computes.
+test_model() {  # test_model <precision> <what follows in its name>
+  local shard
+  for shard in 0 1 2; do
+    GTEST_TOTAL_SHARDS=3 GTEST_SHARD_INDEX=$shard begin 300 "test_gpt2_sla, $1$2, $((shard + 1)) of 3" \
+      "$build/$1/test_gpt2_sla"
+  done
+}
 part_tests() {
-  local p shard
+  local p
+  local -x OMP_WAIT_POLICY=passive OMP_NUM_THREADS=$((($(nproc) + 7) / 8))
   begin 90 "test_tile, bf16" "$build/bf16/test_tile"
   for p in bf16 fp32; do
     begin 300 "test_ops, $p" "$build/$p/test_ops"
     begin 300 "test_attention, $p" "$build/$p/test_attention"
-    for shard in 0 1 2; do
-      GTEST_TOTAL_SHARDS=3 GTEST_SHARD_INDEX=$shard begin 300 "test_gpt2_sla, $p, $((shard + 1)) of 3" \
-        "$build/$p/test_gpt2_sla"
-    done
+    test_model $p ""
   done
   if has_wgmma; then
-    for t in test_attention test_gpt2_sla; do
-      SLA_ATTENTION=wgmma begin 300 "$t, bf16, wgmma" "$build/bf16/$t"
-    done
+    SLA_ATTENTION=wgmma begin 300 "test_attention, bf16, wgmma" "$build/bf16/test_attention"
+    SLA_ATTENTION=wgmma test_model bf16 ", wgmma"
   fi
   finish
   step 60 "train_gpt2_sla, a golden case" "$build/bf16/train_gpt2_sla" -e dev/test/golden/paper_default \

@@ -101,7 +101,7 @@ TEST_F(LongGpuCheck, RunsEachStepOnTheEmulatedGpu) {
   for (const char* tool : {"memcheck", "racecheck"})
     for (const char* what : {"model, bf16", "model, fp32", "test_ops, bf16", "test_tile, bf16", "test_attention, bf16"})
       steps.push_back(format("compute-sanitizer %s, %s", tool, what));
-  for (const char* t : {"test_attention", "test_gpt2_sla"}) steps.push_back(format("%s, bf16, wgmma", t));
+  steps.push_back("test_attention, bf16, wgmma"), steps.push_back("test_gpt2_sla, bf16, wgmma, 2 of 3");
   for (const char* tool : {"memcheck", "racecheck"})
     steps.push_back(format("compute-sanitizer %s, test_attention, bf16, wgmma", tool));
   for (const char* step :
