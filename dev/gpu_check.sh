@@ -223,24 +223,28 @@ sanitized() {
 has_tests() {  # has_tests <program> <filter...>: each matches a test
   for filter in "${@:2}"; do "$1" --gtest_list_tests --gtest_filter="$filter" | grep '^  ' || return; done
 }
-# sanitize <what> <program> <filter>
-sanitize() {
-  for tool in memcheck racecheck; do begin 300 "compute-sanitizer $tool, $1" sanitized $tool "$2" "$3"; done
-}
+# sanitize <tool> <what> <program> <filter>
+sanitize() { begin 300 "compute-sanitizer $1, $2" sanitized "$1" "$3" "$4"; }
 # The subset: one wiring with accumulation, with and without recomputation, generation, and each operation once, without
-# the tests that go through every length.
+# the tests that go through every length. racecheck of CUDA 13.0 ends with an internal error where cuBLASLt's kernels
+# for an H200 run, also if it is not to look at them: it leaves out what calls them.
 part_sanitize() {
-  local short=('*HasTheLosses*/nine_of_twelve' '*HasThemWhenBlocks*/nine_of_twelve' 'Generation.Continues*') p t
+  local short=('*HasTheLosses*/nine_of_twelve' '*HasThemWhenBlocks*/nine_of_twelve' 'Generation.Continues*') p t tool
+  local long='-*Every*Length*'
   if [ -z "$sanitizer" ]; then
     row "| compute-sanitizer | RED | | not found beside nvcc |"
     return
   fi
   step 60 "the subset's tests exist" has_tests "$build/bf16/test_gpt2_sla" "${short[@]}"
-  for p in bf16 fp32; do sanitize "model, $p" "$build/$p/test_gpt2_sla" "$(IFS=:; echo "${short[*]}")"; done
-  for t in test_ops test_tile test_attention; do sanitize "$t, bf16" "$build/bf16/$t" '-*Every*Length*'; done
-  if has_wgmma; then
-    SLA_ATTENTION=wgmma sanitize "test_attention, bf16, wgmma" "$build/bf16/test_attention" 'Attention.*'
-  fi
+  for p in bf16 fp32; do sanitize memcheck "model, $p" "$build/$p/test_gpt2_sla" "$(IFS=:; echo "${short[*]}")"; done
+  sanitize memcheck "test_ops, bf16" "$build/bf16/test_ops" "$long"
+  sanitize racecheck "test_ops, bf16" "$build/bf16/test_ops" "$long:*Matmul*:*BatchedGemm*:*Muon*"
+  for tool in memcheck racecheck; do
+    for t in test_tile test_attention; do sanitize $tool "$t, bf16" "$build/bf16/$t" "$long"; done
+    if has_wgmma; then
+      SLA_ATTENTION=wgmma sanitize $tool "test_attention, bf16, wgmma" "$build/bf16/test_attention" 'Attention.*'
+    fi
+  done
   finish
 }
 

@@ -197,10 +197,10 @@ void print_matmuls(const std::vector<Column>& columns) {
 // Whole steps with attention by mma, and by wgmma as SLA_ATTENTION has it.
 void print_wgmma(const std::vector<Case>& cases) {
   printf("\n## Attention by wgmma\n\n"
-         "With SLA_ATTENTION=wgmma an H100 computes plain and skip-layer attention with Hopper's own products. No GPU "
-         "has "
-         "run it yet. Expected,\n"
-         "for heads of 64 and of 128 channels, forward and backward; attention's rate counts two products forward and "
+         "An H100 computes plain and skip-layer attention over many tokens with Hopper's own products, and with "
+         "SLA_ATTENTION=wgmma\n"
+         "over any number. Expected, for heads of 64 and of 128 channels, forward and backward; attention's rate "
+         "counts two products forward and "
          "five backward:\n\n"
          "| model | tokens | attention | ms a step | of it attention | attention, TFLOP/s | of peak |\n"
          "| --- | --- | --- | --: | --: | --: | --: |\n");
@@ -450,10 +450,11 @@ void print_page() {
   // by_hand: the estimate by hand for the short sequences, in ms.
   const double by_hand = 40, ms = short_column.seconds() * 1e3, matmuls = matmul_seconds(short_column) * 1e3;
   printf("# How long a step should take on a GPU\n\n"
-         "Nothing here has been measured: no GPU has run the trainer yet. `make gpu-model` writes this page from the "
-         "trainer's own plan\n"
-         "(`dev/bench/gpu_model.h`); `make gpu-check` prints what it measures beside the same figures. Weights and "
-         "activations in %s.\n\n"
+         "Estimates, made before any GPU had run the trainer; what an H100 and an H200 took is on [another "
+         "page](results/hopper/README.md).\n"
+         "`make gpu-model` writes this page from the trainer's own plan (`dev/bench/gpu_model.h`); `make gpu-check` "
+         "prints what it measures\n"
+         "beside the same figures. Weights and activations in %s.\n\n"
          "On an H100 a step of 16 x 1,024 tokens takes %.0f ms and one of 1 x 16,384 takes %.0f ms. Estimates by hand "
          "had been %.0f and 100 ms;\n"
          "the former comes out here if matmuls reach %.2f of peak within a wave, and not the %.2f that is assumed. "

@@ -69,9 +69,17 @@ inline GpuSpec h100_sxm() {
           {313e12, 365, 0.75}};
 }
 
-// The H100 with attention by wgmma (SLA_ATTENTION=wgmma). The ratios are those above times what the kernels' machine
-// code gains on the model of a multiprocessor: it takes so much of the time that their products would take at the peak
-// rate,
+// The H100's processor with more and faster memory.
+inline GpuSpec h200_sxm() {
+  GpuSpec gpu = h100_sxm();
+  gpu.name = "H200 SXM", gpu.device_names = {"NVIDIA H200"};
+  gpu.bandwidth = 4.8e12, gpu.memory_bytes = 141e9;
+  return gpu;
+}
+
+// The H100 with attention by wgmma for all lengths (SLA_ATTENTION=wgmma). The ratios are those above times what the
+// kernels' machine code gains on the model of a multiprocessor: it takes so much of the time that their products would
+// take at the peak rate,
 //
 //                     forward   dq    dk and dv
 //   64 channels, mma    0.42   0.48     0.45

@@ -387,8 +387,7 @@ TEST(GpusBeforeAmpere, AreRefusedInBf16InOneSentence) {
 // ptxas 13.0 gave the rows of K and V that dk's and dv's products by wgmma need for each tile the registers of
 // probabilities, where the rows were in registers and the heads had 64 channels. On an H100 gradients were wrong from
 // the second tile on; the PTX was right.
-// BUG llmc/cuda/attention_wgmma.h: `k_rows = k_tile.from_row(warpgroup * warpgroup_rows)` -> `k_rows =
-// own_rows(k_tile)`
+// BUG llmc/cuda/attention_wgmma.h: `k_tile.from_row(warpgroup * warpgroup_rows)` -> `own_rows(k_tile)`
 TEST_F(MachineCode, KeepsTheOperandsOfProductsThatLoopsRepeat) {
   if (!measured().reason_without_loops.empty()) GTEST_SKIP() << measured().reason_without_loops;
   EXPECT_EQ(measured().overwritten, "");

@@ -307,7 +307,8 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
 
   const int warpgroup = warpgroup_index();
   // From shared memory: ptxas 13.0 gives register tiles that a loop needs again and again the registers of others.
-  const auto k_rows = k_tile.from_row(warpgroup * warpgroup_rows), v_rows = v_tile.from_row(warpgroup * warpgroup_rows);
+  const auto k_rows = k_tile.from_row(warpgroup * warpgroup_rows);
+  const auto v_rows = v_tile.from_row(warpgroup * warpgroup_rows);
   // The barrier, and then the start of loading the tile after the next one, if there is one.
   auto barrier_and_load_second = [&](QueryTile tile) {
     copy_barrier();
