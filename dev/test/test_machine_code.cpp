@@ -366,6 +366,27 @@ static Outcome compile_for_turing(const std::string& flags) {
                folder);
 }
 
+// The programs that only a machine with a GPU runs, without optimization and as PTX. nvcc's own front end reads some of
+// C++ otherwise than g++, which compiles them for the emulated GPU.
+class ProgramForAGpu : public testing::TestWithParam<const char*> {};
+// BUG dev/test/model/another_wiring.h: `gpt2_forward(*trained, inputs.data(), {1, Rewired::T})` ->
+// `gpt2_forward(*trained, inputs.data(), {1, mixing.T})`
+TEST_P(ProgramForAGpu, CompilesWithNvcc) {
+  const TemporaryFolder folder;
+  if (shell(nvcc() + " --version", folder).exit_status != 0) GTEST_SKIP() << "no nvcc";
+  const Outcome o = shell(nvcc() +
+                              " -I. -std=c++17 -Werror all-warnings -O0 -Xcompiler -fopenmp,-O0 -Xcicc -O0 "
+                              "-DPRECISION_BF16 -gencode "
+                              "arch=compute_80,code=compute_80 -c " +
+                              GetParam() + ".cu -o '" + folder.path + "/program.o'",
+                          folder);
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+}
+INSTANTIATE_TEST_SUITE_P(Each, ProgramForAGpu,
+                         testing::Values("test_gpt2_sla", "dev/bench/bench_gpu", "dev/test/test_ops",
+                                         "dev/test/test_attention", "dev/test/test_tile"),
+                         [](const auto& info) { return std::filesystem::path(info.param).filename().string(); });
+
 // Instructions of later GPUs are ptxas's to refuse.
 // BUG llmc/cuda/tile.h: `defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // which` -> `false  // which`
 TEST(GpusBeforeAmpere, HaveTheProgramInFp32) {

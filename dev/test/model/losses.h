@@ -93,11 +93,10 @@ inline bool is_of_gate(const std::string& name) {
 // been rounded several times on its way. In fp32 a map's gate in a layer of a single head shows it, and what comes
 // through both. Those of the weights of `dense` are inner products of dout with the terms of a sum to which the norm
 // that reads it makes dout almost orthogonal: in random wirings their errors are up to 1.1e-5, and 5.3e-2 in bf16; to
-// round dout to bf16, and nothing else, makes them as large as 2.5e-2. In fp16 all of these are an eighth, 5e-3 and
-// less, but for those of `dense`, which were up to 9.2e-3.
+// round dout to bf16, and nothing else, makes them as large as 2.5e-2. In fp16 all are an eighth.
 inline double tolerance_of(const GPT2& model, const std::string& name) {
   const AttentionPlan& plan = model.attention_plan;
-  if (name.find(".dense") != std::string::npos) return is_fp16 ? 1.2e-2 : is_bf16 ? 6e-2 : 2e-5;
+  if (name.find(".dense") != std::string::npos) return is_16_bit ? 6e-2 * coarseness : 2e-5;
   const bool is_of_scores =
       name.find("relative") != std::string::npos || name.find("value_mix") != std::string::npos || is_of_gate(name);
   if (!is_16_bit) return is_of_scores && (is_of_gate(name) || plan.table.gru) ? 4e-5 : tensor_tolerance;
@@ -110,12 +109,25 @@ inline double tolerance_of(const GPT2& model, const std::string& name) {
   return is_of_qkv && plan.table.qknorm ? 2e-2 * coarseness : tensor_tolerance;
 }
 
+// The tensors that are compared with those of the same kind in all other layers as one, by that kind's name; "" for a
+// tensor of its own. In a layer's shares of `vres`, which are two numbers, terms cancel, and little may be left. So it
+// is in fp16 with the weights of `dense` and with relative positions: over 24 models the errors of a layer were up to
+// 2.1e-2 and 8e-3 with attention on tensor cores, 3.0e-2 and 1.3e-2 without, an eighth of bf16's.
+inline std::string kind_compared_as_one(const std::string& name) {
+  if (name.find("value_mix") != std::string::npos) return "value_mix";
+  for (const char* kind : {".dense", "relative.u", "relative.v", "relative.weight"})
+    if (is_fp16 && name.find(kind) != std::string::npos) return kind;
+  return "";
+}
+
 // Compares the model's gradients, times `weight`, with the reference's.
 inline void expect_gradients(const GPT2& model, const DoubleTensors& grads, double weight = 1 / test_loss_scale) {
   const double norm = reference::global_norm(grads);
-  // All layers' shares are one tensor: terms cancel in a layer's two numbers, of which little may be left.
-  std::vector<float> mixes;
-  std::vector<double> expected_mixes;
+  struct Pair {
+    std::vector<float> grad;
+    std::vector<double> expected;
+  };
+  std::map<std::string, Pair> of_kind;
   // A gradient that is zero, as that of q where each query sees one key, has rounding errors.
   for (int i = 0; i < model.num_tensors(); i++) {
     const std::string& name = model.tensor(i).name;
@@ -128,14 +140,16 @@ inline void expect_gradients(const GPT2& model, const DoubleTensors& grads, doub
       grad.insert(grad.end(), bias.begin(), bias.end());
       expected.insert(expected.end(), expected_bias.begin(), expected_bias.end());
     }
-    if (name.find("value_mix") != std::string::npos) {
-      mixes.insert(mixes.end(), grad.begin(), grad.end());
-      expected_mixes.insert(expected_mixes.end(), expected.begin(), expected.end());
+    if (const std::string kind = kind_compared_as_one(name); !kind.empty()) {
+      Pair& all = of_kind[kind];
+      all.grad.insert(all.grad.end(), grad.begin(), grad.end());
+      all.expected.insert(all.expected.end(), expected.begin(), expected.end());
     } else {
       EXPECT_LE(relative_error(grad, expected, norm), tolerance_of(model, name)) << name;
     }
   }
-  EXPECT_LE(relative_error(mixes, expected_mixes, norm), tolerance_of(model, "value_mix"));
+  for (const auto& [kind, all] : of_kind)
+    EXPECT_LE(relative_error(all.grad, all.expected, norm), tolerance_of(model, kind)) << kind;
 }
 
 inline void expect_equal_to_reference(const GraphCase& c, int recompute, bool keep_dead_kv = false) {

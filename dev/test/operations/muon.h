@@ -100,7 +100,8 @@ TEST(Muon, MomentumIsNesterovsAndEachMatrixHasItsNorm) {
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `std::sqrt(args.squares[k])` ->
 // `std::sqrt(args.squares[k - batch.first])`
 TEST(Muon, Normalizes) {
-  for (const auto& [rows, columns] : muon_shapes) {
+  for (const auto& shape : muon_shapes) {
+    const int64_t rows = shape.first, columns = shape.second;
     const MuonCase c(rows, columns);
     auto u = random_values<float>(c.size, 3);
     for (int64_t i = 0; i < c.matrices[2].count(); i++) u[size_t(c.matrices[2].begin + i)] *= 1e-7f;
@@ -153,7 +154,8 @@ TEST(Muon, PolynomialHasItsConstantOnEveryDiagonal) {
 // BUG (build/bf16/test_ops_emu) llmc/cuda/muon.h: `args.master + matrix.state` -> `args.master + matrix.begin`
 // BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `to_float(x[blockIdx.y * n + i])` -> `to_float(x[i])`
 TEST(Muon, MovesWeightsByTheDirection) {
-  for (const auto& [rows, columns] : muon_shapes) {
+  for (const auto& shape : muon_shapes) {
+    const int64_t rows = shape.first, columns = shape.second;
     const MuonCase c(rows, columns);
     const auto masters = random_values<float>(c.state_size, 1);
     std::vector<floatX> params = nans<floatX>(c.size);
