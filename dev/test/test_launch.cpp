@@ -194,7 +194,7 @@ TEST_F(LaunchScript, EndsAllWhenOneFailsWithItsStatus) {
 TEST_F(LaunchScript, PassesSignalsToAllRanks) {
   for (const char* signal : {"TERM", "INT", "HUP", "USR1"}) {
     const Outcome o =
-        run(format("env --default-signal=INT scripts/launch.sh 2 bash -c \"trap 'echo got >>%s; exit 5' %s; "
+        run(format("env --default-signal=INT,HUP scripts/launch.sh 2 bash -c \"trap 'echo got >>%s; exit 5' %s; "
                    "touch %s.\\$RANK; sleep 50 & wait\" & launch=$!; until [ -e %s.0 ] && [ -e %s.1 ]; do "
                    "sleep 0.05; done; kill -%s $launch; wait $launch",
                    in(signal).c_str(), signal, in(signal).c_str(), in(signal).c_str(), in(signal).c_str(), signal));

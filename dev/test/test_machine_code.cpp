@@ -266,6 +266,15 @@ struct Measured {
   Table table;
 };
 
+// Prints where nvdisasm is: on PATH, beside nvcc, or PyPI's, which is 6 MB and reads what earlier versions have made.
+static std::string nvdisasm_command() {
+  const std::string installed = "ls build/nvdisasm/nvidia/*/bin/nvdisasm";
+  return "command -v nvdisasm || ls \"$(dirname \"$(command -v " + nvcc() + ")\")/nvdisasm\" || " + installed +
+         " || { python3 -m pip install --quiet --no-deps --retries 1 --target build/nvdisasm "
+         "nvidia-cuda-nvdisasm==13.5.37 >&2 && " +
+         installed + "; }";
+}
+
 static Measured measure() {
   Measured m;
   const TemporaryFolder folder;
@@ -285,8 +294,7 @@ static Measured measure() {
                       nvcc().c_str(), arch, arch == 90 ? "a" : "", folder.path.c_str(), out.c_str(), out.c_str());
   }
   shell(compile + "wait", folder);
-  const Outcome found =
-      shell("command -v nvdisasm || ls \"$(dirname \"$(command -v " + nvcc() + ")\")/nvdisasm\"", folder);
+  const Outcome found = shell(nvdisasm_command(), folder);
   if (found.exit_status != 0) m.reason_without_loops = "no nvdisasm";
   for (int arch : architectures) {
     const std::string at = folder.path + "/" + std::to_string(arch), prefix = format("sm_%d ", arch);
