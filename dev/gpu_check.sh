@@ -138,7 +138,6 @@ largest_micro_batch() {
   echo "$b sequences"
   "$trainer" "${model[@]}" -b "$b" -x 3
 }
-# The test programs at once: they wait for the GPU and for what the CPU computes.
 test_model() {  # test_model <precision> <what follows in its name>
   local shard
   for shard in 0 1 2; do
@@ -146,6 +145,7 @@ test_model() {  # test_model <precision> <what follows in its name>
       "$build/$1/test_gpt2_sla"
   done
 }
+# The test programs at once: they wait for the GPU and for what the CPU computes.
 part_tests() {
   local p
   local -x OMP_WAIT_POLICY=passive OMP_NUM_THREADS=$((($(nproc) + 7) / 8))

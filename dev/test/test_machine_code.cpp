@@ -367,10 +367,12 @@ TEST_F(MachineCode, OfAttentionTakesNoMoreRegistersSpillsOrStack) {
 // A register that is touched beside a product, and ptxas waits for each: right, and half as fast.
 TEST_F(MachineCode, LetsProductsOverlap) { EXPECT_FALSE(measured().serialized); }
 
-static Outcome compile_for_turing(const std::string& flags) {
+static bool has_nvcc() { return shell(nvcc() + " --version", TemporaryFolder()).exit_status == 0; }
+
+static Outcome compile(const std::string& program, const std::string& flags) {
   const TemporaryFolder folder;
-  return shell(nvcc() + " -I. -std=c++17 -Werror all-warnings -arch=sm_75 -cubin " + flags + " train_gpt2_sla.cu -o '" +
-                   folder.path + "/program.cubin'",
+  return shell(nvcc() + " -I. -std=c++17 -Werror all-warnings " + flags + " " + program + ".cu -o '" + folder.path +
+                   "/program'",
                folder);
 }
 
@@ -380,14 +382,9 @@ class ProgramForAGpu : public testing::TestWithParam<const char*> {};
 // BUG dev/test/model/another_wiring.h: `gpt2_forward(*trained, inputs.data(), {1, Rewired::T})` ->
 // `gpt2_forward(*trained, inputs.data(), {1, mixing.T})`
 TEST_P(ProgramForAGpu, CompilesWithNvcc) {
-  const TemporaryFolder folder;
-  if (shell(nvcc() + " --version", folder).exit_status != 0) GTEST_SKIP() << "no nvcc";
-  const Outcome o = shell(nvcc() +
-                              " -I. -std=c++17 -Werror all-warnings -O0 -Xcompiler -fopenmp,-O0 -Xcicc -O0 "
-                              "-DPRECISION_BF16 -gencode "
-                              "arch=compute_80,code=compute_80 -c " +
-                              GetParam() + ".cu -o '" + folder.path + "/program.o'",
-                          folder);
+  if (!has_nvcc()) GTEST_SKIP() << "no nvcc";
+  const Outcome o = compile(GetParam(), "-O0 -Xcompiler -fopenmp,-O0 -Xcicc -O0 -DPRECISION_BF16 "
+                                        "-gencode arch=compute_80,code=compute_80 -c");
   EXPECT_EQ(o.exit_status, 0) << o.err;
 }
 INSTANTIATE_TEST_SUITE_P(Each, ProgramForAGpu,
@@ -398,15 +395,15 @@ INSTANTIATE_TEST_SUITE_P(Each, ProgramForAGpu,
 // Instructions of later GPUs are ptxas's to refuse.
 // BUG llmc/cuda/tile.h: `defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // which` -> `false  // which`
 TEST(GpusBeforeAmpere, HaveTheProgramInFp32) {
-  if (shell(nvcc() + " --version", TemporaryFolder()).exit_status != 0) GTEST_SKIP() << "no nvcc";
-  const Outcome o = compile_for_turing("-O3");
+  if (!has_nvcc()) GTEST_SKIP() << "no nvcc";
+  const Outcome o = compile("train_gpt2_sla", "-arch=sm_75 -cubin -O3");
   EXPECT_EQ(o.exit_status, 0) << o.err;
 }
 
 // Turing has no bf16 tensor cores, which is one error and not one for each use of them.
 TEST(GpusBeforeAmpere, AreRefusedInBf16InOneSentence) {
-  if (shell(nvcc() + " --version", TemporaryFolder()).exit_status != 0) GTEST_SKIP() << "no nvcc";
-  const Outcome o = compile_for_turing("-DPRECISION_BF16");
+  if (!has_nvcc()) GTEST_SKIP() << "no nvcc";
+  const Outcome o = compile("train_gpt2_sla", "-arch=sm_75 -cubin -DPRECISION_BF16");
   EXPECT_NE(o.exit_status, 0);
   const size_t error = o.err.find("error: ");
   EXPECT_NE(o.err.find("compute capability 8.0 (Ampere) or later is needed"), std::string::npos) << o.err;

@@ -154,7 +154,8 @@ __global__ void __launch_bounds__(wgmma_threads, 1)
 // ----------------------------------------------------------------------------
 // Backward
 
-// In both kernels, of more than 64 channels, the products read the block's own rows from shared memory.
+// dq's products read the block's own rows from registers, of more than 64 channels from shared memory; those of dk and
+// dv always from shared memory.
 template <int D>
 struct WgmmaDqTiles {
   static constexpr int keys = 64;
@@ -306,7 +307,8 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
   else copy_barrier();
 
   const int warpgroup = warpgroup_index();
-  // From shared memory: ptxas 13.0 gives register tiles that a loop needs again and again the registers of others.
+  // From shared memory: in registers, which each round of the loop reads again, ptxas 13.0 overwrites them with
+  // probabilities.
   const auto k_rows = k_tile.from_row(warpgroup * warpgroup_rows);
   const auto v_rows = v_tile.from_row(warpgroup * warpgroup_rows);
   // The barrier, and then the start of loading the tile after the next one, if there is one.

@@ -93,10 +93,14 @@ inline bool is_of_gate(const std::string& name) {
 // been rounded several times on its way. In fp32 a map's gate in a layer of a single head shows it, and what comes
 // through both. Those of the weights of `dense` are inner products of dout with the terms of a sum to which the norm
 // that reads it makes dout almost orthogonal: in random wirings their errors are up to 1.1e-5, and 5.3e-2 in bf16; to
-// round dout to bf16, and nothing else, makes them as large as 2.5e-2. In fp16 all are an eighth.
+// round dout to bf16, and nothing else, makes them as large as 2.5e-2. In fp16 all of these are an eighth, 5e-3 and
+// less, but for those of `dense`, which were up to 9.2e-3; by FMA those of all layers together are an eighth, too.
 inline double tolerance_of(const GPT2& model, const std::string& name) {
   const AttentionPlan& plan = model.attention_plan;
-  if (name.find(".dense") != std::string::npos) return is_16_bit ? 6e-2 * coarseness : 2e-5;
+  if (name.find(".dense") != std::string::npos) {
+    if (is_fp16) return attention_by_fma ? 6e-2 * coarseness : 1.2e-2;
+    return is_bf16 ? 6e-2 : 2e-5;
+  }
   const bool is_of_scores =
       name.find("relative") != std::string::npos || name.find("value_mix") != std::string::npos || is_of_gate(name);
   if (!is_16_bit) return is_of_scores && (is_of_gate(name) || plan.table.gru) ? 4e-5 : tensor_tolerance;
@@ -109,25 +113,33 @@ inline double tolerance_of(const GPT2& model, const std::string& name) {
   return is_of_qkv && plan.table.qknorm ? 2e-2 * coarseness : tensor_tolerance;
 }
 
-// The tensors that are compared with those of the same kind in all other layers as one, by that kind's name; "" for a
-// tensor of its own. In a layer's shares of `vres`, which are two numbers, terms cancel, and little may be left. So it
-// is in fp16 with the weights of `dense` and with relative positions: over 24 models the errors of a layer were up to
-// 2.1e-2 and 8e-3 with attention on tensor cores, 3.0e-2 and 1.3e-2 without, an eighth of bf16's.
+// The gradients of several tensors, compared as one.
+struct JoinedGradients {
+  std::vector<float> grad;
+  std::vector<double> expected;
+
+  template <class T>
+  void add(const std::vector<float>& more, const std::vector<T>& more_expected) {
+    grad.insert(grad.end(), more.begin(), more.end());
+    expected.insert(expected.end(), more_expected.begin(), more_expected.end());
+  }
+};
+
+// The kind of a tensor that is compared with those of its kind in all other layers as one; "" for one that is compared
+// by itself. In a layer's shares of `vres`, which are two numbers, terms cancel, and little may be left. So it is with
+// the weights of `dense` and with relative positions: over 24 models a layer's errors in fp16 by FMA were up to 3.0e-2
+// and 1.3e-2, and in fp16 on tensor cores 2.1e-2 and 8e-3. There the models of these tests are below the tolerance.
 inline std::string kind_compared_as_one(const std::string& name) {
   if (name.find("value_mix") != std::string::npos) return "value_mix";
   for (const char* kind : {".dense", "relative.u", "relative.v", "relative.weight"})
-    if (is_fp16 && name.find(kind) != std::string::npos) return kind;
+    if (is_fp16 && attention_by_fma && name.find(kind) != std::string::npos) return kind;
   return "";
 }
 
 // Compares the model's gradients, times `weight`, with the reference's.
 inline void expect_gradients(const GPT2& model, const DoubleTensors& grads, double weight = 1 / test_loss_scale) {
   const double norm = reference::global_norm(grads);
-  struct Pair {
-    std::vector<float> grad;
-    std::vector<double> expected;
-  };
-  std::map<std::string, Pair> of_kind;
+  std::map<std::string, JoinedGradients> of_kind;
   // A gradient that is zero, as that of q where each query sees one key, has rounding errors.
   for (int i = 0; i < model.num_tensors(); i++) {
     const std::string& name = model.tensor(i).name;
@@ -141,9 +153,7 @@ inline void expect_gradients(const GPT2& model, const DoubleTensors& grads, doub
       expected.insert(expected.end(), expected_bias.begin(), expected_bias.end());
     }
     if (const std::string kind = kind_compared_as_one(name); !kind.empty()) {
-      Pair& all = of_kind[kind];
-      all.grad.insert(all.grad.end(), grad.begin(), grad.end());
-      all.expected.insert(all.expected.end(), expected.begin(), expected.end());
+      of_kind[kind].add(grad, expected);
     } else {
       EXPECT_LE(relative_error(grad, expected, norm), tolerance_of(model, name)) << name;
     }
@@ -463,19 +473,18 @@ TEST_P(Golden, TrainingHasItsLossesNormsAndGradients) {
       EXPECT_LE(norm_errors.back(), 2 * slack * norm_tolerance) << "step " << step + 1;
     }
     if (step == 0 && !is_bf16 && !rounding_decides) {
-      std::vector<float> shares, expected_shares;
+      JoinedGradients shares;
       for (int i = 0; i < model->num_tensors(); i++) {
         const std::string& name = model->tensor(i).name;
         const std::vector<float> gradient = full_gradient(*model, i), expected = golden.grads.at(name).data;
         if (is_fp16 && is_of_gate(name) && expected.size() == 1) continue;
         if (is_fp16 && name.find("value_mix") != std::string::npos) {
-          shares.insert(shares.end(), gradient.begin(), gradient.end());
-          expected_shares.insert(expected_shares.end(), expected.begin(), expected.end());
+          shares.add(gradient, expected);
         } else {
           EXPECT_LE(relative_error(gradient, expected), is_fp16 ? 5e-3 : tensor_tolerance) << name;
         }
       }
-      EXPECT_LE(relative_error(shares, expected_shares), 5e-3) << "value_mix of all layers";
+      EXPECT_LE(relative_error(shares.grad, shares.expected), 5e-3) << "value_mix of all layers";
     }
     gpt2_update(*model, step + 1,
                 {golden.learning_rate, golden.beta1, golden.beta2, golden.eps, golden.weight_decay, golden.grad_clip});
