@@ -292,11 +292,11 @@ paper:
 	  $(addsuffix $(if $(on_gpu),,_cpu),train_gpt2_sla evaluate_gpt2_sla) report data/tokenize
 	@$(if $(on_gpu),,TRAINER=$${TRAINER:-./train_gpt2_sla_cpu}) scripts/paper.sh $(SIZE)
 
-# The experiment of dev/bench/results/sla: QUESTIONS="block controls documents modern", in this order.
+# The experiment of dev/bench/results/sla: QUESTIONS="block controls documents modern", in this order; SIZE=cpu or gpu.
 evidence:
-	@scripts/setup.sh cpu gcide --optional extras
-	@$(MAKE) --no-print-directory -j$(shell nproc) train_gpt2_sla_cpu report data/tokenize
-	@TRAINER=$${TRAINER:-./train_gpt2_sla_cpu} scripts/evidence.sh $(QUESTIONS)
+	@scripts/setup.sh gpu $(if $(on_gpu),,cpu) gcide --optional extras
+	@$(MAKE) --no-print-directory -j$(shell nproc) train_gpt2_sla$(if $(on_gpu),,_cpu) report data/tokenize
+	@$(if $(on_gpu),,TRAINER=$${TRAINER:-./train_gpt2_sla_cpu}) scripts/evidence.sh $(QUESTIONS)
 
 # What a test program counted lies in build/test_counts; dev/README.md says which tests are the quick ones.
 test:

@@ -5,13 +5,14 @@
 #   scripts/evidence.sh [--plan] [block] [controls] [documents] [modern]        default: all of them, in this order
 #
 # An arm is a wiring with what options it needs. Each is tried at four learning rates with seed 1, at a fifth and a
-# sixth where the best is at an edge, and trained at its best one with the seeds from 2 on. --plan: only says what has
-# been done and how many runs are left. The same command resumes where it was stopped. Runs are in OUT/QUESTION/RATE,
-# and OUT/evidence.html, written anew after each arm, shows them; dev/bench/results/sla/differences.py OUT prints the
-# numbers.
+# sixth where the best is at an edge, and trained at its best one with the seeds from 2 on. An arm makes as many updates
+# as the FLOPs of the first arm of its block allow. --plan: only says what has been done and how many runs are left. The
+# same command resumes where it was stopped. Runs are in OUT/QUESTION/RATE, and OUT/evidence.html, written anew after
+# each arm, shows them; dev/bench/results/sla/differences.py OUT prints the numbers.
 #
-# Environment: OUT=folder (runs/evidence); PAIRS=n: seeds of each arm (5); DATA=folder of tokens (data/gcide); UPDATES=n
-# of a run (1000); TRAINER: see compare.sh
+# Environment: SIZE=cpu or gpu, the protocol's two (cpu); OUT=folder (runs/evidence or runs/evidence-gpu); PAIRS=n:
+# seeds of each arm (5); DATA=folder of tokens (data/gcide); UPDATES=n of the first arm (1000); ARMS=n: arms at a time
+# (1); TRAINER and JOBS: see compare.sh
 set -uo pipefail
 cd "$(dirname "$0")/.."
 source scripts/stoppable.sh
@@ -24,10 +25,17 @@ for question in "$@"; do
   [[ $question =~ ^(block|controls|documents|modern)$ ]] ||
     die "$question: there are block, controls, documents and modern"
 done
-out=${OUT:-runs/evidence} pairs=${PAIRS:-5} data=${DATA:-data/gcide} updates=${UPDATES:-1000}
-for number in "$pairs" "$updates"; do
-  [[ $number =~ ^[1-9][0-9]{0,6}$ ]] || die "'$number': PAIRS and UPDATES are numbers, at least 1"
+size=${SIZE:-cpu} pairs=${PAIRS:-5} data=${DATA:-data/gcide} updates=${UPDATES:-1000} arms_at_once=${ARMS:-1}
+case $size in
+  cpu) seq_len=256 micro_batch=4 out=${OUT:-runs/evidence} ;;
+  gpu) seq_len=1024 micro_batch=16 out=${OUT:-runs/evidence-gpu} ;;
+  *) die "SIZE=$size: there are cpu and gpu" ;;
+esac
+for number in "$pairs" "$updates" "$arms_at_once"; do
+  [[ $number =~ ^[1-9][0-9]{0,6}$ ]] || die "'$number': PAIRS, UPDATES and ARMS are numbers, at least 1"
 done
+gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+export TRAINER=${TRAINER:-./train_gpt2_sla$([ "$gpus" -gt 0 ] || echo _cpu)}
 if ! ls "$data"/train_*.bin >/dev/null 2>&1; then
   [ -z "${DATA:-}" ] || die "$data: no train_*.bin in it; data/README.md says how to make some"
   data/gcide.sh >/dev/null || die "no corpus; name a folder of tokens with DATA="
@@ -49,12 +57,36 @@ paper_rate=9e-4                 # of AdamW: 1.5e-4 of 768 channels, for 128
 # The last six of eight heads attend to layers 5 to 7 below theirs: random.Random(52).randint(5, 7) for each.
 random='sla(6,2:3) sla(5,3:4) sla(6,4:6) sla(7,6:7) sla(5,7:8)'
 
-# trained <question> <wiring>: the options of its runs, but for the rate.
-trained() {
+# model_of <question> <wiring>: the options of its shape and rows.
+model_of() {
   local shape=("${wide[@]}")
   [ "$1 $2" != "controls plain" ] || shape=("${narrow[@]}")
-  printf '%s\n' "${shape[@]}" --max-seq-len 256 -t 256 -b 4 --optimizer muon -u 60 -c 0.1 -m 160 -v "$updates" \
-    -x "$updates"
+  printf '%s\n' "${shape[@]}" --max-seq-len $seq_len -t $seq_len -b $micro_batch
+}
+# gigaflops <question> <wiring>: of a token, forward and backward.
+gigaflops() {
+  local options
+  mapfile -t options < <(model_of "$@")
+  "$TRAINER" "${common[@]}" "${options[@]}" --wiring "$2" --dry-run |
+    sed -n "s/.* at T $seq_len \(.*\) GFLOP,.*/\1/p"
+}
+# reads_updates <question>: sets updates_of[QUESTION WIRING] of its arms.
+declare -A updates_of
+reads_updates() {
+  local wiring of_first its
+  of_first=$(gigaflops block "$(arms_of $([ "$1" = modern ] && echo modern || echo block) | sed -n 1p)")
+  while IFS= read -r wiring; do
+    its=$(gigaflops "$1" "$wiring")
+    [ -n "$its" ] || die "$wiring: $TRAINER --dry-run prints no FLOPs"
+    updates_of["$1 $wiring"]=$(awk -v n="$updates" -v first="$of_first" -v its="$its" \
+      'BEGIN { printf "%.0f", n * first / its }')
+  done < <(arms_of "$1")
+}
+# trained <question> <wiring>: the options of its runs, but for the rate; validation is on 163,840 bytes.
+trained() {
+  local n=${updates_of["$*"]}
+  model_of "$@"
+  printf '%s\n' --optimizer muon -u 60 -c 0.1 -m $((163840 / (micro_batch * seq_len))) -v "$n" -x "$n"
 }
 # in_long_rows <T>: the options of the runs of `documents`, 4,096 tokens an update.
 in_long_rows() {
@@ -64,7 +96,7 @@ in_long_rows() {
 arms_of() {
   case $1 in
     block) printf '%s\n' plain 'sla(6,6)' ;;
-    controls) printf '%s\n' plain 'sla(6,6,v)' 'sla(6,6,k)' "$random" vres router ;;
+    controls) printf '%s\n' plain 'sla(6,6,v)' 'sla(6,6,k)' "$random" vres router depth dense ;;
     modern) printf '%s\n' modern 'modern sla(6,6)' ;;
     documents) printf '%s\n' rope 'rope sla(6,3)' 'rope documents' 'rope sla(6,3) documents' ;;
   esac
@@ -80,7 +112,7 @@ folder_of() { echo "$out/$1/$2"; }  # <question> <rate>
 losses_of() {
   local rate loss
   for rate in "${lower_rates[@]}" "${rates[@]}" "${higher_rates[@]}"; do
-    loss=$(final_loss "$(folder_of "$1" "$rate")/$(wiring_name "$2")-1" "$updates")
+    loss=$(final_loss "$(folder_of "$1" "$rate")/$(wiring_name "$2")-1" "${updates_of["$*"]}")
     [ -z "$loss" ] || echo "$rate $loss"
   done | LC_ALL=C sort -g -k 2
 }
@@ -155,34 +187,36 @@ write_page() {
         runs "$(folder_of documents "T$T")" "$wiring" 1 $long_seeds
       done < <(arms_of documents)
     done
-  } >"$out/outline.txt"
-  ./report --outline "$out/outline.txt" -o "$out/evidence.html" >/dev/null
+  } >"$out/outline.$BASHPID"
+  mv "$out/outline.$BASHPID" "$out/outline.txt"
+  flock "$out" ./report --outline "$out/outline.txt" -o "$out/evidence.html" >/dev/null
 }
 
 # ----------------------------------------------------------------------------
 # In order
 
-# undone <folder> <wiring> <first seed> <last seed>: how many of these runs have not come to their end.
+# undone <folder> <wiring> <first seed> <last seed> <updates>: how many of these runs have not come to their end.
 undone() {
   local seed count=0
   for ((seed = $3; seed <= $4; seed++)); do
-    [ -n "$(final_loss "$1/$(wiring_name "$2")-$seed" "$updates")" ] || count=$((count + 1))
+    [ -n "$(final_loss "$1/$(wiring_name "$2")-$seed" "$5")" ] || count=$((count + 1))
   done
   echo "$count"
 }
 # left <question>: how many of its runs are left, as far as is known.
 left() {
-  local wiring rate T count=0
+  local wiring rate T n count=0
   while IFS= read -r wiring; do
     if [ "$1" = documents ]; then
       for T in "${lengths[@]}"; do
-        count=$((count + $(undone "$(folder_of documents "T$T")" "$wiring" 1 $long_seeds)))
+        count=$((count + $(undone "$(folder_of documents "T$T")" "$wiring" 1 $long_seeds "$updates")))
       done
       continue
     fi
-    for rate in "${rates[@]}"; do count=$((count + $(undone "$(folder_of "$1" "$rate")" "$wiring" 1 1))); done
+    n=${updates_of["$1 $wiring"]}
+    for rate in "${rates[@]}"; do count=$((count + $(undone "$(folder_of "$1" "$rate")" "$wiring" 1 1 "$n"))); done
     rate=$(best_rate "$1" "$wiring")
-    count=$((count + $(undone "$(folder_of "$1" "${rate:-none}")" "$wiring" 2 $((pairs + 1)))))
+    count=$((count + $(undone "$(folder_of "$1" "${rate:-none}")" "$wiring" 2 $((pairs + 1)) "$n")))
   done < <(arms_of "$1")
   echo "$count"
 }
@@ -192,6 +226,7 @@ all_left() {
   echo "$sum"
 }
 
+for question in "$@"; do [ "$question" = documents ] || reads_updates "$question"; done
 if [ -n "$plan" ]; then
   for question in "$@"; do echo "$question: $(left "$question") runs are left"; done
   exit 0
@@ -204,23 +239,45 @@ say_left() {
     awk -v s=$((SECONDS - started)) -v done=$((before - now)) -v left="$now" \
       'BEGIN { printf ", about %.1f hours at the pace of the last %d", s / done * left / 3600, done }')"
 }
-for question in "$@"; do
-  if [ "$question" = documents ]; then
-    mapfile -t arms < <(arms_of documents)
-    wirings=$(printf '%s; ' "${arms[@]}")
-    for ((seed = 1; seed <= long_seeds; seed++)); do  # a seed of all lengths is worth reading
-      for T in "${lengths[@]}"; do
-        mapfile -t options < <(in_long_rows "$T")
-        compare "$(folder_of documents "T$T")" "$wirings" "$seed:$seed" "${options[@]}"
-      done
-      write_page
-      say_left "$@"
-    done
-    continue
-  fi
-  while IFS= read -r -u 3 wiring; do
-    arm "$question" "$wiring"
+# a_seed_of_long_rows <seed>
+a_seed_of_long_rows() {
+  local options arms wirings T
+  mapfile -t arms < <(arms_of documents)
+  wirings=$(printf '%s; ' "${arms[@]}")
+  for T in "${lengths[@]}"; do
+    mapfile -t options < <(in_long_rows "$T")
+    compare "$(folder_of documents "T$T")" "$wirings" "$1:$1" "${options[@]}"
+  done
+  write_page
+}
+# next_job: a line "QUESTION<tab>ARM", of documents "QUESTION<tab>SEED"; nothing if none is left.
+jobs=$(for question in "$@"; do
+  if [ "$question" = documents ]; then seq $long_seeds; else arms_of "$question"; fi | sed "s/^/$question\t/"
+done)
+next_job() {
+  local n
+  {
+    flock 9
+    n=$(($(cat "$out/jobs_begun") + 1))
+    echo $n >"$out/jobs_begun"
+  } 9>"$out/lock"
+  sed -n "${n}p" <<<"$jobs"
+}
+# worker <questions ...>: one arm, or a seed of all lengths, after the other.
+worker() {
+  local question its_arm
+  while IFS=$'\t' read -r question its_arm < <(next_job); do
+    if [ "$question" = documents ]; then a_seed_of_long_rows "$its_arm"; else arm "$question" "$its_arm"; fi
     say_left "$@"
-  done 3< <(arms_of "$question")
+  done
+}
+echo 0 >"$out/jobs_begun"
+workers=() failed=0
+trap 'kill -USR1 "${workers[@]}" 2>/dev/null' TERM INT USR1
+for ((k = 0; k < arms_at_once; k++)); do worker "$@" & workers+=($!); done
+for pid in "${workers[@]}"; do
+  while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done  # a signal ends wait, but not the worker
+  wait "$pid" || failed=$?
 done
+[ "$failed" -eq 0 ] || exit "$failed"
 echo "$out/evidence.html"

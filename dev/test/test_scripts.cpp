@@ -499,7 +499,8 @@ TEST_F(LongPaper, LossesByPositionAreOfSomeWindowsAndOfTheLastCheckpoint) {
 // evidence.sh
 
 // A trainer that trains nothing: its loss follows from wiring, rate, length and seed. Plain GPT-2's best rate is 4e-3,
-// and that of `sla` lies beyond the four that are tried first.
+// and that of `sla` lies beyond the four that are tried first. `sla` has four fifths of the FLOPs, for five updates
+// instead of four.
 class LongEvidence : public Scripts {
  protected:
   void SetUp() override {
@@ -507,25 +508,30 @@ class LongEvidence : public Scripts {
     setenv("UPDATES", "4", 1);
     setenv("PAIRS", "3", 1);
     write_program("noting", "started='" + in("started") + R"sh('
-      [[ $* != *--dry-run* ]] || exit 0
+      of_dry_run=$*
       while [ $# -gt 0 ]; do
         case $1 in
           -l) rate=$2 ;; -t) T=$2 ;; -b) B=$2 ;; -o) run=$2 ;;
-          --wiring) wiring=$2 ;; --seed) seed=$2 ;; --channels) C=$2 ;;
+          --wiring) wiring=$2 ;; --seed) seed=$2 ;; --channels) C=$2 ;; -x) steps=$2 ;;
         esac
         shift
       done
-      echo "${run#*/out/} $C $((B * T))" >>"$started"
+      if [[ $of_dry_run = *--dry-run* ]]; then
+        [[ $wiring = *sla* ]] && flops=0.04 || flops=0.05
+        echo "relative to plain GPT-2: parameters 100.0 %; at T $T $flops GFLOP, 100.0 %"
+        exit
+      fi
+      echo "${run#*/out/} $C $((B * T)) $steps" >>"$started"
       mkdir -p "$run"
-      awk -v rate="$rate" -v T="$T" -v wiring="$wiring" -v seed="$seed" -v C="$C" 'BEGIN {
+      awk -v rate="$rate" -v T="$T" -v wiring="$wiring" -v seed="$seed" -v C="$C" -v steps="$steps" 'BEGIN {
         best = wiring ~ /sla/ ? 1.4e-2 : 4e-3
         loss = 1.5 + (log(rate / best) / 4) ^ 2 + 0.01 * seed
         among_others = wiring ~ /documents/ ? 0 : T / 40960
         if (C == 128) loss = 1.5 + among_others + 0.001 * seed - (wiring ~ /sla/ ? T / 409600 : 0)
         else if (wiring ~ /sla/) loss -= 0.05 + 0.001 * seed
-        printf "{\"run\":{\"steps\":4,\"seed\":%d,\"wiring\":\"%s\",\"num_layers\":8,", seed, wiring
+        printf "{\"run\":{\"steps\":%d,\"seed\":%d,\"wiring\":\"%s\",\"num_layers\":8,", steps, seed, wiring
         printf "\"num_heads\":8}}\n"
-        printf "{\"step\":4,\"val_loss\":%.6f,\"val_bits_per_byte\":%.6f}\n", loss, loss
+        printf "{\"step\":%d,\"val_loss\":%.6f,\"val_bits_per_byte\":%.6f}\n", steps, loss, loss
       }' >"$run/log.jsonl")sh");
     setenv("TRAINER", in("noting").c_str(), 1);
   }
@@ -543,6 +549,7 @@ class LongEvidence : public Scripts {
 // BUG scripts/evidence.sh: `${all[i + 1]-}` -> ``
 // BUG scripts/evidence.sh: `"2:$((pairs + 1))"` -> `"1:$pairs"`
 // BUG scripts/evidence.sh: `-b $((4096 / $1))` -> `-b 1`
+// BUG scripts/evidence.sh: `"%.0f", n * first / its` -> `"%.0f", n`
 // BUG scripts/compare.sh: `seed=$((first_seed + run / n))` -> `seed=$((1 + run / n))`
 // BUG dev/bench/results/sla/differences.py: `if s > 1` -> ``
 // BUG dev/bench/results/sla/differences.py: `worst = max(worst, min(1.0, (len(ps) - rank) * ps[i]))` -> `worst = ps[i]`
@@ -553,14 +560,13 @@ TEST_F(LongEvidence, TriesRatesUntilTheBestHasOthersOnBothSides) {
   const Outcome o = run(script + "block");
   ASSERT_EQ(o.exit_status, 0) << o.out << o.err;
   std::vector<std::string> expected;
-  auto arm = [&](const std::string& name, const std::vector<std::string>& rates, const std::string& best) {
-    for (const std::string& rate : rates) expected.push_back(rate + "/" + name + "-1 256 1024");
-    for (const char* seed : {"-2", "-3", "-4"}) expected.push_back(best + "/" + name + seed + " 256 1024");
-    for (std::string& run : expected)
-      if (run.rfind("block/", 0) != 0) run = "block/" + run;
+  auto arm = [&](const std::string& name, const std::vector<std::string>& rates, const std::string& best,
+                 const char* trained) {
+    for (const std::string& rate : rates) expected.push_back("block/" + rate + "/" + name + "-1" + trained);
+    for (const char* seed : {"-2", "-3", "-4"}) expected.push_back("block/" + best + "/" + name + seed + trained);
   };
-  arm("plain", {"2.5e-3", "4e-3", "6e-3", "9e-3"}, "4e-3");
-  arm("sla_6_6", {"2.5e-3", "4e-3", "6e-3", "9e-3", "1.3e-2", "1.9e-2"}, "1.3e-2");
+  arm("plain", {"2.5e-3", "4e-3", "6e-3", "9e-3"}, "4e-3", " 256 1024 4");
+  arm("sla_6_6", {"2.5e-3", "4e-3", "6e-3", "9e-3", "1.3e-2", "1.9e-2"}, "1.3e-2", " 256 1024 5");
   EXPECT_EQ(started(), expected);
   EXPECT_EQ(run(script + "block").exit_status, 0);
   EXPECT_TRUE(started().empty()) << "all has been done";
@@ -584,7 +590,7 @@ TEST_F(LongEvidence, LongRowsAreTrainedSeedBySeed) {
   for (const char* seed : {"1", "2", "3"})
     for (const char* T : {"256", "1024", "4096"})
       for (const char* wiring : {"rope", "rope_sla_6_3", "rope_documents", "rope_sla_6_3_documents"})
-        expected.push_back(format("documents/T%s/%s-%s 128 4096", T, wiring, seed));
+        expected.push_back(format("documents/T%s/%s-%s 128 4096 4", T, wiring, seed));
   EXPECT_EQ(started(), expected);
   const Outcome printed = run("python3 dev/bench/results/sla/differences.py " + in("out"));
   ASSERT_EQ(printed.exit_status, 0) << printed.err;
@@ -606,15 +612,21 @@ TEST_F(LongEvidence, IntervalsAreStudentsAndPsAreHolms) {
 
 TEST_F(LongEvidence, ArmsThatAreCompared) {
   setenv("PAIRS", "1", 1);
+  setenv("SIZE", "gpu", 1);
+  setenv("ARMS", "3", 1);
   ASSERT_EQ(run("scripts/evidence.sh controls modern").exit_status, 0);
   const std::vector<std::string> runs = started();
-  for (const char* run :
-       {"controls/4e-3/plain-2 252 1024", "controls/4e-3/vres-2 256 1024", "controls/1.3e-2/sla_6_6_v-2 256 1024",
-        "controls/1.3e-2/sla_6_2_3_sla_5_3_4_sla_6_4_6_sla_7_6_7_sla_5_7_8-2 256 1024",
-        "controls/4e-3/router-2 256 1024", "modern/4e-3/modern-2 256 1024", "modern/1.3e-2/modern_sla_6_6-2 256 1024"})
+  EXPECT_EQ(runs.size(), 10 * 5u + 4 * 2u) << "four rates and a pair, and two rates more of the four arms that have "
+                                              "sla";
+  for (const char* run : {"controls/4e-3/plain-2 252 16384 4", "controls/4e-3/vres-2 256 16384 4",
+                          "controls/4e-3/router-2 256 16384 4", "controls/4e-3/depth-2 256 16384 4",
+                          "controls/4e-3/dense-2 256 16384 4", "controls/1.3e-2/sla_6_6_v-2 256 16384 5",
+                          "controls/1.3e-2/sla_6_2_3_sla_5_3_4_sla_6_4_6_sla_7_6_7_sla_5_7_8-2 256 16384 5",
+                          "modern/4e-3/modern-2 256 16384 4", "modern/1.3e-2/modern_sla_6_6-2 256 16384 5"})
     EXPECT_EQ(std::count(runs.begin(), runs.end(), run), 1) << run;
   EXPECT_NE(run("scripts/evidence.sh blocks").err.find("blocks: there are block, controls"), std::string::npos);
-  EXPECT_NE(run("PAIRS=x scripts/evidence.sh").err.find("'x': PAIRS and UPDATES are numbers"), std::string::npos);
+  EXPECT_NE(run("PAIRS=x scripts/evidence.sh").err.find("'x': PAIRS, UPDATES and ARMS are numbers"), std::string::npos);
+  EXPECT_NE(run("SIZE=large scripts/evidence.sh").err.find("SIZE=large: there are cpu and gpu"), std::string::npos);
   EXPECT_NE(run("scripts/compare.sh --wirings plain --seeds 3:2 --out x -- -x 1").err.find("the first is after"),
             std::string::npos);
 }
