@@ -70,9 +70,9 @@ gigaflops() {
   "$TRAINER" "${common[@]}" "${options[@]}" --wiring "$2" --dry-run |
     sed -n "s/.* at T $seq_len \(.*\) GFLOP,.*/\1/p"
 }
-# reads_updates <question>: sets updates_of[QUESTION WIRING] of its arms.
+# read_updates <question>: sets updates_of[QUESTION WIRING] of its arms.
 declare -A updates_of
-reads_updates() {
+read_updates() {
   local wiring of_first its
   of_first=$(gigaflops block "$(arms_of $([ "$1" = modern ] && echo modern || echo block) | sed -n 1p)")
   while IFS= read -r wiring; do
@@ -226,7 +226,7 @@ all_left() {
   echo "$sum"
 }
 
-for question in "$@"; do [ "$question" = documents ] || reads_updates "$question"; done
+for question in block controls modern; do read_updates $question; done  # the page has all
 if [ -n "$plan" ]; then
   for question in "$@"; do echo "$question: $(left "$question") runs are left"; done
   exit 0

@@ -559,6 +559,7 @@ TEST_F(LongEvidence, TriesRatesUntilTheBestHasOthersOnBothSides) {
   EXPECT_EQ(run(script + "--plan block").out, "block: 14 runs are left\n");
   const Outcome o = run(script + "block");
   ASSERT_EQ(o.exit_status, 0) << o.out << o.err;
+  EXPECT_EQ(o.err, "");
   std::vector<std::string> expected;
   auto arm = [&](const std::string& name, const std::vector<std::string>& rates, const std::string& best,
                  const char* trained) {
