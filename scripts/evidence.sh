@@ -28,7 +28,7 @@ done
 size=${SIZE:-cpu} pairs=${PAIRS:-5} data=${DATA:-data/gcide} updates=${UPDATES:-1000} arms_at_once=${ARMS:-1}
 case $size in
   cpu) seq_len=256 micro_batch=4 out=${OUT:-runs/evidence} ;;
-  gpu) seq_len=1024 micro_batch=16 out=${OUT:-runs/evidence-gpu} ;;
+  gpu) seq_len=1024 micro_batch=8 out=${OUT:-runs/evidence-gpu} ;;
   *) die "SIZE=$size: there are cpu and gpu" ;;
 esac
 for number in "$pairs" "$updates" "$arms_at_once"; do

@@ -619,11 +619,11 @@ TEST_F(LongEvidence, ArmsThatAreCompared) {
   const std::vector<std::string> runs = started();
   EXPECT_EQ(runs.size(), 10 * 5u + 4 * 2u) << "four rates and a pair, and two rates more of the four arms that have "
                                               "sla";
-  for (const char* run : {"controls/4e-3/plain-2 252 16384 4", "controls/4e-3/vres-2 256 16384 4",
-                          "controls/4e-3/router-2 256 16384 4", "controls/4e-3/depth-2 256 16384 4",
-                          "controls/4e-3/dense-2 256 16384 4", "controls/1.3e-2/sla_6_6_v-2 256 16384 5",
-                          "controls/1.3e-2/sla_6_2_3_sla_5_3_4_sla_6_4_6_sla_7_6_7_sla_5_7_8-2 256 16384 5",
-                          "modern/4e-3/modern-2 256 16384 4", "modern/1.3e-2/modern_sla_6_6-2 256 16384 5"})
+  for (const char* run : {"controls/4e-3/plain-2 252 8192 4", "controls/4e-3/vres-2 256 8192 4",
+                          "controls/4e-3/router-2 256 8192 4", "controls/4e-3/depth-2 256 8192 4",
+                          "controls/4e-3/dense-2 256 8192 4", "controls/1.3e-2/sla_6_6_v-2 256 8192 5",
+                          "controls/1.3e-2/sla_6_2_3_sla_5_3_4_sla_6_4_6_sla_7_6_7_sla_5_7_8-2 256 8192 5",
+                          "modern/4e-3/modern-2 256 8192 4", "modern/1.3e-2/modern_sla_6_6-2 256 8192 5"})
     EXPECT_EQ(std::count(runs.begin(), runs.end(), run), 1) << run;
   EXPECT_NE(run("scripts/evidence.sh blocks").err.find("blocks: there are block, controls"), std::string::npos);
   EXPECT_NE(run("PAIRS=x scripts/evidence.sh").err.find("'x': PAIRS, UPDATES and ARMS are numbers"), std::string::npos);

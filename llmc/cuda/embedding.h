@@ -9,6 +9,12 @@
 #include "llmc/ops/rows.h"
 #include "vec.h"
 
+// The threads of a row: one per eight channels, in whole warps, up to 256.
+__host__ __device__ constexpr int64_t embedding_threads(int64_t C) {
+  const int64_t threads = ceil_div(C / 8, warp_size) * warp_size;
+  return threads < 256 ? threads : 256;
+}
+
 // A block owns a row of out, a thread eight channels of it, so that a warp's loads and stores are coalesced.
 __global__ void embedding_forward_kernel(floatX* out, const int* tokens, RowPositions positions, const floatX* wte,
                                          const floatX* wpe, int64_t C) {
@@ -70,29 +76,44 @@ __device__ inline int4 load_tokens(const int* tokens, int64_t i, int64_t end) {
                    i + 2 < end ? tokens[i + 2] : no_token, no_token);
 }
 
+// Bounds of where a token occurs, so that a search for it can be short: of each slot the first position of its tokens,
+// and how far their last one is from the end. Tokens that are a multiple of token_slots apart share a slot.
+constexpr int token_slots = 1 << 16;
+
+__host__ __device__ constexpr int slot_of(int token) { return token % token_slots; }
+
+// bounds (2, token_slots), all bits of which were 1.
+__global__ void token_bounds_kernel(unsigned* bounds, const int* tokens, int64_t N) {
+  const int64_t n = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (n >= N) return;
+  atomicMin(bounds + slot_of(tokens[n]), unsigned(n));
+  atomicMin(bounds + token_slots + slot_of(tokens[n]), unsigned(N - 1 - n));
+}
+
 // dwte += . A block owns the token at position n, unless the token has occurred before: then it returns. The owner
-// searches the positions from n on in rounds of 1,024, collects those of its token in shared memory in ascending order,
-// and adds their rows; a thread owns eight channels, and has several loads in flight, as the list is complete before
-// the sum begins.
-//
-// The search compares ints that are read from L1 or L2. The search backwards ends with the round of the token's first
-// occurrence, and only first occurrences search forwards: about 2 N comparisons for each different token, at most N^2.
-// For N = 65,536 that is 4e9, an estimated millisecond of an H100, and text repeats itself enough for a fraction of
-// that; a step of GPT-2 124M over as many tokens takes some 300 ms.
+// searches the positions between the bounds of its slot in rounds of 1,024, collects those of its token in shared
+// memory in ascending order, and adds their rows. A thread owns eight channels of every k-th row, where the block has k
+// times as many threads as a row has eight channels, and has several loads in flight; the k sums are added in their
+// order.
 __global__ void __launch_bounds__(wte_threads)
-    embedding_backward_wte_kernel(float* dwte, const floatX* dout, const int* tokens, int64_t N, int64_t C) {
-  int* matches_of_warp = reinterpret_cast<int*>(shared_memory);  // (warps)
-  int* matches = matches_of_warp + wte_warps;                    // (wte_round): positions within the round
+    embedding_backward_wte_kernel(float* dwte, const floatX* dout, const int* tokens, const unsigned* bounds, int64_t N,
+                                  int64_t C) {
+  float* sums = reinterpret_cast<float*>(shared_memory);                  // (wte_threads, 8)
+  int* matches_of_warp = reinterpret_cast<int*>(sums + 8 * wte_threads);  // (warps)
+  int* matches = matches_of_warp + wte_warps;                             // (wte_round): positions within the round
   const int warp = int(threadIdx.x) / warp_size, lane = int(threadIdx.x) % warp_size, mine = int(threadIdx.x) * 4;
   const int64_t n = blockIdx.x;
   const int token = tokens[n];
+  const int64_t earliest = bounds[slot_of(token)], end = N - bounds[token_slots + slot_of(token)];
 
-  for (int64_t first = 0; first < n; first += wte_round) {
+  for (int64_t first = earliest / wte_round * wte_round; first < n; first += wte_round) {
     const int4 t = load_tokens(tokens, first + mine, n);
     if (__syncthreads_or(t.x == token || t.y == token || t.z == token || t.w == token)) return;
   }
 
-  for (int64_t first = n / wte_round * wte_round; first < N; first += wte_round) {  // before n there is no match
+  const int row_threads = int(embedding_threads(C)), groups = wte_threads / row_threads,
+            group = int(threadIdx.x) / row_threads, thread = int(threadIdx.x) % row_threads;
+  for (int64_t first = n / wte_round * wte_round; first < end; first += wte_round) {  // before n there is no match
     const int4 t = load_tokens(tokens, first + mine, N);
     const bool match[4] = {t.x == token, t.y == token, t.z == token, t.w == token};
     if (!__syncthreads_or(match[0] || match[1] || match[2] || match[3])) continue;
@@ -114,24 +135,36 @@ __global__ void __launch_bounds__(wte_threads)
       if (match[j]) matches[index++] = mine + j;
     __syncthreads();
 
-    for (int64_t i = threadIdx.x * 8; i < C; i += wte_threads * 8) {
-      float sum[8];
-      load8(sum, dwte + token * C + i);
+    const int used = min(groups, count);
+    for (int64_t i = thread * 8; i < C; i += row_threads * 8) {  // once, if there are several groups
+      float sum[8] = {};
+      if (group == 0) load8(sum, dwte + token * C + i);
 #pragma unroll 8
-      for (int k = 0; k < count; k++) {
+      for (int k = group; k < count; k += groups) {
         float x[8];
         load8(x, dout + (first + matches[k]) * C + i);
         for (int j = 0; j < 8; j++) sum[j] += x[j];
       }
-      store8(dwte + token * C + i, sum);
+      if (used > 1) store8(sums + 8 * int(threadIdx.x), sum);
+      else if (group == 0) store8(dwte + token * C + i, sum);
     }
+    if (used == 1) continue;
+    __syncthreads();
+    if (group > 0 || thread * 8 >= C) continue;
+    float sum[8];
+    load8(sum, sums + 8 * thread);
+    for (int g = 1; g < used; g++) {
+      float x[8];
+      load8(x, sums + 8 * (g * row_threads + thread));
+      for (int j = 0; j < 8; j++) sum[j] += x[j];
+    }
+    store8(dwte + token * C + thread * 8, sum);
   }
 }
 
-// A thread per eight channels, in whole warps, up to 256.
 inline dim3 embedding_block(int64_t C) {
   CHECK(C % 8 == 0);
-  return dim3(unsigned(std::min<int64_t>(256, ceil_div(C / 8, warp_size) * warp_size)));
+  return dim3(unsigned(embedding_threads(C)));
 }
 
 inline void embedding_forward(floatX* out, const int* tokens, const RowPositions& positions, const floatX* wte,
@@ -154,6 +187,12 @@ inline void embedding_backward(float* dwte, float* dwpe, const floatX* dout, con
                                int64_t C) {
   CHECK(uintptr_t(tokens) % 16 == 0);
   if (dwpe != nullptr) position_backward(dwpe, dout, B, T, C);
-  launch(embedding_backward_wte_kernel, dim3(unsigned(B * T)), dim3(wte_threads), (wte_warps + wte_round) * sizeof(int),
-         gpu().stream, dwte, dout, tokens, B * T, C);
+  const int64_t N = B * T;
+  CHECK(N <= INT32_MAX);
+  unsigned* bounds = device_scratch<unsigned>(2 * token_slots);
+  device_memset(bounds, 0xff, 2 * token_slots * sizeof(unsigned));
+  launch(token_bounds_kernel, dim3(unsigned(ceil_div(N, wte_threads))), dim3(wte_threads), 0, gpu().stream, bounds,
+         tokens, N);
+  launch(embedding_backward_wte_kernel, dim3(unsigned(N)), dim3(wte_threads),
+         (8 * wte_threads + wte_warps + wte_round) * sizeof(float), gpu().stream, dwte, dout, tokens, bounds, N, C);
 }

@@ -132,25 +132,28 @@ TEST(Classifier, TakesTheFirstOfTheLargestLogitsForTheAnswer) {
 
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/embedding.h: `floatX* position = wpe + positions[n] * C` ->
 //   `floatX* position = wpe + n * C`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/embedding.h: `first = n / wte_round * wte_round; first < end` ->
+//   `first = n / wte_round * wte_round; first + wte_round < end`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/embedding.h: `int g = 1; g < used` -> `int g = 2; g < used`
 TEST(Embedding, AddsTokensAndPositionsAndCollectsRepeatedTokens) {
   struct Case {
-    int64_t B, T, C, V;
+    int64_t B, T, C, V, apart = 1;  // V different tokens
   };
   // Few tokens; positions beyond a round of 1,024, of few tokens, and beside and on the round, of many; channels beside
-  // and on the 2,048 that a block's threads own, and the 256 of a warp.
+  // and on the 2,048 that a block's threads own, and the 256 of a warp; three tokens of one slot.
   for (const Case& c : {Case{2, 5, 40, 4}, Case{3, 401, 8, 7}, Case{1, 1023, 8, 5000}, Case{1, 1024, 8, 5000},
                         Case{1, 1025, 8, 5000}, Case{1, 33, 2056, 9}, Case{1, 8, 2048, 3}, Case{1, 7, 2040, 3},
-                        Case{1, 9, 264, 3}, Case{1, 8, 256, 3}, Case{1, 7, 248, 3}}) {
+                        Case{1, 9, 264, 3}, Case{1, 8, 256, 3}, Case{1, 7, 248, 3}, Case{1, 2100, 8, 3, 65536}}) {
     SCOPED_TRACE(testing::Message() << c.B << " x " << c.T << " x " << c.C << " of " << c.V);
-    const int64_t N = c.B * c.T, C = c.C, first_position = 2;
+    const int64_t N = c.B * c.T, C = c.C, rows = (c.V - 1) * c.apart + 1, first_position = 2;
     std::vector<int> tokens, positions;
     for (int64_t n = 0; n < N; n++) {
-      tokens.push_back(int(random_uniform(1, RandomStream::test, 7, uint64_t(n)) * double(c.V)));
+      tokens.push_back(int(random_uniform(1, RandomStream::test, 7, uint64_t(n)) * double(c.V)) * int(c.apart));
       positions.push_back(int(n % c.T + first_position));
     }
-    const auto wte = random_values<floatX>(c.V * C, 1), wpe = random_values<floatX>((c.T + first_position) * C, 2);
+    const auto wte = random_values<floatX>(rows * C, 1), wpe = random_values<floatX>((c.T + first_position) * C, 2);
     const auto dout = random_values<floatX>(N * C, 3);
-    const auto dwte = random_values<float>(c.V * C, 4), dwpe = random_values<float>((c.T + first_position) * C, 5);
+    const auto dwte = random_values<float>(rows * C, 4), dwpe = random_values<float>((c.T + first_position) * C, 5);
     std::vector<double> e_out, e_out_of_whole, e_dwte = doubles(dwte), e_dwpe = doubles(dwpe);
     for (int64_t n = 0; n < N; n++)
       for (int64_t i = 0; i < C; i++) {
