@@ -92,7 +92,7 @@ fi
 mkdir -p "$out" || exit 1
 updates=  # of each run, where -x says it
 for ((i = 1; i < $#; i++)); do [ "${!i}" != -x ] || updates=${*:i+1:1}; done
-failures=$out/failures
+failures=$out/failures.$$  # another compare.sh may train other wirings into OUT
 : >"$failures"
 
 # compare_page: of all runs that have begun; those of the first wiring first.

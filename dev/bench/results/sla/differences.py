@@ -95,14 +95,23 @@ def holm(ps):
     return adjusted
 
 
-def said(mean, half, p, sigma):
+def deciding_pairs(mean, sigma, pairs):
+    """How many pairs would decide with this mean and sigma, before Holm: their interval leaves out 0, or lies within
+    +-DELTA."""
+    enough = max(abs(mean), DELTA - abs(mean))
+    while pairs < 1000 and t_quantile(pairs - 1) * sigma / math.sqrt(pairs) > enough:
+        pairs += 1
+    return pairs
+
+
+def said(mean, half, p, sigma, pairs):
     if math.isnan(half):
         return "one pair"
     if p < 0.05:
         return "lower" if mean < 0 else "higher"
     if abs(mean) + half < DELTA:
         return f"the same within {DELTA}"
-    return f"not decided: {max(0, math.ceil(7.85 * (sigma / DELTA) ** 2))} pairs would show {DELTA}"
+    return f"not decided: {deciding_pairs(mean, sigma, pairs + 1)} such pairs would"
 
 
 def less(a, b):
@@ -123,7 +132,7 @@ def comparisons(title, arms):
     for (name, differences), (mean, half, _), p in zip(arms, intervals, adjusted):
         sigma = statistics.stdev(differences) if len(differences) > 1 else math.nan
         row(f"`{name}`", str(len(differences)), f"{mean:+.4f}", "" if math.isnan(half) else f"+- {half:.4f}",
-            "" if math.isnan(half) else f"{p:.3f}", said(mean, half, p, sigma))
+            "" if math.isnan(half) else f"{p:.3f}", said(mean, half, p, sigma, len(differences)))
 
 
 def tuned(runs, question):
