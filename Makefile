@@ -169,7 +169,7 @@ LATER_TESTS := $(filter $(BUILD)/test_emu%,$(HOST_TESTS)) $(filter $(BUILD)/fp16
 QUICK_TESTS := $(filter-out $(LATER_TESTS),$(TESTS))
 # What CI leaves out of the products of shapes, wirings and precisions. PART=k/n: of the tests of these programs every
 # n-th is run, from the k-th on. LEAVE_OUT: fp32, bf16 or fp16, no tests of that precision, but of fp16
-# test_loss_scaling and test_tile; arm64, not test_arm64.
+# test_loss_scaling and test_tile; arm64, not test_arm64. SKIP: no tests that this filter of GoogleTest's matches.
 SHARDED_TESTS := $(EMU_TESTS) $(CPU_TESTS) $(addprefix $(BUILD)/,test_amx test_dist test_ptx test_reference)
 ifneq ($(PART),)
 ifeq ($(shell echo '$(PART)' | awk -F/ '/^[0-9]+\/[0-9]+$$/ && $$1 > 0 && $$1 <= $$2'),)
@@ -311,7 +311,7 @@ test-all:
 	@scripts/setup.sh build test browser --optional python arm64
 	@$(MAKE) --no-print-directory -j$(shell nproc) \
 	  $(if $(PART),$(filter train_gpt2_sla %_cpu,$(BUILT)),programs) $(TESTED_PROGRAMS) $(filter-out $(LEFT_OUT),$(TESTS))
-	@PART='$(PART)' SHARDED='$(if $(PART),$(SHARDED_TESTS))' LEAVE_OUT='$(LEAVE_OUT)' \
+	@PART='$(PART)' SHARDED='$(if $(PART),$(SHARDED_TESTS))' LEAVE_OUT='$(LEAVE_OUT)' SKIP='$(SKIP)' \
 	  dev/run_tests.sh $(if $(AFTER_TEST),rest,all) $(filter-out $(LEFT_OUT),$(TESTS))
 
 # For build/mutants: which test programs there are, and what they run.

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Runs GoogleTest programs, one more at a time than there are cores, because some wait for what they have started, in
 # the order given: longest first.
-#   [SHARDED="PROGRAM..." PART=k/n] [LEAVE_OUT="WORD..."] dev/run_tests.sh quick|rest|all PROGRAM...
+#   [SHARDED="PROGRAM..." PART=k/n] [LEAVE_OUT="WORD..."] [SKIP=FILTER] dev/run_tests.sh quick|rest|all PROGRAM...
 # quick: all tests but those whose names begin with Long. rest: after `quick`, those that it has not run. all: all of
 # them. Of the programs in SHARDED every n-th test is run, from the k-th on, of those whose parameter is not named
-# after a word of LEAVE_OUT, such as fp32. Prints what failing tests print; build/test_logs has the whole output. The
-# last line is `N passed, N failed`, of `rest` with the counts of the `quick` before it; the exit status says the
-# same. A test in which a program crashes has failed, as has a program that runs no test, unless `quick` has run all
-# that it has.
+# after a word of LEAVE_OUT, such as fp32; of all programs, those that SKIP, a filter of GoogleTest's, does not match.
+# Prints what failing tests print; build/test_logs has the whole output. The last line is `N passed, N failed`, of
+# `rest` with the counts of the `quick` before it; the exit status says the same. A test in which a program crashes has
+# failed, as has a program that runs no test, unless `quick` has run all that it has.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 # Threads that wait for work sleep: spinning, they would take the cores from the other programs.
@@ -34,9 +34,10 @@ run() {
   case " ${SHARDED:-} " in *" $program "*) shard=$PART ;; esac
   # A program of which this part has no test has passed; one that cannot list them fails below. Not by
   # GTEST_TOTAL_SHARDS, which the programs that a test starts would see as well.
-  if [ "$filter" = 'Long*' ] || [ $shard != 1/1 ]; then
-    local left_out
-    left_out=$(printf '*/%s_*:' ${LEAVE_OUT:-none})
+  if [ "$filter" = 'Long*' ] || [ $shard != 1/1 ] || [ -n "${SKIP:-}" ]; then
+    local left_out=
+    [ "$filter" != 'Long*' ] && [ $shard = 1/1 ] || left_out=$(printf '*/%s_*:' ${LEAVE_OUT:-none})
+    left_out+=${SKIP:-}
     if tests=$("$program" --gtest_list_tests --gtest_filter="$filter-$left_out"); then
       filter=$(awk -v part="${shard%/*}" -v parts="${shard#*/}" '/^[^ ]/ { suite = $1 }
         /^ / && i++ % parts == part - 1 { printf "%s%s%s", separator, suite, $1; separator = ":" }' <<<"$tests")
