@@ -668,11 +668,14 @@ class StepModel {
     } else if (plan.table.learns_positions()) {
       embeddings.push_back(elementwise("wpe", double(N + 4 * model.training->T), double(C), x, Counts::embedding));
     }
-    // Tokens as if drawn evenly, which is more different ones than text has. The first of each is found by about 2 N
-    // comparisons, four in a thread.
-    const double V = model.config.vocab_size, different = V * (1 - std::pow(1 - 1 / V, double(N)));
-    embeddings.push_back(streamed(gpu, "wte", double(N * C) * x + different * double(C) * 8,
-                                  different * 2 * double(N) / 4, Counts::comparison));
+    // Tokens as if drawn evenly, which is more different ones than text has. For each the positions between its first
+    // and its last are compared, in rounds of 1,024, four in a thread: of k positions they lie (k - 1) / (k + 1) N
+    // apart.
+    const double V = model.config.vocab_size, of_each = double(N) / V, none = std::exp(-of_each),
+                 different = V * (1 - none),
+                 compared = different * 1024 + N * V * (1 - none - 2 * ((1 - none) / of_each - none));
+    embeddings.push_back(streamed(gpu, "wte", double(N * C) * x + different * double(C) * 8, compared / 4,
+                                  Counts::comparison, /*kernels=*/3));
     add("embedding_backward", 0, std::move(embeddings));
   }
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Writes the README's two pictures beside itself: wiring.svg, and probe.svg from the logs of scripts/probe.sh in
-dev/bench/results/probe.
+"""Writes the pictures of the READMEs beside itself: wiring.svg; router.svg from dev/bench/results/layer-sources/router.csv,
+which `evaluate_gpt2_sla --sources` wrote; and probe.svg from the logs of scripts/probe.sh in dev/bench/results/probe.
 
     dev/figures/figures.py
 
-Needs Python 3 alone. Both pictures are 440 units wide, because the README shows them side by side, and have a
-background of their own and colours for light and dark mode.
+Needs Python 3 alone. The pictures are 440 units wide, because the README shows two side by side, and have a background
+of their own and colours for light and dark mode.
 """
+import csv
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import tarfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROBE = os.path.join(HERE, "..", "bench", "results", "probe", "logs.tar.xz")
+ROUTER = os.path.join(HERE, "..", "bench", "results", "layer-sources", "router.csv")
 WIDTH, HEIGHT = 440, 400
 STYLE = """
   .page { fill: #ffffff; stroke: #d0d7de }
@@ -86,6 +88,50 @@ def wiring(layers=12, heads=12, skip_layers=9, skip_heads=9):
               f"{skip_heads} heads attend to the keys and values of the layer {skip_layers} below.", parts)
 
 
+def read_router():
+    """{(layer, head): {source layer: share}}: shares are of the sum of a head's weights without their signs, over all
+    K/V heads of the source layer. Layer 0 has no other source than itself."""
+    weights = {}
+    with open(ROUTER, encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["term"] == "router":
+                of_head = weights.setdefault((int(row["layer"]), int(row["head"])), {})
+                source = int(row["source"])
+                of_head[source] = of_head.get(source, 0) + abs(float(row["weight"]))
+    shares = {at: {s: w / sum(of_head.values()) for s, w in of_head.items()} for at, of_head in weights.items()}
+    heads = 1 + max(head for _, head in shares)
+    return {**{(0, head): {0: 1.0} for head in range(heads)}, **shares}, heads
+
+
+def router():
+    """A cell is the share of a layer's K/V that comes from a source layer, mean over its heads, in percent; beside each
+    row stands how many of its heads take most from another layer."""
+    shares, heads = read_router()
+    layers = 1 + max(layer for layer, _ in shares)
+    cell, gap, left, top = 36, 3, 62, 70
+    step = cell + gap
+    y_of = lambda layer: top + (layers - 1 - layer) * step
+    parts = [text(16, 26, "router: whose K/V each layer has learned to use", "title"),
+             text(left + layers * step / 2, 60, "share of each layer's K/V, percent", "quiet", "middle"),
+             text(left + layers * step + 6, 46, "heads", "quiet"), text(left + layers * step + 6, 60, "that skip", "quiet")]
+    for layer in range(layers):
+        parts.append(text(left - 8, y_of(layer) + 23, f"layer {layer}", "quiet", "end"))
+        of_heads = [shares[layer, head] for head in range(heads)]
+        for source in range(layer + 1):
+            share = sum(of_head[source] for of_head in of_heads) / heads
+            x, colour = left + source * step, "a" if source == layer else "b"
+            parts.append(f'<g class="{colour}"><rect x="{x}" y="{y_of(layer)}" width="{cell}" height="{cell}" rx="3" '
+                         f'class="cell" opacity="{0.06 + 0.94 * share:.2f}"/></g>'
+                         + text(x + cell / 2, y_of(layer) + 22, f"{100 * share:.0f}", "right" if share > 0.55 else "in",
+                                "middle"))
+        skipping = sum(max(of_head, key=of_head.get) != layer for of_head in of_heads)
+        parts.append(text(left + layers * step + 6, y_of(layer) + 23, f"{skipping} of {heads}"))
+    for source in range(layers):
+        parts.append(text(left + source * step + cell / 2, y_of(0) + cell + 14, f"of {source}", "tick", "middle"))
+    write_svg("router.svg", "A triangle of layers by source layers: the share of each layer's keys and values that "
+              "comes from each layer below or from itself.", parts)
+
+
 def read_probe():
     """The sections of probe.sh's outline: (task, accuracy of a guess, {wiring: accuracies after the last update})."""
     sections = []
@@ -136,4 +182,5 @@ def probe():
 
 
 wiring()
+router()
 probe()
