@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Writes the pictures of the READMEs beside itself: wiring.svg; router.svg from dev/bench/results/layer-sources/router.csv,
-which `evaluate_gpt2_sla --sources` wrote; and probe.svg from the logs of scripts/probe.sh in dev/bench/results/probe.
+"""Writes the pictures of the READMEs beside itself: wiring.svg; router.svg from router.csv in
+dev/bench/results/layer-sources, which `evaluate_gpt2_sla --sources` wrote; and probe.svg from the logs of
+scripts/probe.sh in dev/bench/results/probe.
 
     dev/figures/figures.py
 
@@ -113,7 +114,8 @@ def router():
     y_of = lambda layer: top + (layers - 1 - layer) * step
     parts = [text(16, 26, "router: whose K/V each layer has learned to use", "title"),
              text(left + layers * step / 2, 60, "share of each layer's K/V, percent", "quiet", "middle"),
-             text(left + layers * step + 6, 46, "heads", "quiet"), text(left + layers * step + 6, 60, "that skip", "quiet")]
+             text(left + layers * step + 6, 46, "heads", "quiet"),
+             text(left + layers * step + 6, 60, "that skip", "quiet")]
     for layer in range(layers):
         parts.append(text(left - 8, y_of(layer) + 23, f"layer {layer}", "quiet", "end"))
         of_heads = [shares[layer, head] for head in range(heads)]

@@ -232,7 +232,7 @@ using LongMakefileOffline = MakefileOffline;  // make reads the Makefile many ti
 // BUG scripts/gpu.sh: `&& ! nvcc_has "$number"` -> `&& false`
 // BUG Makefile: `ifneq ($(and $(gpu_problem)` -> `ifneq ($(and $(none)`
 // BUG scripts/train.sh: `  echo "note: $gpus is not used` -> `  : "note: $gpus is not used`
-// BUG Makefile: `$(if $(on_gpu),,TRAINER=` -> `$(if $(on_gpu),,NONE=`
+// BUG Makefile: `./train_gpt2_sla_cpu}) scripts/paper.sh` -> `./train_gpt2_sla}) scripts/paper.sh`
 TEST_F(LongMakefileOffline, NamesAGpuThatItCannotCompileFor) {
   struct Case {
     const char *gpu, *capability, *cuda, *architectures, *precision, *reason;
