@@ -147,8 +147,8 @@ for pid in "${workers[@]}"; do
   while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done  # a signal ends wait, but not the worker
 done
 compare_page
-if [ -n "$signalled" ]; then echo "stopped; the same command resumes" >&2; exit 138; fi
-[ ! -s "$failures" ] ||
-  die "$(wc -l <"$failures") of $num_runs runs failed; the others are in $out/compare.html"
+num_failed=$(wc -l <"$failures")
 rm "$failures"
+if [ -n "$signalled" ]; then echo "stopped; the same command resumes" >&2; exit 138; fi
+[ "$num_failed" -eq 0 ] || die "$num_failed of $num_runs runs failed; the others are in $out/compare.html"
 echo "$out/compare.html"
