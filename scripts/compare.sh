@@ -55,8 +55,7 @@ done < <(tr ';' '\n' <<<"$wirings")
 [ ${#names[@]} -gt 0 ] || die "--wirings: none is given; for example --wirings 'plain; sla(9,9)'"
 num_runs=$((${#names[@]} * (last_seed - first_seed + 1)))
 
-gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
-trainer=${TRAINER:-./train_gpt2_sla$([ "$gpus" -gt 0 ] || echo _cpu)}
+find_trainer
 [ -x "$trainer" ] || die "$trainer: not built; make builds it"
 [ -x ./report ] || die "./report: not built; make builds it"
 
@@ -143,9 +142,7 @@ workers=()
 signalled=
 trap 'signalled=yes; kill -USR1 "${workers[@]}" 2>/dev/null' TERM INT USR1
 for ((k = 0; k < jobs; k++)); do worker "$k" "$@" & workers+=($!); done
-for pid in "${workers[@]}"; do
-  while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done  # a signal ends wait, but not the worker
-done
+wait_for "${workers[@]}"
 compare_page
 num_failed=$(wc -l <"$failures")
 rm "$failures"

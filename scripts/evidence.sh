@@ -34,8 +34,7 @@ esac
 for number in "$pairs" "$updates" "$arms_at_once"; do
   [[ $number =~ ^[1-9][0-9]{0,6}$ ]] || die "'$number': PAIRS, UPDATES and ARMS are numbers, at least 1"
 done
-gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
-export TRAINER=${TRAINER:-./train_gpt2_sla$([ "$gpus" -gt 0 ] || echo _cpu)}
+find_trainer
 if ! ls "$data"/train_*.bin >/dev/null 2>&1; then
   [ -z "${DATA:-}" ] || die "$data: no train_*.bin in it; data/README.md says how to make some"
   data/gcide.sh >/dev/null || die "no corpus; name a folder of tokens with DATA="
@@ -67,7 +66,7 @@ model_of() {
 gigaflops() {
   local options
   mapfile -t options < <(model_of "$@")
-  "$TRAINER" "${common[@]}" "${options[@]}" --wiring "$2" --dry-run |
+  "$trainer" "${common[@]}" "${options[@]}" --wiring "$2" --dry-run |
     sed -n "s/.* at T $seq_len \(.*\) GFLOP,.*/\1/p"
 }
 # read_updates <question>: sets updates_of[QUESTION WIRING] of its arms.
@@ -77,7 +76,7 @@ read_updates() {
   of_first=$(gigaflops block "$(arms_of $([ "$1" = modern ] && echo modern || echo block) | sed -n 1p)")
   while IFS= read -r wiring; do
     its=$(gigaflops "$1" "$wiring")
-    [ -n "$its" ] || die "$wiring: $TRAINER --dry-run prints no FLOPs"
+    [ -n "$its" ] || die "$wiring: $trainer --dry-run prints no FLOPs"
     updates_of["$1 $wiring"]=$(awk -v n="$updates" -v first="$of_first" -v its="$its" \
       'BEGIN { printf "%.0f", n * first / its }')
   done < <(arms_of "$1")
@@ -275,12 +274,8 @@ worker() {
   done
 }
 echo 0 >"$out/jobs_begun"
-workers=() failed=0
+workers=()
 trap 'kill -USR1 "${workers[@]}" 2>/dev/null' TERM INT USR1
 for ((k = 0; k < arms_at_once; k++)); do worker "$@" & workers+=($!); done
-for pid in "${workers[@]}"; do
-  while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done  # a signal ends wait, but not the worker
-  wait "$pid" || failed=$?
-done
-[ "$failed" -eq 0 ] || exit "$failed"
+wait_for "${workers[@]}" || exit
 echo "$out/evidence.html"

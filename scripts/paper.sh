@@ -73,8 +73,7 @@ case $size in
   *) die "SIZE=$size: it must be tiny, small, full or night" ;;
 esac
 steps=${STEPS:-$steps} seeds=${SEEDS:-3} out=${OUT:-runs/paper-$size} data=${DATA:-data/$corpus}
-gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
-trainer=${TRAINER:-./train_gpt2_sla$([ "$gpus" -gt 0 ] || echo _cpu)}
+find_trainer
 evaluator=${EVALUATOR:-${trainer/train_gpt2_sla/evaluate_gpt2_sla}}
 if ! ls "$data"/train_*.bin >/dev/null 2>&1; then
   [ -z "${DATA:-}" ] || die "$data: no train_*.bin in it; data/README.md says how to make some"

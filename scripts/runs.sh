@@ -1,3 +1,8 @@
+# find_trainer: sets gpus, how many this machine has, and trainer: TRAINER, or the one for a GPU if there is one.
+find_trainer() {
+  gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+  trainer=${TRAINER:-./train_gpt2_sla$([ "$gpus" -gt 0 ] || echo _cpu)}
+}
 # wiring_name <text>: the text of a wiring as part of a folder's name: "gqa(2) window(4)" is gqa_2_window_4.
 wiring_name() {
   local LC_ALL=C name=${1//[!a-zA-Z0-9.]/_}

@@ -76,13 +76,14 @@ __device__ inline int4 load_tokens(const int* tokens, int64_t i, int64_t end) {
                    i + 2 < end ? tokens[i + 2] : no_token, no_token);
 }
 
-// Bounds of where a token occurs, so that a search for it can be short: of each slot the first position of its tokens,
-// and how far their last one is from the end. Tokens that are a multiple of token_slots apart share a slot.
+// Between which positions a token occurs, so that a search for it can be short. A token's slot is its remainder by
+// token_slots, so that in vocabularies up to this size each has its own.
 constexpr int token_slots = 1 << 16;
 
 __host__ __device__ constexpr int slot_of(int token) { return token % token_slots; }
 
-// bounds (2, token_slots), all bits of which were 1.
+// bounds (2, token_slots) = of each slot the first position of its tokens, and how far their last one is from the end:
+// both are minima, which begin as the largest unsigned, all bits 1.
 __global__ void token_bounds_kernel(unsigned* bounds, const int* tokens, int64_t N) {
   const int64_t n = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (n >= N) return;
