@@ -500,7 +500,7 @@ inline int run_trainer(int argc, char** argv, Trainer& t) {
   const std::string checkpoint = check_and_plan(t, in_folder);
   if (run.options.dry_run) return finalize(t), 0;
   if (run.ranks.rank == 0) {  // before the plan is allocated: these matrices take 400 MB on a large GPU
-    const Ceilings ceilings = measure_ceilings(t.model, 0.3);
+    const Ceilings ceilings = measure_ceilings(t.model, 0.1);
     run.gemm_peak = ceilings.gemm, run.copy_bandwidth = ceilings.copy;
   }
   t.beside_model = cost_beside_model(t.model, run.grad_accum_steps);

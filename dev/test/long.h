@@ -13,12 +13,5 @@
 #define LONG_ON_EMU(name) name
 #endif
 
-// A mark of tests that `make test` runs on the CPU in fp32 alone.
-#if defined(SLA_EMU) || defined(PRECISION_BF16)
-#define LONG_BUT_IN_FP32(name) Long##name
-#else
-#define LONG_BUT_IN_FP32(name) name
-#endif
-
 // INSTANTIATE_TEST_SUITE_P with a macro for its prefix.
 #define INSTANTIATE(prefix, ...) INSTANTIATE_TEST_SUITE_P(prefix, __VA_ARGS__)

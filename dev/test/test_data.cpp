@@ -16,6 +16,7 @@
 #include "llmc/text/tokenizer.h"
 
 using Tokenize = Data;
+using LongTokenize = Tokenize;
 using Scripts = Data;
 
 struct Finished {
@@ -251,7 +252,7 @@ static int tokenize_and_signal(const std::string& in, const std::string& out, in
   return run_and_signal("data/tokenize --force --out " + out + " " + in + " >/dev/null 2>&1", signal, microseconds);
 }
 
-TEST_F(Tokenize, AKilledRunLeavesNoPartialFolder) {
+TEST_F(LongTokenize, AKilledRunLeavesNoPartialFolder) {
   const std::string in = write("in", random_text(2 * 1000 * 1000, 6)), out = folder + "/out", good = folder + "/good";
   auto start = std::chrono::steady_clock::now();
   ASSERT_EQ(shell("data/tokenize --out " + good + " " + in).exit_code, 0);
@@ -281,7 +282,7 @@ TEST_F(Tokenize, AKilledRunLeavesNoPartialFolder) {
   EXPECT_GE(absent, 3);
 }
 
-TEST_F(Tokenize, KilledWhileReplacingLeavesOldNewOrNoFolder) {
+TEST_F(LongTokenize, KilledWhileReplacingLeavesOldNewOrNoFolder) {
   const std::string in = write("in", random_text(2 * 1000 * 1000, 6)), out = folder + "/out";
   std::string old_text = random_text(1000, 7);
   ASSERT_EQ(shell("data/tokenize --out " + folder + "/new " + in).exit_code, 0);

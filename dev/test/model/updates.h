@@ -75,11 +75,13 @@ inline std::vector<GraphCase> update_cases() {
                                "no_bias_adjacent_all_heads", "grouped_queries", "reused_masked_maps"});
 }
 
-const std::set<std::string> quick_update = {"all_heads"};
+const std::set<std::string> quick_updates = {"all_heads", "grouped_queries",      "gated_units", "gates_without_biases",
+                                             "halting",   "head_of_its_own",      "hashes",      "no_bias",
+                                             "routed",    "relative_shared_keys", "reversible",  "summed_outputs"};
 
-INSTANTIATE(LONG_ON_EMU(Wiring), Updates, testing::ValuesIn(cases_by_name(update_cases(), quick_update)), name_of);
-INSTANTIATE(LONG_BUT_IN_FP32(OtherWiring), Updates,
-            testing::ValuesIn(cases_by_name(update_cases(), quick_update, false)), name_of);
+INSTANTIATE(LONG_ON_EMU(Wiring), Updates, testing::ValuesIn(cases_by_name(update_cases(), quick_updates)), name_of);
+INSTANTIATE_TEST_SUITE_P(LongOtherWiring, Updates,
+                         testing::ValuesIn(cases_by_name(update_cases(), quick_updates, false)), name_of);
 
 // Muon for the matrices of the layers, q, k and v one each, whichever of their rows a wiring has; AdamW for the rest.
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/orthogonalize.h: `std::swap(x, next);` -> ``
