@@ -21,6 +21,8 @@
 #include "llmc/model/limit.h"
 #include "llmc/run/print.h"
 #include "llmc/run/statistics.h"
+#include "llmc/utils/program.h"
+#include "llmc/utils/text.h"
 #include "random_tokens.h"
 
 struct Setting {
@@ -351,8 +353,10 @@ struct Worker {
 // What is being measured, for who waits.
 void print_progress(const std::string& line) { fprintf(stderr, "%s\n", line.c_str()); }
 
-// `quick`: without PyTorch's compiled models, each of which takes minutes to compile.
-void compare(const std::string& folder, const std::string& python, int rounds, double seconds, bool quick) {
+// `folders`: of builds, such as one of this commit and one of an earlier commit. `quick`: without PyTorch's compiled
+// models, each of which takes minutes to compile.
+void compare(const std::vector<std::string>& folders, const std::string& python, int rounds, double seconds,
+             bool quick) {
   const bool has_torch = system((python + " -c 'import torch' >/dev/null 2>&1").c_str()) == 0;
   if (!has_torch) fprintf(stderr, "%s has no PyTorch to compare with\n", python.c_str());
   printf("| model | trained by | ms/step | tokens/s | of the best of PyTorch | of the limit | ready after, s "
@@ -364,8 +368,12 @@ void compare(const std::string& folder, const std::string& python, int rounds, d
     const std::string quoted =
         of_shape.substr(0, of_shape.rfind(' ')) + " '" + of_shape.substr(of_shape.rfind(' ') + 1) + "'";
     std::vector<Worker> workers;
-    for (const char* precision : {"bf16", "fp32"})
-      workers.emplace_back(precision, folder + "/" + precision + "/bench_cpu" + quoted);
+    for (const std::string& folder : folders)
+      for (const std::string precision : {"bf16", "fp32"})
+        if (const std::string program = folder + "/" + precision + "/bench_cpu"; access(program.c_str(), X_OK) == 0)
+          workers.emplace_back(folders.size() > 1 ? precision + ", " + folder : precision, program + quoted);
+    const size_t ours = workers.size();
+    if (ours == 0) user_error("%s: no bf16/bench_cpu and no fp32/bench_cpu there", folders[0].c_str());
     for (const char* precision : {"bf16", "fp32"})
       for (const char* compiled : {"", " --compile"})
         if (has_torch && !(quick && *compiled != 0))
@@ -385,7 +393,7 @@ void compare(const std::string& folder, const std::string& python, int rounds, d
             format("  %d of %d, %s: %.1f ms", round, rounds, worker.name.c_str(), worker.seconds.back() * 1e3));
       }
     double best = 1e30;
-    for (size_t i = 2; i < workers.size(); i++) best = std::min(best, workers[i].step_seconds());
+    for (size_t i = ours; i < workers.size(); i++) best = std::min(best, workers[i].step_seconds());
     for (const Worker& worker : workers)
       printf("| %s | %s | %.1f | %.0f | %s | %s | %.0f |\n", shape.name, worker.name.c_str(),
              worker.step_seconds() * 1e3, shape.tokens / worker.step_seconds(),
@@ -539,21 +547,21 @@ void bench_operations(int rounds, const std::vector<std::string>& wirings) {
   printf("\n");
 }
 
-// bench_cpu: tables of this precision. bench_cpu compare FOLDER PYTHON ROUNDS SECONDS [--quick]: beside
-// FOLDER/{bf16,fp32}/bench_cpu and PyTorch; quick: not compiled. bench_cpu steps SHAPE: a worker of that. bench_cpu
-// profile SECONDS: the time of each operation in steps of the shapes that are compared, and of the last one with Muon.
-// bench_cpu attention ROUNDS [WIRING...]: attention alone, by wiring. bench_cpu wirings ROUNDS WIRING...: updates of
-// GPT-2 124M beside the first wiring's, in processor time. bench_cpu operations ROUNDS WIRING...: the processor time of
-// each operation in steps of the wirings, which take turns; for one thread, OMP_NUM_THREADS=1. bench_cpu documents
-// ROUNDS: attention within documents beside plain, in processor time. bench_cpu lengths LONGEST SECONDS: passes over
-// sequences of 1,024 to LONGEST tokens. bench_cpu ceilings: the rate of matmuls in FLOP/s, and of copies in bytes/s.
-int main(int argc, char** argv) {
-  configure_threads(argv);
+// bench_cpu: tables of this precision. bench_cpu compare FOLDER[,FOLDER...] PYTHON ROUNDS SECONDS [--quick]:
+// FOLDER/{bf16,fp32}/bench_cpu, those that there are, beside PyTorch; quick: not compiled. bench_cpu steps SHAPE: a
+// worker of that. bench_cpu profile SECONDS: the time of each operation in steps of the shapes that are compared, and
+// of the last one with Muon. bench_cpu attention ROUNDS [WIRING...]: attention alone, by wiring. bench_cpu wirings
+// ROUNDS WIRING...: updates of GPT-2 124M beside the first wiring's, in processor time. bench_cpu operations ROUNDS
+// WIRING...: the processor time of each operation in steps of the wirings, which take turns; for one thread,
+// OMP_NUM_THREADS=1. bench_cpu documents ROUNDS: attention within documents beside plain, in processor time. bench_cpu
+// lengths LONGEST SECONDS: passes over sequences of 1,024 to LONGEST tokens. bench_cpu ceilings: the rate of matmuls in
+// FLOP/s, and of copies in bytes/s.
+int run_bench(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   if (argc == 9 && arguments[0] == "steps") return serve_steps({arguments.begin() + 1, arguments.end()}), 0;
   const bool quick = argc == 7 && arguments[5] == "--quick";
   if ((argc == 6 || quick) && arguments[0] == "compare")
-    return compare(arguments[1], arguments[2], std::stoi(arguments[3]), std::stod(arguments[4]), quick), 0;
+    return compare(split(arguments[1], ','), arguments[2], std::stoi(arguments[3]), std::stod(arguments[4]), quick), 0;
   if (argc == 2 && arguments[0] == "ceilings")
     return printf("%.6g %.6g\n", gemm_peak(0.5), copy_bandwidth(256 << 20, 1)), 0;
   if (argc == 4 && arguments[0] == "lengths") return bench_lengths(std::stoi(arguments[1]), std::stod(arguments[2])), 0;
@@ -599,4 +607,10 @@ int main(int argc, char** argv) {
     }
   }
   bench_attention(10, attention_wirings);
+  return 0;
+}
+
+int main(int argc, char** argv) {
+  configure_threads(argv);
+  return run_program([&] { return run_bench(argc, argv); });
 }

@@ -46,18 +46,19 @@ TEST(TimeOf, EndsWhereNothingTakesTime) {
 // a model.
 // BUG dev/bench/bench_cpu.cu: `!(quick && *compiled != 0)` -> `true`
 // BUG dev/bench/bench_cpu.cu: `worker.ready = seconds_now() - begin` -> `worker.ready = 0`
+// BUG dev/bench/bench_cpu.cu: `access(program.c_str(), X_OK) == 0` -> `true`
 using LongBenchCpu = CommandLine;
 
 TEST_F(LongBenchCpu, TellsWhatItHasMeasuredAndHowLongPyTorchCompiles) {
   const std::string worker = "#!/bin/sh\ncase \"$*\" in -c*) exit ;; *--compile*) sleep 1.2 ;; esac\n"
                              "while read -r seconds; do echo 0.020 1e9; done\n";
-  for (const char* name : {"bf16/bench_cpu", "fp32/bench_cpu", "python"}) {
+  for (const char* name : {"bf16/bench_cpu", "fp32/bench_cpu", "earlier/fp32/bench_cpu", "python"}) {
     fs::create_directories(fs::path(in(name)).parent_path());
     write_file(in(name), worker);
     chmod(in(name).c_str(), 0755);
   }
-  const auto compare = [&](const std::string& option) {
-    return run("build/fp32/bench_cpu compare '" + in("") + "' '" + in("python") + "' 2 0.1 " + option);
+  const auto compare = [&](const std::string& option, const std::string& earlier = "") {
+    return run("build/fp32/bench_cpu compare '" + in("") + earlier + "' '" + in("python") + "' 2 0.1 " + option);
   };
   const auto expect_in = [](const std::string& part, const std::string& text) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
@@ -74,4 +75,9 @@ TEST_F(LongBenchCpu, TellsWhatItHasMeasuredAndHowLongPyTorchCompiles) {
   EXPECT_EQ(quick.exit_status, 0) << quick.err;
   EXPECT_EQ((quick.out + quick.err).find("compiled"), std::string::npos) << quick.out << quick.err;
   expect_in("  2 of 2, PyTorch, fp32: 20.0 ms\n", quick.err);
+  const Outcome both = compare("--quick", "," + in("earlier"));
+  EXPECT_EQ(both.exit_status, 0) << both.err;
+  expect_in("  2 of 2, fp32, " + in("earlier") + ": 20.0 ms\n", both.err);
+  EXPECT_EQ(both.err.find("bf16, " + in("earlier")), std::string::npos) << "it has none";
+  EXPECT_EQ(compare("", "nowhere").exit_status, 1) << "a folder without programs";
 }
