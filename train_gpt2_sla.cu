@@ -8,7 +8,7 @@
 // what is printed) is in llmc/run/.
 //
 // B: sequences in a micro-batch, T: their length, C: channels, L: layers, h: heads, hs: head size, V: vocabulary,
-// QKV: q, k and v of one token in one layer, C + 2 * hs * (heads whose k and v the layer projects).
+// QKV: q, k and v of one token in one layer, hs * (heads of q, k and v that the layer projects).
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -102,7 +102,8 @@ void gpt2_declare(GPT2& model, const ModelConfig& config, const PlanOptions& o) 
   declare_activations(model);
 }
 
-// The same for generation: no gradients and no optimizer, a K/V cache, and activations that all layers share.
+// Fixes the model's shape and declares its tensors for generation: no gradients and no optimizer, a K/V cache, and
+// activations that all layers share.
 void gpt2_declare_generation(GPT2& model, const ModelConfig& config, const GenerationOptions& o) {
   CHECK(1 <= o.slots && o.slots <= o.rows && 1 <= o.max_length && o.max_length <= config.longest_text());
   declare_model(model, config, o.keep_dead_kv, o.shard);

@@ -1,4 +1,3 @@
-// What multiplies bf16 is told: a block of a product, which one thread computes.
 #pragma once
 #include <cstdint>
 

@@ -5,7 +5,7 @@
 // are new:
 //
 // A block has two warpgroups with 64 rows each, and an SM has one block. All products are asynchronous: a warp starts
-// the scores of the next tile before it takes the exponentials of this one, and goes on while the products of its
+// the scores of the next tile before it takes the exponentials of this one, and continues while the products of its
 // probabilities are under way. So there are two accumulators of scores, which change places from tile to tile, and the
 // loops' bodies are functions that are called with the one and the other.
 //

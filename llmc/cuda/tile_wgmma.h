@@ -15,7 +15,6 @@
 // columns.
 #pragma once
 #include <cstdint>
-#include "launch.h"
 #include "tile.h"
 
 // wgmma exists in code for sm_90a alone. Kernels with it are empty in code for other GPUs, where none is launched.
@@ -145,7 +144,7 @@ __device__ inline uint64_t wgmma_descriptor(Tile<64> tile) {
   constexpr uint64_t swizzle_of_128_bytes = 1, eight_rows = 8 * Tile<64>::row_bytes / 16, unused = 1;
   return swizzle_of_128_bytes << 62 | eight_rows << 32 | unused << 16 | (wgmma_address(tile.offset) & 0x3ffff) >> 4;
 }
-// What is added to a descriptor to go on by 16 columns or by 16 rows.
+// What is added to a descriptor to move on by 16 columns or by 16 rows.
 constexpr uint64_t sixteen_columns = 16 * sizeof(floatX) / 16, sixteen_rows = 16 * Tile<64>::row_bytes / 16;
 
 // ----------------------------------------------------------------------------

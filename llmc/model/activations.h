@@ -24,7 +24,7 @@ struct Activations {
   int* dropout_keys = nullptr;
   std::array<int*, num_staging_buffers> staged_dropout_keys = {};
   // With `documents`: (N), of each query the first key, of each key the last query of its document (attention_args.h);
-  // in generation (groups of layers, N), in numbers of the keys that the cache has, and null.
+  // in generation the former is (groups of layers, N), in numbers of the keys that the cache has, and the latter null.
   int *first_keys = nullptr, *last_queries = nullptr;
   floatX* embedded;               // (N, C)
   float* losses;                  // (N)
@@ -50,12 +50,12 @@ struct Activations {
   // Of `dense`: (L) of (N, C), of the inputs of all layers but the first and of the last norm.
   std::vector<floatX*> dlayer_inputs;
   float* dense_scratch = nullptr;      // (weighted_sum_pieces(N C), L + 1)
-  floatX* dnorm = nullptr;             // (N, C): of a LayerNorm's output, and before that of the heads' outputs
+  floatX* dnorm = nullptr;             // (N, C): of a norm's output, and before that of the heads' outputs
   floatX* dhidden = nullptr;           // (hidden_rows, F): of the MLP's products, and before that of its hidden units
   floatX* dqkv = nullptr;              // (N, the largest QKV); with `memory` (N, C): of q alone, and beside it
   floatX* dkv = nullptr;               //   (B (M + T), the largest QKV - C)
   float* delta = nullptr;              // (B, h, T): rowsum(dout * out) of attention
-  float* layernorm_scratch = nullptr;  // (layernorm_backward_scratch(N, C))
+  float* layernorm_scratch = nullptr;  // (layernorm_backward_scratch(key_rows(...), C))
   float* attention_scratch = nullptr;  // (attention_backward_scratch(...))
   float* value_mix_scratch = nullptr;  // (value_mix_scratch(N)): of `vres`
   float* router_scratch = nullptr;     // (head_mix_partial_sums(N), the most weights of a layer): of `router`
@@ -78,7 +78,7 @@ struct Activations {
   floatX* dhalted = nullptr;                         // (N, C): of the sum when it is rounded
   float *dhalting = nullptr, *dremainder = nullptr;  // (N): of one cycle's probabilities; of R
   // Tensors of Muon, which takes one batch of matrices of sides n and length after the other.
-  floatX *muon_x = nullptr, *muon_next = nullptr;  // (batch, n, length): X before and after a step of the iteration
+  floatX *muon_x = nullptr, *muon_next = nullptr;  // (batch, n, length): X before and after an iteration
   // (batch, n, n): A, A A and a I + b A + c A A.
   floatX *muon_gram = nullptr, *muon_gram_squared = nullptr, *muon_polynomial = nullptr;
   double* muon_squares = nullptr;  // (matrices): the square of each one's norm

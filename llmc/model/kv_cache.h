@@ -1,8 +1,8 @@
 // The K/V cache of generation: how many positions each layer keeps of a sequence, and which. A layer whose keys only
 // windows see keeps no more than those reach: its rows are moved to the front when they have filled it, which costs
-// less than a copied row for each new one. They keep about two windows. With a memory of earlier segments a text is one
-// sequence, and masks hide what its segment's memory no longer has: the cache needs no more than two segments and their
-// memories, however long the text is.
+// less than a copied row for each new one. Such a layer has room for about two windows. With a memory of earlier
+// segments a text is one sequence, and masks hide what its segment's memory no longer has: the cache needs no more than
+// two segments and their memories, however long the text is.
 #pragma once
 #include <algorithm>
 #include <climits>

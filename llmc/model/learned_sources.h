@@ -1,6 +1,6 @@
 // What a trained model with `router` or `dense` has learned of where layers look: the weights of their sums, as
-// evaluate_gpt2_sla --suggest-wiring writes them and reports draw them, and the wirings without a router that come
-// nearest.
+// evaluate_gpt2_sla --sources writes them and reports draw them, and the wirings without a router that come nearest,
+// which --suggest-wiring prints.
 #pragma once
 #include <string>
 #include <vector>

@@ -1,7 +1,7 @@
 // The wiring of a model: whose keys and values each query head attends to, which of their positions, by whose attention
 // map, and how layers and the residual stream are made of that. It is a text of terms, such as `gqa(4)
 // window(512,SSSL)`, applied from left to right to plain GPT-2. terms/ has a file for each term; adding one is such a
-// file, a line in terms/all.h, and whatever uses what it sets in the WiringTable. Nothing else asks the text: passes,
+// file, its name in terms/all.h, and whatever uses what it sets in the WiringTable. Nothing else asks the text: passes,
 // the memory plan, generation and the FLOP count ask the table and the plan that follows from it (attention_plan.h).
 //
 // Layers and heads count from 0. A layer shares what it projected itself, never what it uses of another layer. Masks

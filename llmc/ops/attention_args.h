@@ -98,7 +98,8 @@ struct AttentionArgs {
   // out 0 and lse +inf, so that exp(score - lse) is 0.
   float* lse = nullptr;
 
-  // They go with several K/V heads and with masks that show intervals of keys, but not with other masks nor with topk.
+  // Relative positions go with several K/V heads and with masks that show intervals of keys, but not with other masks
+  // nor with topk.
   RelativePositions<Element> relative;
 
   // Partial results over parts of the keys, in the attention of a few queries: attention_partials(...) floats, or null.
@@ -115,8 +116,8 @@ struct AttentionArgs {
   // floats, or null for 0.
   float* scratch = nullptr;
 
-  // Of probabilities, in training passes whose queries and keys are the positions [0, T); not with topk, and on a GPU
-  // not with relative positions.
+  // Dropout of probabilities, in training passes whose queries and keys are the positions [0, T); not with topk, and on
+  // a GPU not with relative positions.
   Dropout dropout;
 };
 

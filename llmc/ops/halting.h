@@ -16,7 +16,7 @@ struct HaltingWeights {
   int cycles = 0;
   float threshold = 0;  // 1 - eps
 
-  // A token at the end of a cycle: whether it goes on, halts, or has halted before; and the cycle's weight.
+  // A token at the end of a cycle: whether it continues, halts, or has halted before; and the cycle's weight.
   enum class State { runs, halts, has_halted };
   struct AtEnd {
     State state;

@@ -1,9 +1,5 @@
-// Relative positions (Transformer-XL, Dai et al. 2019): the score of the query at t and the key at j is
-//
-//   ((q_t + u) . k_j + (q_t + v) . r_(t-j)) / sqrt(HS),  r_d = s_d W
-//
-// where the distance d has the sines and cosines s_d. Attention gets q + u and q + v as two tensors of queries, and r
-// as a table by distance (RelativePositions in attention_args.h).
+// Relative positions, by the formula of llmc/model/terms/relative.h. Attention gets q + u and q + v as two tensors of
+// queries, and r as a table by distance (RelativePositions in attention_args.h).
 #pragma once
 #include <cmath>
 #include <cstdint>

@@ -83,7 +83,7 @@ struct Code {
   std::vector<int> wgmma_registers;       // accumulators and, in registers, A: indices of Kernel::registers
   std::vector<unsigned char> parameters;  // of the launch that runs; kernels have their address
 
-  // "st.shared.f32 at llmc/cuda/gelu.h:20 (build/fp32/x.ptx:1200)", for messages.
+  // "st.shared.f32 at llmc/cuda/gru.h:20 (build/fp32/x.ptx:1200)", for messages.
   std::string describe(uint32_t op) const;
 };
 

@@ -16,7 +16,7 @@ struct RelativeAttention {
   RelativeQueryGradients<floatX> gradients;
 };
 
-// Declares r. Generation keeps that of each layer for as long as a text goes on.
+// Declares r. Generation keeps that of each layer for as long as a text continues.
 inline void declare(RelativeAttention& relative, ActivationList& list) {
   relative.C = list.shape.config.channels, relative.distances = relative_distances(list.shape);
   const std::vector<int64_t> shape = {relative.distances, relative.C};
@@ -49,7 +49,7 @@ inline RelativePositions<floatX> positions_of(const RelativeAttention& relative,
   return positions;
 }
 
-// r =, for all distances in generation. While a text goes on weights do not change, and r stays.
+// r =, for all distances in generation. While a text continues weights do not change, and r stays.
 inline void distances_forward(const RelativeAttention& relative, const Batch& batch) {
   const auto begins = [](const SequencePart& part) { return part.first == 0; };
   const bool is_generation = !batch.parts.empty();

@@ -4,7 +4,7 @@
 // memory before those of the segment, so that queries begin at key m; layers that share K/V read those rows too.
 //
 // B: streams, T: tokens of a segment, M: positions that the memory has room for, m: those that it holds
-// (Batch::memory).
+// (Batch::remembered).
 #pragma once
 #include <algorithm>
 #include <cstdint>

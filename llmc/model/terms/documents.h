@@ -1,5 +1,5 @@
-// Attention within documents: a query sees no key from before its own document, which the last end-of-text up to it
-// begins (config.json's eos_token_id), or the row. Positions are those in the row.
+// Attention within documents: a query sees no key from before its own document, which begins at the last end-of-text
+// (config.json's eos_token_id) up to the query, or where the row does. Positions are those in the row.
 #pragma once
 #include "term.h"
 
