@@ -25,6 +25,8 @@ TERMS = {"plain": (0, 0), "sla": (2, 3), "also": (2, 2), "share": (1, 2), "layer
          "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "qknorm": (0, 0), "vres": (0, 0),
          "router": (0, 0), "depth": (0, 0), "relu2": (0, 0), "swiglu": (0, 1), "softcap": (1, 1), "untied": (0, 0),
          "dense": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
+# Terms that a wiring has or has not: attributes of the same name.
+FLAGS = ("documents", "gate", "rmsnorm", "qknorm", "vres", "router", "depth", "untied", "dense", "gru", "reversible")
 
 
 def term_of(text, term):
@@ -46,22 +48,15 @@ class Wiring:
         # Of each layer and head: pairs of the layer whose keys it attends to and the one whose values are theirs.
         self.sources = [[{(l, l)} for _ in range(h)] for l in range(L)]
         self.masks = []                                             # f(layer, whether a head of the first half, t, j)
-        self.topk, self.blend, self.gate, self.maps_in_group = None, None, False, 1
-        self.documents = False
+        self.topk, self.blend, self.maps_in_group = None, None, 1
         self.learned, self.rope, self.relative = True, None, False  # positions: wpe; else the base of rope, or relative
         self.memory = None
         self.cycle = None  # of universal: the layers that are stored, which repeat until L layers have run
         self.halting, self.ponder_cost = None, 0.0  # of act: eps, and what the mean of N + R costs beside the loss
-        self.rmsnorm, self.activation, self.softcap, self.untied = False, "gelu", None, False
-        self.hidden_units = None  # of swiglu
-        self.qknorm = False
-        self.vres = False
-        self.router = False
-        self.depth = False
-        self.dense = False
-        self.gru = False
+        self.activation, self.hidden_units, self.softcap = "gelu", None, None  # hidden_units: of swiglu
         self.hashes = None  # of lsh: (buckets, rounds)
-        self.reversible = False
+        for flag in FLAGS:
+            setattr(self, flag, False)
         try:
             self.terms = [term_of(text, term) for term in re.findall(r"[^\s()]+(?:\([^()]*\))?|\S+", text)]
             for name, arguments in self.terms:
@@ -100,14 +95,10 @@ class Wiring:
             self.add_sparse(arguments[2:], lambda t, j: t // n == j // n, lambda t, j: j % n >= n - c)
         elif name == "topk":
             self.topk = n
-        elif name == "documents":
-            self.documents = True
         elif name == "reuse":
             self.maps_in_group = n
         elif name == "blend":
             self.blend = float(arguments[0])
-        elif name == "gate":
-            self.gate = True
         elif name == "rope":
             self.learned, self.rope = False, float(arguments[0]) if arguments else 10000.0
         elif name == "relative":
@@ -123,34 +114,18 @@ class Wiring:
             self.cycle = n
         elif name == "act":
             self.halting, self.ponder_cost = float(arguments[0]), float(arguments[1]) if len(arguments) > 1 else 0.01
-        elif name == "rmsnorm":
-            self.rmsnorm = True
-        elif name == "qknorm":
-            self.qknorm = True
-        elif name == "vres":
-            self.vres = True
-        elif name == "router":
-            self.router = True
-        elif name == "depth":
-            self.depth = True
         elif name == "relu2":
             self.activation = "relu2"
         elif name == "swiglu":
             self.activation, self.hidden_units = "swiglu", n
         elif name == "softcap":
             self.softcap = float(arguments[0])
-        elif name == "untied":
-            self.untied = True
-        elif name == "dense":
-            self.dense = True
-        elif name == "gru":
-            self.gru = True
         elif name == "lsh":
             if n % 2 != 0:
                 raise ValueError(f"wiring {self.text!r}: {n} buckets; they are pairs")
             self.hashes = n, int(arguments[1])
-        elif name == "reversible":
-            self.reversible = True
+        elif name in FLAGS:
+            setattr(self, name, True)
 
     def move(self, l, head, source, part):
         """The head attends to K/V of layer `source`; with a part ("k" or "v") to its keys or its values alone."""
