@@ -15,10 +15,9 @@ struct NamedTensors {
   std::map<std::string, int64_t> zero_sizes;  // sizes of the biases that the model does not have
 
   // Throws UserError, with the format's name, for a model that is not what Hugging Face calls GPT-2.
-  NamedTensors(const ModelConfig& config, const ParameterTable& table, const char* format_name) : table(table) {
+  NamedTensors(const ModelConfig& config, const ParameterTable& table, const char* format_name) : NamedTensors(table) {
     if (!is_hugging_face_gpt2(config))
       user_error("the model's wiring is %s; %s knows plain GPT-2 only", config.wiring.text.c_str(), format_name);
-    for (int i = 0; i < table.size(); i++) index[table.tensor(i).name] = i;
     for (const ZeroTensor& zero : table.zero_tensors) zero_sizes[zero.name] = zero.size;
   }
 

@@ -17,17 +17,17 @@ inline void update_by_muon(const Activations& a, const MuonArgs& args, const Muo
       gemm({count, 'N', 'N', n, n, n, /*is_symmetric=*/true}, left, right, of_both);
     };
     muon_normalize(x, args, part);
-    for (int done = 0, steps; done < muon_iterations; done += steps) {
-      steps = muon_steps_at_once(n, length, done);
-      // q becomes the product of the steps' polynomials p. Until the next X is computed its memory, of at least two
-      // (n, n) where there are several steps, is free.
+    for (int done = 0, iterations; done < muon_iterations; done += iterations) {
+      iterations = muon_iterations_at_once(n, length, done);
+      // q becomes the product of the iterations' polynomials p. Until the next X is computed its memory, of at least
+      // two (n, n) where there are several iterations, is free.
       floatX *p = a.muon_polynomial + first * n * n, *q = next, *half = next + count * n * n,
              *square = a.muon_gram_squared + first * n * n;
       gemm({count, is_tall ? 'T' : 'N', is_tall ? 'N' : 'T', n, n, length, /*is_symmetric=*/true}, x, x, gram);
-      for (int i = 0; i < steps; i++) {
+      for (int i = 0; i < iterations; i++) {
         product(gram, gram, square);
         muon_polynomial(p, gram, square, part);
-        if (i + 1 < steps) product(p, gram, half), product(half, p, gram);
+        if (i + 1 < iterations) product(p, gram, half), product(half, p, gram);
         if (i == 0) {
           std::swap(p, q);
         } else {

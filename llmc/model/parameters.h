@@ -227,9 +227,13 @@ struct ParameterBuilder {
 };
 
 // Declares GPT-2's parameters, in the arena's order: name, shape, initial values, bucket and pointer of each. Bucket
-// after bucket is complete in the backward pass, from the last to the first.
+// after bucket is complete in the backward pass, from the last to the first. Returns the table; p = pointers into an
+// arena of T that starts at `base` and into that of the constants, null pointers where these are null.
 template <class T>
-void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const AttentionPlan& plan, Params<T>& p) {
+ParameterTable declare_parameters(const ModelConfig& c, const AttentionPlan& plan, Shard shard, T* base,
+                                  const float* constants, Params<T>& p) {
+  ParameterBuilder<T> b = {{}, base, constants, c.bias};
+  b.table.shard = shard;
   const int64_t C = c.channels, H = plan.table.hidden_size(c.channels), F = plan.table.fc_size(c.channels);
   // GPT-2's initialisation: normal(0, 0.02), the projections into the residual stream scaled by 1/sqrt(2L).
   const double weight_std = 0.02, residual_std = 0.02 / std::sqrt(2.0 * c.num_layers);
@@ -296,25 +300,12 @@ void declare_parameters(ParameterBuilder<T>& b, const ModelConfig& c, const Atte
   if (plan.table.untied) b.embedding(p.lm_head, "lm_head.weight", c.vocab_size, C, padding, weight_std);
   b.end_bucket();
   cut_into_parts(b.table);
+  return std::move(b.table);
 }
 
-// GPT-2's parameters as a table and as pointers into an arena of T that starts at `base`; null pointers with a
-// null base.
-template <class T>
-struct DeclaredParameters {
-  ParameterTable table;
-  Params<T> pointers;
-
-  DeclaredParameters(const ModelConfig& c, const AttentionPlan& plan, Shard shard, T* base, const float* constants) {
-    ParameterBuilder<T> builder = {{}, base, constants, c.bias};
-    builder.table.shard = shard;
-    declare_parameters(builder, c, plan, pointers);
-    table = std::move(builder.table);
-  }
-};
-
 inline ParameterTable make_parameter_table(const ModelConfig& c, const AttentionPlan& plan, Shard shard = {}) {
-  return DeclaredParameters<float>(c, plan, shard, nullptr, nullptr).table;
+  Params<float> none;
+  return declare_parameters<float>(c, plan, shard, nullptr, nullptr, none);
 }
 
 // The parameters of a table that make_parameter_table made, as pointers into an arena that starts at `base`, and into
@@ -322,5 +313,7 @@ inline ParameterTable make_parameter_table(const ModelConfig& c, const Attention
 template <class T>
 Params<T> parameter_pointers(const ModelConfig& c, const AttentionPlan& plan, const ParameterTable& table, T* base,
                              const float* constants) {
-  return DeclaredParameters<T>(c, plan, table.shard, base, constants).pointers;
+  Params<T> pointers;
+  declare_parameters(c, plan, table.shard, base, constants, pointers);
+  return pointers;
 }

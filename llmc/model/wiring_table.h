@@ -19,11 +19,8 @@ struct KVSource {
 };
 
 struct WiringTable {
-  enum class Mix {
-    none,
-    blend,
-    gate
-  };  // whether a layer's attention map is its own, or that and the one of the layer below
+  // Whether a layer's attention map is its own, or that and the one of the layer below.
+  enum class Mix { none, blend, gate };
 
   int num_layers = 0, num_heads = 0, num_kv_heads = 0;
   std::vector<std::vector<KVSource>> source_layers;  // (L, h): whose K/V the head attends to, ascending

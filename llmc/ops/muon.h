@@ -8,16 +8,17 @@
 //   O = about the matrix nearest to u of those whose singular values are all 1
 //   W = W (1 - learning_rate weight_decay) - learning_rate 0.2 sqrt(max(rows, columns)) O
 //
-// O comes from five steps of a Newton-Schulz iteration: X = u / ||u||; then five times, in floatX,
+// O comes from five Newton-Schulz iterations: X = u / ||u||; then five times, in floatX,
 //
 //   A = X X^T,   X = P X   with   P = a I + b A + c A A,
 //
 // or, if X has more rows than columns, A = X^T X and X = X P.
 //
-// Where one side is at least twice as long as the other, several steps at once need fewer FLOPs (Gram Newton-Schulz,
-// Zhang et al. 2026): A of the next step is P A P, and X is multiplied by the product of the P alone, which are
-// polynomials of the first A: symmetric, and in any order. A has the squares of singular values, so that the digits of
-// small ones are lost in it, and each step enlarges the loss by up to a^2 = 12: after two steps A is computed anew.
+// Where one side is at least twice as long as the other, several iterations at once need fewer FLOPs (Gram
+// Newton-Schulz, Zhang et al. 2026): A of the next one is P A P, and X is multiplied by the product of the P alone,
+// which are polynomials of the first A: symmetric, and in any order. A has the squares of singular values, so that the
+// digits of small ones are lost in it, and each iteration enlarges the loss by up to a^2 = 12: after two of them A is
+// computed anew.
 //
 // q, k and v are a matrix each. AdamW updates all other parameters; their moment v is kept of the matrices too, and not
 // used, so that a checkpoint's files are the same for either optimizer.
@@ -85,13 +86,13 @@ struct MuonStep {
   double grad_clip;  // largest norm; 0: none
 };
 
-// In five steps x (a + b x^2 + c x^4) takes singular values of 0.002 and more to between 0.68 and 1.21.
+// In five iterations x (a + b x^2 + c x^4) takes singular values of 0.002 and more to between 0.68 and 1.21.
 constexpr int muon_iterations = 5;
 constexpr float muon_a = 3.4445f, muon_b = -4.7750f, muon_c = 2.0315f;
 constexpr double muon_least_norm = 1e-7;  // by which u is divided at least
 
-// How many steps are computed from one A, after so many.
-constexpr int muon_steps_at_once(int64_t n, int64_t length, int done) {
+// How many iterations are computed from one A, after so many.
+constexpr int muon_iterations_at_once(int64_t n, int64_t length, int done) {
   return length < 2 * n ? 1 : done == 0 ? 2 : muon_iterations - done;
 }
 
@@ -99,9 +100,9 @@ constexpr int muon_steps_at_once(int64_t n, int64_t length, int done) {
 inline double muon_flops(const MuonMatrix& matrix) {
   const double n = double(matrix.shorter()), length = double(matrix.longer());
   double flops = 0;
-  for (int done = 0, steps; done < muon_iterations; done += steps) {
-    steps = muon_steps_at_once(matrix.shorter(), matrix.longer(), done);
-    flops += n * n * length + (4 * steps - 3) * n * n * n + 2 * n * n * length;
+  for (int done = 0, iterations; done < muon_iterations; done += iterations) {
+    iterations = muon_iterations_at_once(matrix.shorter(), matrix.longer(), done);
+    flops += n * n * length + (4 * iterations - 3) * n * n * n + 2 * n * n * length;
   }
   return flops;
 }

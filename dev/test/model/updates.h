@@ -235,7 +235,8 @@ TEST(Updates, OfMatricesTakeAFewDozenLaunchesInOneGraph) {
 // GPT-2 124M, of whose layers the backward pass computes all but the last again, and three micro-batches an update.
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/limit.h: `flops += 4 * square + ` -> `flops += 6 * square + `
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/limit.h: `(double(micro_batches) * (2` -> `((2`
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/ops/muon.h: `n * n * length + (4 * steps - 3)` -> `(4 * steps - 3)`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/ops/muon.h: `n * n * length + (4 * iterations - 3)` ->
+// `(4 * iterations - 3)`
 TEST(Cost, CountsRecomputationMuonAndEachMicroBatch) {
   ModelConfig d12;
   ASSERT_TRUE(config_from_preset("d12", d12));

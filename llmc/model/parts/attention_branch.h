@@ -48,8 +48,7 @@ struct StoreKV {
 // One softmax for each query head of a layer.
 struct LayerAttention {
   int map_layer = 0;         // the layer whose q and masks are used: its own, or one below
-  KVHeads<floatX> kv_heads;  // the K/V heads that the layer's query heads attend to, wherever they were projected
-  AttentionArgs<floatX> args;
+  KVHeads<floatX> kv_heads;  // where the K/V heads are that its query heads attend to, and the other arguments
 };
 
 struct AttentionBranch {
@@ -180,23 +179,27 @@ inline void declare(AttentionBranch& b, ActivationList& list) {
 // ----------------------------------------------------------------------------
 // Pointers
 
-// The place of a head: `x` points to its first element.
+// Where a head of q, k or v, or its gradient, is: `x` points to its first element, rows are `stride` apart.
 struct HeadPlace {
   floatX* x;
   int64_t stride;
 };
-// Where its layer has projected it to; in generation, of the new tokens.
+// Where a head is in the tensor q | k | v of its layer (rows, QKV), or if that is null in those of q and of k | v.
+inline HeadPlace place_in(const Binding& binding, Part part, const ProjectedHead& h, floatX* qkv, floatX* q,
+                          floatX* kv) {
+  const int64_t column = binding.plan().projected_index(part, h) * binding.head_size();
+  const int64_t QKV = binding.QKV(h.layer), q_width = binding.q_width(h.layer);
+  if (qkv != nullptr) return {qkv + column, QKV};
+  return part == Part::q ? HeadPlace{q + column, q_width} : HeadPlace{kv + column - q_width, QKV - q_width};
+}
+// Where a head of k or v is in a tensor k | v of its layer.
+inline HeadPlace kv_place(const Binding& binding, Part part, const ProjectedHead& h, floatX* kv) {
+  return place_in(binding, part, h, nullptr, nullptr, kv);
+}
+// Where a head's layer has projected it to; in generation that of the new tokens.
 inline HeadPlace projected_place(const Binding& binding, Part part, const ProjectedHead& h) {
   const AttentionActs& acts = *binding.attention_acts[h.layer];
-  const int64_t QKV = binding.QKV(h.layer), q = binding.q_width(h.layer);
-  const int64_t column = binding.plan().projected_index(part, h) * binding.head_size();
-  if (acts.qkv != nullptr) return {acts.qkv + column, QKV};
-  return part == Part::q ? HeadPlace{acts.q + column, q} : HeadPlace{acts.kv + column - q, QKV - q};
-}
-// A head of k or v in a tensor (rows, QKV - C) of its layer's.
-inline HeadPlace kv_place(const Binding& binding, Part part, const ProjectedHead& h, floatX* kv) {
-  const int64_t q = binding.q_width(h.layer);
-  return {kv + binding.plan().projected_index(part, h) * binding.head_size() - q, binding.QKV(h.layer) - q};
+  return place_in(binding, part, h, acts.qkv, acts.q, acts.kv);
 }
 // A head of mixed values.
 inline HeadPlace values_place(const Binding& binding, const ProjectedHead& h) {
@@ -204,7 +207,7 @@ inline HeadPlace values_place(const Binding& binding, const ProjectedHead& h) {
   const int64_t column = binding.plan().projected_index(Part::v, h) * binding.head_size();
   return {binding.attention_acts[h.layer]->values + column - (QKV - width), width};
 }
-// Where attention finds it. For k and v in the cache that is the first row of the sequence in `slot`.
+// Where attention finds a head. For k and v in the cache that is the first row of the sequence in `slot`.
 inline HeadPlace head_place(const Binding& binding, Part part, const ProjectedHead& h, int slot) {
   const AttentionActs& acts = *binding.attention_acts[h.layer];
   const int64_t QKV = binding.QKV(h.layer), q = binding.q_width(h.layer);
@@ -217,26 +220,29 @@ inline HeadPlace head_place(const Binding& binding, Part part, const ProjectedHe
 
 // The place of the gradient of what a layer projected for a head.
 inline HeadPlace projected_gradient_place(const Binding& binding, Part part, const ProjectedHead& h) {
-  const int64_t QKV = binding.QKV(h.layer), column = binding.plan().projected_index(part, h) * binding.head_size();
-  if (binding.acts.dkv == nullptr) return {binding.acts.dqkv + column, QKV};
-  const int64_t q = binding.q_width(h.layer);
-  return part == Part::q ? HeadPlace{binding.acts.dqkv + column, q} : HeadPlace{binding.acts.dkv + column - q, QKV - q};
+  floatX *const dqkv = binding.acts.dqkv, *const dkv = binding.acts.dkv;
+  return place_in(binding, part, h, dkv == nullptr ? dqkv : nullptr, dqkv, dkv);
 }
-// And of what attention finds there.
+// The place of the gradient of what attention finds of a head that its own layer projected.
 inline HeadPlace own_gradient_place(const Binding& binding, Part part, const ProjectedHead& h) {
   floatX* const drouted = binding.attention_acts[h.layer]->drouted;
   return drouted != nullptr && part != Part::q ? kv_place(binding, part, h, drouted)
                                                : projected_gradient_place(binding, part, h);
 }
 
+// The place of a shared head's gradient in the accumulator of its layer.
+inline HeadPlace accumulator_place(const Binding& binding, Part part, const ProjectedHead& h) {
+  const AttentionPlan& plan = binding.plan();
+  const int64_t hs = binding.head_size();
+  return {binding.acts.accumulators[plan.accumulator[h.layer]] + plan.shared_index(part, h) * hs,
+          plan.accumulator_heads * hs};
+}
+
 // Where layer l's attention writes the gradient of a head: in the dqkv of layer l if it projected the head, else in the
 // accumulator of the layer that projected it.
 inline HeadPlace gradient_place(const Binding& binding, int l, Part part, const ProjectedHead& h) {
-  const AttentionPlan& plan = binding.plan();
   if (binding.shape.generation) return {nullptr, 0};
-  if (h.layer == l) return own_gradient_place(binding, part, h);
-  return {binding.acts.accumulators[plan.accumulator[h.layer]] + plan.shared_index(part, h) * binding.head_size(),
-          plan.accumulator_heads * binding.head_size()};
+  return h.layer == l ? own_gradient_place(binding, part, h) : accumulator_place(binding, part, h);
 }
 
 // How layer l's attention finds each K/V head that it uses.
@@ -266,7 +272,7 @@ inline LayerAttention bind_attention_args(const Binding& binding, int l, const P
   LayerAttention attention;
   attention.map_layer = planned.map_layer;
   attention.kv_heads = bind_kv_heads(binding, l, planned, slot);
-  AttentionArgs<floatX>& args = attention.args = attention.kv_heads.args;
+  AttentionArgs<floatX>& args = attention.kv_heads.args;
   args.HS = binding.head_size();
   args.q = q.x, args.q_stride = q.stride;
   args.topk = binding.plan().table.topk, args.topk_score = acts.topk_score, args.topk_last = acts.topk_last;
@@ -284,16 +290,16 @@ inline LayerAttention bind_attention_args(const Binding& binding, int l, const P
 // zeros for unused ones. Heads that are neighbours in both are one copy.
 inline std::vector<RowCopy> bind_load_dqkv(const Binding& binding, int l) {
   const AttentionPlan& plan = binding.plan();
-  const int64_t hs = binding.head_size(), accumulator_stride = plan.accumulator_heads * hs;
+  const int64_t hs = binding.head_size();
   std::vector<RowCopy> copies;
   for (Part part : all_parts)
     for (int head : plan.shared[part][l]) {
-      const HeadPlace to = own_gradient_place(binding, part, {l, head});
-      const floatX* src = binding.acts.accumulators[plan.accumulator[l]] + plan.shared_index(part, {l, head}) * hs;
+      const HeadPlace to = own_gradient_place(binding, part, {l, head}),
+                      from = accumulator_place(binding, part, {l, head});
       const bool continues = !copies.empty() && to.x == copies.back().dst + copies.back().width &&
-                             src == copies.back().src + copies.back().width;
+                             from.x == copies.back().src + copies.back().width;
       if (continues) copies.back().width += hs;
-      else copies.push_back({to.x, to.stride, src, accumulator_stride, hs});
+      else copies.push_back({to.x, to.stride, from.x, from.stride, hs});
     }
   for (Part part : all_parts)
     for (int head : plan.unused(part, l)) {
@@ -349,8 +355,8 @@ inline void bind_value_residual(AttentionBranch& b, const Binding& binding) {
     const ProjectedHead own = {b.layer, heads[i]}, first_head = {0, heads[i]};
     const HeadPlace v = projected_place(binding, Part::v, own), first = projected_place(binding, Part::v, first_head);
     const HeadPlace out = b.acts.values != nullptr ? head_place(binding, Part::v, own, 0) : v;
-    const HeadPlace d = binding.shape.training ? own_gradient_place(binding, Part::v, own) : HeadPlace{nullptr, 0};
-    const HeadPlace dfirst = gradient_place(binding, b.layer, Part::v, first_head);
+    const HeadPlace d = gradient_place(binding, b.layer, Part::v, own),
+                    dfirst = gradient_place(binding, b.layer, Part::v, first_head);
     const bool accumulate = plan.first_values_accumulate[b.layer][i] != 0;
     // A layer's heads are neighbours, and so are all heads of layer 0, in its accumulator as well.
     if (i > 0 && heads[i - 1] == heads[i] - 1 && r.mixes.back().accumulate == accumulate) r.mixes.back().width += hs;
@@ -487,7 +493,7 @@ inline void bind_branch(AttentionBranch& b, const LayerParams<floatX>& w, const 
     for (const PlannedAttention& planned : binding.plan().attentions[b.layer])
       b.attentions_of_slot[slot].push_back(bind_attention_args(binding, b.layer, planned, slot, out, dout));
     if (b.relative)
-      bind_relative(*b.relative, w.attention, g.attention, binding.acts, b.attentions_of_slot[slot][0].args);
+      bind_relative(*b.relative, w.attention, g.attention, binding.acts, b.attentions_of_slot[slot][0].kv_heads.args);
   }
   b.out = binding.acts.branch_out;
   b.dropout = dropout_of(binding.acts, binding.shape, DropoutSite::probabilities, b.layer);
@@ -509,7 +515,7 @@ inline int64_t first_key(const AttentionBranch& b, const SequencePart& part) {
 // The i-th attention of a part's queries: B sequences, whose first row is `row` of the batch.
 inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, const SequencePart& part, int64_t B,
                                             int64_t row) {
-  AttentionArgs<floatX> args = b.attentions_of_slot[part.slot][i].args;
+  AttentionArgs<floatX> args = b.attentions_of_slot[part.slot][i].kv_heads.args;
   args.B = B, args.first_query = part.first - first_key(b, part), args.T = args.first_query + part.count;
   args.q += row * args.q_stride, args.out += row * args.NH * args.HS, args.lse += row * args.NH;
   if (args.first_keys != nullptr) args.first_keys += row;
@@ -577,7 +583,7 @@ inline void attend(const AttentionBranch& b, size_t i, const Batch& batch) {
   for (size_t first = 0, end; first < parts.size(); first = end) {
     const int64_t queries = parts[first].count;
     end = first + 1;
-    if (takes_sequences(queries, b.attentions_of_slot[0][i].args.topk))
+    if (takes_sequences(queries, b.attentions_of_slot[0][i].kv_heads.args.topk))
       while (end < parts.size() && parts[end].count == queries) end++;
     attention_forward(end == first + 1 ? attention_args(b, i, parts[first], 1, row)
                                        : attention_args(b, i, parts, first, end, row));
