@@ -5,36 +5,27 @@
 #include "threads.h"
 #include "vec.h"
 
-// Of a float, or of a register of them (vec.h).
-template <class Floats>
-SLA_INLINE Floats gelu(Floats x) {
-  return x * vec_sigmoid(2.0f * gelu_scale * (x + 0.044715f * x * x * x));
-}
-
-// gelu'(x). With s = sigmoid(2u): s + 2 x s (1 - s) du/dx. 1 - s is e s with e = exp(-2u), which loses no digits where
-// s is near 1. Beyond +-9 gelu' is 0 or 1 to within 1e-26, and e would overflow further out: x is clamped. (Comparisons
-// with NaN are false: it remains NaN.)
-template <class Floats>
-SLA_INLINE Floats gelu_slope(Floats x) {
-  x = x > 9.0f ? Floats{} + 9.0f : x;
-  x = x < -9.0f ? Floats{} - 9.0f : x;
-  const Floats e = vec_exp(-2.0f * gelu_scale * (x + 0.044715f * x * x * x));
-  const Floats s = 1.0f / (1.0f + e);
-  const Floats du = gelu_scale * (1.0f + 3.0f * 0.044715f * x * x);
-  return s + 2.0f * x * s * (e * s) * du;
-}
-
-// Each activation's value and slope.
+// Each activation's value and slope, of a float or of a register of them (vec.h).
 struct Gelu {
   template <class Floats>
   static SLA_INLINE Floats value(Floats x) {
-    return gelu(x);
+    return x * vec_sigmoid(2.0f * gelu_scale * (x + 0.044715f * x * x * x));
   }
+  // With s = sigmoid(2u): s + 2 x s (1 - s) du/dx. 1 - s is e s with e = exp(-2u), which loses no digits where s is
+  // near
+  // 1. Beyond +-9 the slope is 0 or 1 to within 1e-26, and e would overflow further out: x is clamped. (Comparisons
+  // with NaN are false: it remains NaN.)
   template <class Floats>
   static SLA_INLINE Floats slope(Floats x) {
-    return gelu_slope(x);
+    x = x > 9.0f ? Floats{} + 9.0f : x;
+    x = x < -9.0f ? Floats{} - 9.0f : x;
+    const Floats e = vec_exp(-2.0f * gelu_scale * (x + 0.044715f * x * x * x));
+    const Floats s = 1.0f / (1.0f + e);
+    const Floats du = gelu_scale * (1.0f + 3.0f * 0.044715f * x * x);
+    return s + 2.0f * x * s * (e * s) * du;
   }
 };
+
 struct Relu2 {
   template <class Floats>
   static SLA_INLINE Floats value(Floats x) {

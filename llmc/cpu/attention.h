@@ -61,8 +61,7 @@ inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t
       const KeyRange keys = mask_scores(at, tile, q0 + r, scores);
       select_topk(at, tile, q0 + r, keys, scores);
       const float rescale = softmax[r].update(scores + keys.begin, p + keys.begin, keys.end - keys.begin);
-      std::fill(p, p + keys.begin, floatX(0.0f));
-      std::fill(p + keys.end, p + tile.keys, floatX(0.0f));
+      clear_others(p, keys, tile.keys);
       if (a.dropout.keys != nullptr) drop_probabilities(at, tile, q0 + r, p);
       if (is_first) continue;
 #pragma omp simd
@@ -149,13 +148,8 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
   const Rows<floatX> relative_dq = head_rows(at, a.relative.dq, is_relative ? row : 0);
   const Rows<float> relative_sums = sums_of(relative_dq, relative_dq_sums, HS);
   const float scale = score_scale(a) / score_gradient_scale(a);
-  for (int64_t r = 0; r < rows; r++) {
-    const floatX *dout_row = dout.data + r * dout.stride, *out_row = out + r * dout.stride;
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < HS; i++) sum += to_float(dout_row[i]) * to_float(out_row[i]);
-    delta[r * at.stride] = sum;
-  }
+  for (int64_t r = 0; r < rows; r++)
+    delta[r * at.stride] = row_delta(dout.data + r * dout.stride, out + r * dout.stride, HS);
   bool has_sums = !is_bf16 && a.dq_accumulate, has_relative_sums = false;
   const std::vector<KeyTile>& tiles = key_tiles(at, q0, q1);
   const bool sparse = is_sparse(at, tiles);
@@ -194,10 +188,8 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
         dropped_score_gradients(p + keys.begin, ds + keys.begin, scores + keys.begin, dp + keys.begin,
                                 KeptKeys(at, tile, q0 + r).keep + keys.begin, a.dropout.scale, keys.end - keys.begin,
                                 lse[r * at.stride], delta[r * at.stride], scale);
-      for (floatX* x : {p, ds}) {
-        std::fill(x, x + keys.begin, floatX(0.0f));
-        std::fill(x + keys.end, x + tile.keys, floatX(0.0f));
-      }
+      clear_others(p, keys, tile.keys);
+      clear_others(ds, keys, tile.keys);
     }
     const KeyGradients& to = gradients[tile.source];
     add_to_key_gradients(at, tile, to.dv, to.dv_stride, probabilities.operand(), dout, rows);

@@ -23,6 +23,12 @@ struct KeyRange {
   int64_t begin, end;
 };
 
+// The elements of a row (count) outside of a range become 0.
+inline void clear_others(floatX* row, const KeyRange& range, int64_t count) {
+  std::fill(row, row + range.begin, floatX(0.0f));
+  std::fill(row + range.end, row + count, floatX(0.0f));
+}
+
 // The range of a tile's keys that query t may see. Scores (keys) of this range become -inf where the mask hides the
 // key.
 inline KeyRange mask_scores(const HeadPositions& at, const KeyTile& tile, int64_t t, float* scores) {
@@ -76,7 +82,7 @@ struct RowSoftmax {
   // The log of the sum of the exponentials of the scores; -inf of none.
   float lse() const { return sum == 0 ? -infinity : max + std::log(sum); }
 
-  // Goes on with `keys` scores: p = exp(scores - max), rounded; p may be scores. Returns the factor that what was
+  // Continues with `keys` scores: p = exp(scores - max), rounded; p may be scores. Returns the factor that what was
   // summed up with the maximum so far has with the new one.
   template <class Element>
   float update(const float* scores, Element* p, int64_t keys) {
@@ -162,6 +168,14 @@ template <class Element>
 void drop_probabilities(const HeadPositions& at, const KeyTile& tile, int64_t t, Element* p) {
   const KeptKeys kept(at, tile, t);
   for (int64_t j = 0; j < tile.keys; j++) p[j] = kept.keep[j] ? p[j] : Element(0.0f);
+}
+
+// The sum of dout * out over a row of a head.
+inline float row_delta(const floatX* dout, const floatX* out, int64_t HS) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < HS; i++) sum += to_float(dout[i]) * to_float(out[i]);
+  return sum;
 }
 
 // Where a query head adds to the gradients of one of its K/V heads: dk and dv themselves, or partial sums of them. Rows

@@ -86,9 +86,5 @@ inline void mix_heads_backward(const HeadMix<floatX>& m, float* dweights, const 
   for (int64_t block = 0; block < blocks; block++)
     for (int s = 0; s < m.num_sources; s++)
       head_products(m, s, dout, dout_stride, block * rows, std::min(N, (block + 1) * rows), scratch + block * weights);
-  for (int64_t w = 0; w < weights; w++) {
-    double sum = 0;  // large terms may cancel
-    for (int64_t block = 0; block < blocks; block++) sum += scratch[block * weights + w];
-    dweights[w] += float(sum);
-  }
+  add_column_sums(dweights, scratch, blocks, weights);
 }

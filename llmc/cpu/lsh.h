@@ -93,8 +93,6 @@ inline void lsh_sort(const LshShape& s, const LshOrder& o) {
 // ----------------------------------------------------------------------------
 // Tiles
 
-inline float lsh_scale(const LshShape& s) { return 1.0f / std::sqrt(float(s.HS)); }
-
 // Copies have whole groups of so many rows, the last of them zeros: oneDNN's products in bf16 are compiled for each
 // shape, of which there are few then.
 constexpr int64_t copied_rows = 64;
@@ -167,7 +165,7 @@ struct LshTile {
   // become -inf.
   void compute_scores(const LshRound& at, const std::vector<floatX>& q, float* scores) const {
     const int64_t HS = at.a.shape.HS;
-    gemm('N', 'T', with_padding(num_queries()), with_padding(num_keys()), HS, lsh_scale(at.a.shape), q.data(), HS,
+    gemm('N', 'T', with_padding(num_queries()), with_padding(num_keys()), HS, at.a.shape.score_scale(), q.data(), HS,
          k.data(), HS, 0.0f, scores, key_block);
     for (int64_t r = 0; at.round > 0 && r < num_queries(); r++) {
       const KeyRange seen = range(at, r);
@@ -176,12 +174,6 @@ struct LshTile {
 #pragma omp simd
       for (int64_t j = seen.begin; j < seen.end; j++) of_query[j] = row[j] ? -infinity : of_query[j];
     }
-  }
-
-  // Zeros for the columns of a row of an operand outside of `seen`.
-  void clear_others(floatX* row, const KeyRange& seen) const {
-    std::fill(row, row + seen.begin, floatX(0.0f));
-    std::fill(row + seen.end, row + with_padding(num_keys()), floatX(0.0f));
   }
 };
 
@@ -246,19 +238,19 @@ inline void lsh_forward_block(const LshRound& at, int64_t q0, int64_t q1) {
   copy_positions(at, q, at.a.qv, 2 * at.a.shape.C(), {q0, q1});
   sums.assign(size_t(query_block * HS), 0.0f);
   for_each_tile(at, q0, q1, [&](const LshTile& tile) {
+    const int64_t keys = with_padding(tile.num_keys());
     tile.compute_scores(at, q, tile_of_scores.row(0));
     for (int64_t r = 0; r < rows; r++) {
       const KeyRange seen = tile.range(at, r);
       floatX* p = tile_of_scores.operand(r);
       const float rescale =
           softmax[r].update(tile_of_scores.row(r) + seen.begin, p + seen.begin, seen.end - seen.begin);
-      tile.clear_others(p, seen);
+      clear_others(p, seen, keys);
       float* o = &sums[r * HS];
 #pragma omp simd
       for (int64_t c = 0; c < HS; c++) o[c] *= rescale;
     }
-    gemm('N', 'N', rows, HS, with_padding(tile.num_keys()), tile_of_scores.operand(), key_block, tile.v.data(), HS,
-         true, sums.data(), HS);
+    gemm('N', 'N', rows, HS, keys, tile_of_scores.operand(), key_block, tile.v.data(), HS, true, sums.data(), HS);
   });
   for (int64_t r = 0; r < q1 - q0; r++) finish_query(at, q0 + r, softmax[r], &sums[r * HS]);
 }
@@ -307,8 +299,8 @@ inline void lsh_backward_block(const LshRound& at, int64_t q0, int64_t q1) {
         attention_score_gradients(p + seen.begin, ds + seen.begin, probabilities.row(r) + seen.begin,
                                   dscores.row(r) + seen.begin, seen.end - seen.begin, a.lse[at.statistic(q0 + r)],
                                   LshGradients(a).delta[at.statistic(q0 + r)], 1.0f);
-      tile.clear_others(p, seen);
-      tile.clear_others(ds, seen);
+      clear_others(p, seen, keys);
+      clear_others(ds, seen, keys);
     }
     auto add_of_keys = [&](int part, const floatX* weights, const std::vector<floatX>& x) {
       gemm('T', 'N', keys, HS, rows, weights, key_block, x.data(), HS, false, of_keys.data(), HS);
@@ -326,11 +318,8 @@ inline void start_backward(const LshAttention& a, int64_t b, int64_t head) {
   const int64_t HS = a.shape.HS, C = a.shape.C();
   const LshGradients gradients(a);
   for (int64_t row = b * a.shape.T; row < (b + 1) * a.shape.T; row++) {
-    const floatX *dout = a.dout + row * C + head * HS, *out = a.out + row * C + head * HS;
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < HS; c++) sum += to_float(dout[c]) * to_float(out[c]);
-    gradients.delta[row * a.shape.NH + head] = sum;
+    const int64_t column = head * HS;
+    gradients.delta[row * a.shape.NH + head] = row_delta(a.dout + row * C + column, a.out + row * C + column, HS);
     for (int64_t part = 0; part < 3; part++) std::fill_n(gradients.rows + row * 3 * C + part * C + head * HS, HS, 0.0f);
   }
 }
@@ -340,7 +329,7 @@ inline void start_backward(const LshAttention& a, int64_t b, int64_t head) {
 inline void finish_backward(const LshAttention& a, int64_t b, int64_t head) {
   const LshShape& s = a.shape;
   const int64_t HS = s.HS, C = s.C();
-  const float scale = lsh_scale(s);
+  const float scale = s.score_scale();
   for (int64_t row = b * s.T; row < (b + 1) * s.T; row++) {
     const int64_t column = head * HS;
     const floatX *q = a.qv + row * 2 * C + column, *dout = a.dout + row * C + column;
@@ -377,8 +366,7 @@ inline void lsh_backward(const LshAttention& a) {
 // ----------------------------------------------------------------------------
 // Generation
 
-// One query of one head: position t of a sequence whose first row in the cache is first_row. `scores`: memory for those
-// of the positions that it sees, `seen` for the positions.
+// One query of one head: position t of a sequence whose first row in the cache is first_row.
 inline void lsh_decode_query(const LshDecode& a, int64_t first_row, int64_t t, int64_t head, floatX* out) {
   thread_local std::vector<float> query, scores, sums;
   thread_local std::vector<int64_t> seen;
@@ -397,7 +385,7 @@ inline void lsh_decode_query(const LshDecode& a, int64_t first_row, int64_t t, i
       product += query[c] * q_c, square += q_c * q_c;
     }
     seen.push_back(j);
-    scores.push_back(square > 0 ? product / std::sqrt(square) * lsh_scale(a.shape) : 0.0f);
+    scores.push_back(square > 0 ? product / std::sqrt(square) * a.shape.score_scale() : 0.0f);
   }
   if (seen.empty()) seen.push_back(t), scores.push_back(0.0f);
   const float max = *std::max_element(scores.begin(), scores.end());

@@ -33,8 +33,5 @@ inline void token_gate_backward(floatX* dx, float* dweight, float* dbias, float*
   for (int64_t first = 0; first < C; first += columns)
     for (int64_t n = 0; n < N; n++)
       for (int64_t c = first; c < C && c < first + columns; c++) dweight[c] += dgate[n] * to_float(x[n * C + c]);
-  if (dbias == nullptr) return;
-  double sum = 0;  // a single number, in which large terms may cancel
-  for (int64_t n = 0; n < N; n++) sum += dgate[n];
-  dbias[0] += float(sum);
+  if (dbias != nullptr) add_column_sums(dbias, dgate, N, 1);
 }

@@ -40,7 +40,5 @@ inline void mix_values_backward(const ValueMix<floatX>& m, float* dab, const flo
     }
     scratch[2 * s] = da, scratch[2 * s + 1] = db;
   }
-  double da = 0, db = 0;  // single numbers, in which large terms may cancel
-  for (int64_t s = 0; s < sums; s++) da += scratch[2 * s], db += scratch[2 * s + 1];
-  dab[0] += float(da), dab[1] += float(db);
+  add_column_sums(dab, scratch, sums, 2);
 }

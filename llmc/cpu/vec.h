@@ -183,6 +183,15 @@ inline int64_t places_above(const float* x, int64_t n, float limit, int* places)
   return count;
 }
 
+// sums (columns) += those over `rows` of partial (rows, columns), in double: large terms may cancel.
+inline void add_column_sums(float* sums, const float* partial, int64_t rows, int64_t columns) {
+  for (int64_t column = 0; column < columns; column++) {
+    double sum = 0;
+    for (int64_t row = 0; row < rows; row++) sum += partial[row * columns + column];
+    sums[column] += float(sum);
+  }
+}
+
 // A whole number for each float: higher for higher ones, and the same for 0 and -0.
 inline uint32_t rank_of(float x) {
   uint32_t bits;

@@ -42,9 +42,5 @@ inline void weighted_sum_backward(float* dweights, const floatX* dout, const std
       scratch[piece * columns + t] = sum;
     }
   }
-  for (int64_t t = 0; t < columns; t++) {
-    double sum = 0;  // a single number, in which large terms may cancel
-    for (int64_t piece = 0; piece < pieces; piece++) sum += scratch[piece * columns + t];
-    dweights[t] += float(sum);
-  }
+  add_column_sums(dweights, scratch, pieces, columns);
 }

@@ -30,6 +30,7 @@ struct LshShape {
 
   SLA_HOST_DEVICE int64_t rows() const { return B * T; }
   SLA_HOST_DEVICE int64_t C() const { return NH * HS; }
+  float score_scale() const { return 1.0f / std::sqrt(float(HS)); }
 };
 
 // lsh_hash: buckets =, inverse_norms =. A bucket depends on q's row and on the rotations alone, to the bit: it is the
