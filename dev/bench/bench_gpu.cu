@@ -201,8 +201,8 @@ void compare_bits(int* differ, const DeviceBytes& a, const DeviceBytes& b) {
   CHECK(a.size == b.size && a.size % sizeof(uint4) == 0);
   const int64_t n = int64_t(a.size / sizeof(uint4));
   const dim3 grid(unsigned(std::min<int64_t>(ceil_div(n, compare_threads), 8 * gpu().multiprocessors)));
-  launch(compare_bits_kernel, grid, dim3(compare_threads), 0, gpu().stream, differ,
-         reinterpret_cast<const uint4*>(a.data), reinterpret_cast<const uint4*>(b.data), n);
+  launch(compare_bits_kernel, grid, compare_threads, 0, differ, reinterpret_cast<const uint4*>(a.data),
+         reinterpret_cast<const uint4*>(b.data), n);
 }
 
 // A shape of matmuls with operands of its own.

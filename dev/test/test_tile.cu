@@ -45,7 +45,7 @@ TEST(Mma, HasItsFragmentsWhereTheManualSays) {
   const auto c = integers<float>(16 * 8, 13);
   const DeviceArray<floatX> d_a(a), d_b(b);
   const DeviceArray<float> d_c(c), d_d(nans<float>(16 * 8));
-  launch(mma_kernel, 1, warp_size, 0, gpu().stream, d_d.data, d_a.data, d_b.data, d_c.data);
+  launch(mma_kernel, 1, warp_size, 0, d_d.data, d_a.data, d_b.data, d_c.data);
   const std::vector<float> d = d_d.to_host();
   for (int row = 0; row < 16; row++)
     for (int column = 0; column < 8; column++) {
@@ -71,8 +71,7 @@ static __global__ void ldmatrix_kernel(unsigned* registers) {
 TEST(Ldmatrix, GivesEachLaneItsFragmentOfARowOrColumn) {
   for (bool transposed : {false, true}) {
     const DeviceArray<unsigned> d_registers(std::vector<unsigned>(128));
-    launch(transposed ? ldmatrix_kernel<true> : ldmatrix_kernel<false>, 1, warp_size, 512, gpu().stream,
-           d_registers.data);
+    launch(transposed ? ldmatrix_kernel<true> : ldmatrix_kernel<false>, 1, warp_size, 512, d_registers.data);
     const std::vector<unsigned> registers = d_registers.to_host();
     for (unsigned lane = 0; lane < 32; lane++)
       for (unsigned matrix = 0; matrix < 4; matrix++) {
@@ -99,7 +98,7 @@ static __global__ void copy_kernel(float* to, const float* from, int end) {
 TEST(CopyAsync, CopiesWhatExistsAndZerosOtherwise) {
   const auto from = random_values<float>(21 * 4, 1);  // the array ends where the copies that must not read begin
   const DeviceArray<float> d_from(from), d_to(nans<float>(136));
-  launch(copy_kernel, 1, warp_size, 512 + 32, gpu().stream, d_to.data, d_from.data, 21);
+  launch(copy_kernel, 1, warp_size, 512 + 32, d_to.data, d_from.data, 21);
   const std::vector<float> to = d_to.to_host();
   for (size_t i = 0; i < 128; i++) EXPECT_EQ(to[i], i < 84 ? from[i] : 0.0f) << i;
   for (size_t i = 0; i < 8; i++) EXPECT_EQ(to[128 + i], i < 5 ? from[2 + i] : 0.0f) << i;
@@ -123,7 +122,7 @@ static __global__ void sync_kernel(int* sums) {
 TEST(SyncThreads, LetsSomeWarpsOfABlockExchangeValues) {
   for (int launch_number = 0; launch_number < 8; launch_number++) {  // in other orders of threads
     const DeviceArray<int> d_sums(std::vector<int>(128, -1));
-    launch(sync_kernel, 1, 128, 2 * 128 * sizeof(int), gpu().stream, d_sums.data);
+    launch(sync_kernel, 1, 128, 2 * 128 * sizeof(int), d_sums.data);
     const std::vector<int> sums = d_sums.to_host();
     for (int i = 0; i < 128; i++) EXPECT_EQ(sums[i], i < 64 ? 300 + 3 * (i ^ 32) : 600 + 4 * (i ^ 32)) << i;
   }
@@ -207,8 +206,8 @@ static void check_product(int rows, int HS) {
   for (bool accumulate : {false, true}) {
     const auto before = random_values<floatX>(rows * stride, 4);
     const DeviceArray<floatX> d_a(a), d_b(b), d_c(c), d_result(before);
-    launch(product_kernel<M, D>, 1, 128, size_t(3 * 32) * D * 2, gpu().stream, d_result.data, d_a.data, d_b.data,
-           d_c.data, stride, rows, HS, accumulate);
+    launch(product_kernel<M, D>, 1, 128, size_t(3 * 32) * D * 2, d_result.data, d_a.data, d_b.data, d_c.data, stride,
+           rows, HS, accumulate);
     std::vector<double> expected(before.size());
     for (size_t i = 0; i < before.size(); i++) expected[i] = double(float(before[i]));
     for (int row = 0; row < rows; row++)
@@ -271,7 +270,7 @@ TEST(Skewed, ElementsAreThoseOfRowAndDistance) {
   for (size_t i = 0; i < g.size(); i++) g[i] = float(i + 1);
   const DeviceArray<float> d_g(g), d_s(nans<float>(32 * 32)), d_back(nans<float>(32 * 48)),
       d_down(nans<float>(16 * 32)), d_up(nans<float>(16 * 32));
-  launch(skew_kernel, 1, warp_size, 0, gpu().stream, d_s.data, d_back.data, d_down.data, d_up.data, d_g.data);
+  launch(skew_kernel, 1, warp_size, 0, d_s.data, d_back.data, d_down.data, d_up.data, d_g.data);
   const std::vector<float> s = d_s.to_host(), back = d_back.to_host(), down = d_down.to_host(), up = d_up.to_host();
   for (int row = 0; row < 32; row++) {
     for (int column = 0; column < 32; column++)

@@ -4,29 +4,21 @@
 #include "llmc/ops/activation.h"
 #include "vec.h"
 
-constexpr int activation_threads = 256;
-
-// Where exp(-2u) overflows, the result is x / inf = 0, which is gelu's limit.
-__device__ inline float gelu(float x) {
-  const float two_u = 2.0f * gelu_scale * x * (1.0f + 0.044715f * x * x);
-  return __fdividef(x, 1.0f + __expf(-two_u));
-}
-
-// With s = sigmoid(2u): gelu' = s + 2 x s (1 - s) du/dx. 1 - s is e s, which loses no digits where s is near 1. Beyond
-// +-9 gelu' is 0 or 1 to within 1e-26, and e would overflow further out: x is clamped. (Comparisons with NaN are false:
-// it remains NaN.)
-__device__ inline float gelu_slope(float x) {
-  x = x > 9.0f ? 9.0f : x < -9.0f ? -9.0f : x;
-  const float e = __expf(-2.0f * gelu_scale * x * (1.0f + 0.044715f * x * x));
-  const float s = __fdividef(1.0f, 1.0f + e);
-  const float du = gelu_scale * (1.0f + 3.0f * 0.044715f * x * x);
-  return s + 2.0f * x * s * (e * s) * du;
-}
-
 // Each activation's value and slope.
 struct Gelu {
-  __device__ static float value(float x) { return gelu(x); }
-  __device__ static float slope(float x) { return gelu_slope(x); }
+  // Where exp(-2u) overflows, the result is x / inf = 0, which is gelu's limit.
+  __device__ static float value(float x) {
+    const float two_u = 2.0f * gelu_scale * x * (1.0f + 0.044715f * x * x);
+    return __fdividef(x, 1.0f + __expf(-two_u));
+  }
+  // By the formula of llmc/cpu/activation.h.
+  __device__ static float slope(float x) {
+    x = x > 9.0f ? 9.0f : x < -9.0f ? -9.0f : x;
+    const float e = __expf(-2.0f * gelu_scale * x * (1.0f + 0.044715f * x * x));
+    const float s = __fdividef(1.0f, 1.0f + e);
+    const float du = gelu_scale * (1.0f + 3.0f * 0.044715f * x * x);
+    return s + 2.0f * x * s * (e * s) * du;
+  }
 };
 struct Relu2 {
   __device__ static float value(float x) { return x < 0.0f ? 0.0f : x * x; }
@@ -36,9 +28,9 @@ struct Relu2 {
 // A thread owns eight elements, 16 bytes of bf16, so that a warp's accesses are coalesced. Memory bounds it: exp and
 // the division of GELU are the hardware's approximations, good to a few units in the last place of a float.
 template <class F>
-__global__ void __launch_bounds__(activation_threads)
+__global__ void __launch_bounds__(element_threads)
     activation_forward_kernel(floatX* out, const floatX* inp, int64_t n) {
-  const int64_t i = (int64_t(blockIdx.x) * activation_threads + threadIdx.x) * 8;
+  const int64_t i = first_element();
   if (i >= n) return;
   float x[8];
   load8(x, inp + i);
@@ -48,9 +40,8 @@ __global__ void __launch_bounds__(activation_threads)
 
 // d *= in place. A thread owns eight elements, as in the forward pass.
 template <class F>
-__global__ void __launch_bounds__(activation_threads)
-    activation_backward_kernel(floatX* d, const floatX* inp, int64_t n) {
-  const int64_t i = (int64_t(blockIdx.x) * activation_threads + threadIdx.x) * 8;
+__global__ void __launch_bounds__(element_threads) activation_backward_kernel(floatX* d, const floatX* inp, int64_t n) {
+  const int64_t i = first_element();
   if (i >= n) return;
   float x[8], g[8];
   load8(x, inp + i);
@@ -63,13 +54,13 @@ __global__ void __launch_bounds__(activation_threads)
 struct GatedUnits {
   int64_t row, unit;
   __device__ GatedUnits(int64_t H) {
-    const int64_t i = (int64_t(blockIdx.x) * activation_threads + threadIdx.x) * 8;
+    const int64_t i = first_element();
     row = i / H, unit = i % H;
   }
 };
 
 // A thread owns eight units, and their 16 products.
-__global__ void __launch_bounds__(activation_threads)
+__global__ void __launch_bounds__(element_threads)
     swiglu_forward_kernel(floatX* out, const floatX* inp, int64_t N, int64_t H) {
   const GatedUnits at(H);
   if (at.row >= N) return;
@@ -82,7 +73,7 @@ __global__ void __launch_bounds__(activation_threads)
 }
 
 // With s = sigmoid(x): the gradient of y is d s x, that of x is d y s (1 + x (1 - s)).
-__global__ void __launch_bounds__(activation_threads)
+__global__ void __launch_bounds__(element_threads)
     swiglu_backward_kernel(floatX* d, const floatX* inp, int64_t N, int64_t H) {
   const GatedUnits at(H);
   if (at.row >= N) return;
@@ -99,21 +90,16 @@ __global__ void __launch_bounds__(activation_threads)
   store8(d + first + H, y);
 }
 
-inline dim3 activation_grid(int64_t N, int64_t H) {
-  CHECK(H % 8 == 0);
-  return dim3(unsigned(ceil_div(N * H, 8 * activation_threads)));
-}
-
 inline void activation_forward(Activation f, floatX* out, const floatX* inp, int64_t N, int64_t H) {
-  const dim3 grid = activation_grid(N, H), block(activation_threads);
-  if (is_gated(f)) return launch(swiglu_forward_kernel, grid, block, 0, gpu().stream, out, inp, N, H);
+  CHECK(H % 8 == 0);
+  if (is_gated(f)) return launch_elements(swiglu_forward_kernel, N * H, out, inp, N, H);
   const auto kernel = f == Activation::gelu ? activation_forward_kernel<Gelu> : activation_forward_kernel<Relu2>;
-  launch(kernel, grid, block, 0, gpu().stream, out, inp, N * H);
+  launch_elements(kernel, N * H, out, inp, N * H);
 }
 
 inline void activation_backward(Activation f, floatX* d, const floatX* inp, int64_t N, int64_t H) {
-  const dim3 grid = activation_grid(N, H), block(activation_threads);
-  if (is_gated(f)) return launch(swiglu_backward_kernel, grid, block, 0, gpu().stream, d, inp, N, H);
+  CHECK(H % 8 == 0);
+  if (is_gated(f)) return launch_elements(swiglu_backward_kernel, N * H, d, inp, N, H);
   const auto kernel = f == Activation::gelu ? activation_backward_kernel<Gelu> : activation_backward_kernel<Relu2>;
-  launch(kernel, grid, block, 0, gpu().stream, d, inp, N * H);
+  launch_elements(kernel, N * H, d, inp, N * H);
 }

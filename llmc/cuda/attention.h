@@ -37,8 +37,6 @@
 #include "llmc/ops/rows.h"
 #include "llmc/utils/error.h"
 #include "attention_decode.h"
-#include "device.h"
-#include "launch.h"
 #include "vec.h"
 #ifdef SLA_ATTENTION_FMA
 #include "attention_fma.h"
@@ -124,5 +122,5 @@ inline void copy_rows(const RowCopy& copy, int64_t rows) {
   constexpr int pieces_of_thread = 4;
   const dim3 grid(unsigned(ceil_div(rows, block.y)), unsigned(ceil_div(pieces, block.x * pieces_of_thread)));
   CHECK(grid.y <= 65535);
-  launch(copy_rows_kernel, grid, block, 0, gpu().stream, copy, rows, pieces);
+  launch(copy_rows_kernel, grid, block, 0, copy, rows, pieces);
 }

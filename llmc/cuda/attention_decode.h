@@ -267,10 +267,10 @@ void launch_attention_decode(const AttentionArgs<Element>& a) {
   for_tiles_that_fit(DecodeMemory<Element, false>::bytes(int(a.HS)), [&](auto in_turn) {
     const auto kernel = a.relative.q != nullptr ? attention_decode_kernel<Element, true, Documents, in_turn>
                                                 : attention_decode_kernel<Element, false, Documents, in_turn>;
-    launch(kernel, tiles, decode_threads, DecodeMemory<Element, in_turn>::bytes(int(a.HS)), gpu().stream, a, to_exp2);
+    launch(kernel, tiles, decode_threads, DecodeMemory<Element, in_turn>::bytes(int(a.HS)), a, to_exp2);
   });
   const dim3 results(unsigned(a.queries()), unsigned(a.NH), unsigned(a.B));
   const unsigned threads = unsigned(ceil_div(merge_groups * a.HS, warp_size) * warp_size);
   launch(attention_merge_kernel<Element, Documents>, results, threads,
-         (32 + merge_groups * size_t(a.HS)) * sizeof(float), gpu().stream, a, scale, to_exp2);
+         (32 + merge_groups * size_t(a.HS)) * sizeof(float), a, scale, to_exp2);
 }

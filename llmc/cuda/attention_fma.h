@@ -808,12 +808,12 @@ void launch_forward(const AttentionArgs<floatX>& a) {
     for_tiles_that_fit(TopKTiles<G, false>::bytes, [&](auto small) {
       using Tiles = TopKTiles<G, small>;
       launch(attention_topk_kernel<G, has_documents(Kind), small>, attention_grid(a, a.queries(), Tiles::queries, a.NH),
-             Tiles::threads, Tiles::bytes, gpu().stream, a);
+             Tiles::threads, Tiles::bytes, a);
     });
   for_tiles_that_fit(ForwardTiles<G, Kind, false>::bytes, [&](auto small) {
     using Tiles = ForwardTiles<G, Kind, small>;
     launch(attention_forward_kernel<G, Kind, small>, attention_grid(a, a.queries(), Tiles::queries, a.NH),
-           Tiles::threads, Tiles::bytes, gpu().stream, a, float(1 / sqrt(double(a.HS))));
+           Tiles::threads, Tiles::bytes, a, float(1 / sqrt(double(a.HS))));
   });
 }
 
@@ -823,13 +823,12 @@ void launch_backward(const AttentionArgs<floatX>& a) {
   for_tiles_that_fit(BackwardTiles<G, Kind, false>::bytes, [&](auto small) {
     using Tiles = BackwardTiles<G, Kind, small>;
     launch(attention_dq_kernel<G, Kind, small>, attention_grid(a, a.queries(), Tiles::rows, a.NH), Tiles::threads,
-           Tiles::bytes, gpu().stream, a, scale);
+           Tiles::bytes, a, scale);
     launch(attention_dkdv_kernel<G, Kind, small>, attention_grid(a, a.T, Tiles::rows, a.num_kv_heads), Tiles::threads,
-           Tiles::bytes, gpu().stream, a, scale);
+           Tiles::bytes, a, scale);
     if constexpr (is_relative(Kind)) {
       const dim3 grid(unsigned(ceil_div(a.relative.distances, Tiles::rows)), unsigned(a.NH), unsigned(a.B));
-      launch(attention_dr_kernel<G, has_documents(Kind), small>, grid, Tiles::threads, Tiles::bytes, gpu().stream, a,
-             scale);
+      launch(attention_dr_kernel<G, has_documents(Kind), small>, grid, Tiles::threads, Tiles::bytes, a, scale);
       launch_sum_of_sequences(a);
     }
   });

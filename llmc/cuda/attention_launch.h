@@ -18,7 +18,7 @@ template <int D, int Kind, bool Large>
 void launch_forward_kernel(const AttentionArgs<floatX>& a, float scale) {
   using Tiles = ForwardTilesOf<D, Kind, Large>;
   launch(attention_forward_kernel<D, Kind, Large>, attention_grid(a, a.NH, a.T - a.first_query, Tiles::queries),
-         attention_threads, Tiles::bytes, gpu().stream, a, scale);
+         attention_threads, Tiles::bytes, a, scale);
 }
 
 template <int D, int Kind, bool Large>
@@ -31,9 +31,9 @@ void launch_backward_kernels(const AttentionArgs<floatX>& a, float scale) {
                     (2 * (Dq::bytes + 1024) <= 100 << 10 && 2 * (Dkdv::bytes + 1024) <= 100 << 10),
                 "an SM of compute capability 8.6, 8.9 or 12.0 has room for two blocks");
   launch(attention_dq_kernel<D, Kind, Large>, attention_grid(a, a.NH, a.queries(), Dq::queries), Dq::threads, Dq::bytes,
-         gpu().stream, a, scale);
+         a, scale);
   launch(attention_dkdv_kernel<D, Kind, Large>, attention_grid(a, a.num_kv_heads, a.T, Dkdv::keys), Dkdv::threads,
-         Dkdv::bytes, gpu().stream, a, scale);
+         Dkdv::bytes, a, scale);
 }
 
 // dr =, from the delta of the kernels before.
@@ -41,7 +41,7 @@ template <int D, bool Documents>
 void launch_dr_kernels(const AttentionArgs<floatX>& a, float scale) {
   using Tiles = DrTiles<D>;
   const dim3 grid(unsigned(a.NH), unsigned(a.B), unsigned(ceil_div(a.relative.distances, Tiles::distances)));
-  launch(attention_dr_kernel<D, Documents>, grid, attention_threads, Tiles::bytes, gpu().stream, a, scale);
+  launch(attention_dr_kernel<D, Documents>, grid, attention_threads, Tiles::bytes, a, scale);
   launch_sum_of_sequences(a);
 }
 
@@ -58,7 +58,7 @@ inline void launch_attention_forward(const AttentionArgs<floatX>& a) {
         if (a.topk > 0)
           launch(attention_topk_kernel<D, has_documents(Kind)>,
                  attention_grid(a, a.NH, a.T - a.first_query, TopKTiles<D>::queries), attention_threads,
-                 TopKTiles<D>::bytes, gpu().stream, a);
+                 TopKTiles<D>::bytes, a);
         launch_forward_kernel<D, Kind, false>(a, scale);
       });
     } else if (gpu().has_large_shared_memory)
@@ -113,7 +113,7 @@ inline bool launch_wgmma_forward(const AttentionArgs<floatX>& a) {
   if (is_general(a) || a.relative.q != nullptr) return false;
   return for_wgmma_head_size(a, wgmma_forward_from, [&](auto D) {
     launch(attention_forward_wgmma_kernel<D>, attention_grid(a, a.NH, a.T - a.first_query, wgmma_rows), wgmma_threads,
-           WgmmaForwardTiles<D>::bytes, gpu().stream, a, score_scale(a));
+           WgmmaForwardTiles<D>::bytes, a, score_scale(a));
   });
 }
 
@@ -121,8 +121,8 @@ inline bool launch_wgmma_backward(const AttentionArgs<floatX>& a) {
   if (is_general_backward(a) || a.relative.q != nullptr) return false;
   return for_wgmma_head_size(a, wgmma_backward_from, [&](auto D) {
     launch(attention_dq_wgmma_kernel<D>, attention_grid(a, a.NH, a.T, wgmma_rows), wgmma_threads,
-           WgmmaDqTiles<D>::bytes, gpu().stream, a, score_scale(a));
+           WgmmaDqTiles<D>::bytes, a, score_scale(a));
     launch(attention_dkdv_wgmma_kernel<D>, attention_grid(a, a.num_kv_heads, a.T, wgmma_rows), wgmma_threads,
-           WgmmaDkdvTiles<D>::bytes, gpu().stream, a, score_scale(a));
+           WgmmaDkdvTiles<D>::bytes, a, score_scale(a));
   });
 }

@@ -7,10 +7,10 @@
 #include "vec.h"
 
 // A thread owns eight elements.
-__global__ void __launch_bounds__(token_threads)
+__global__ void __launch_bounds__(element_threads)
     mix_map_forward_kernel(float* sum, floatX* out, const floatX* map_out, MapWeights weights, int map, bool first,
                            bool last, int64_t N, int C) {
-  const int64_t i = (int64_t(blockIdx.x) * token_threads + threadIdx.x) * 8;
+  const int64_t i = first_element();
   if (i >= N * C) return;
   const float w = weights.weight(map, i / C);
   float x[8], y[8] = {};
@@ -51,18 +51,16 @@ __global__ void __launch_bounds__(token_threads)
 
 inline void mix_map_forward(float* sum, floatX* out, const floatX* map_out, const MapWeights& weights, int map,
                             bool first, bool last, int64_t N, int64_t C) {
-  launch(mix_map_forward_kernel, dim3(unsigned(ceil_div(N * C, 8 * token_threads))), dim3(token_threads), 0,
-         gpu().stream, sum, out, map_out, weights, map, first, last, N, int(C));
+  launch_elements(mix_map_forward_kernel, N * C, sum, out, map_out, weights, map, first, last, N, int(C));
 }
 
 template <class Element>
 inline void mix_map_backward(floatX* dmap_out, float* dmap_weight, const floatX* dout, const Element* map_out,
                              const MapWeights& weights, int map, int64_t N, int64_t C) {
-  launch(mix_map_backward_kernel<Element>, warp_row_grid(N), dim3(token_threads), 0, gpu().stream, dmap_out,
-         dmap_weight, dout, map_out, weights, map, N, int(C));
+  launch(mix_map_backward_kernel<Element>, warp_row_grid(N), token_threads, 0, dmap_out, dmap_weight, dout, map_out,
+         weights, map, N, int(C));
 }
 
 inline void mix_gates_backward(float* dgates, const float* dweights, const MapWeights& weights, int64_t N) {
-  launch(mix_gates_backward_kernel, dim3(unsigned(ceil_div(N, token_threads))), dim3(token_threads), 0, gpu().stream,
-         dgates, dweights, weights, N);
+  launch(mix_gates_backward_kernel, blocks_of(N, token_threads), token_threads, 0, dgates, dweights, weights, N);
 }

@@ -1,15 +1,5 @@
-// Softmax and cross-entropy over the vocabulary, for a chunk of rows: loss and gradient with one read of the logits
-// from memory.
-//
-//   losses (rows) = logsumexp(logits) - logits[target], in nats
-//   logits (rows, ld) = (softmax(logits) - onehot(target)) * dloss in place, 0 in the columns [V, ld)
-//
-// Where the target is not scored the loss and all of the gradient are 0.
-//
-// With a cap c it is of c tanh(logits / c), and the gradient that of the logits before they are capped.
-//
-// The logits become gradients only with write_gradient; otherwise they are unchanged. Every exponential is of a logit
-// minus the row's largest, so that none overflows.
+// Softmax and cross-entropy over the vocabulary: the operations of llmc/cpu/classifier.h, loss and gradient with one
+// read of the logits from memory. Every exponential is of a logit minus the row's largest, so that none overflows.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -131,8 +121,7 @@ __global__ void __launch_bounds__(classifier_threads) cap_logits_kernel(floatX* 
 
 // n is a multiple of 8.
 inline void cap_logits(floatX* logits, int64_t n, float cap) {
-  launch(cap_logits_kernel, dim3(unsigned(ceil_div(n, 8 * classifier_threads))), dim3(classifier_threads), 0,
-         gpu().stream, logits, n, cap);
+  launch(cap_logits_kernel, blocks_of(n, 8 * classifier_threads), classifier_threads, 0, logits, n, cap);
 }
 
 // stats += the rows' sums. One block, in which a thread owns every 1,024th row.
@@ -154,8 +143,7 @@ __global__ void __launch_bounds__(classifier_threads) add_losses_kernel(StepStat
 
 // stats (1) += what the rows have of loss, ponder, scored, tokens and correct. Sums are in double, on the device.
 inline void add_losses(StepStats* stats, const LossRows& rows) {
-  launch(add_losses_kernel, dim3(1), dim3(classifier_threads), classifier_threads / warp_size * sizeof(double),
-         gpu().stream, stats, rows);
+  launch(add_losses_kernel, 1, classifier_threads, classifier_threads / warp_size * sizeof(double), stats, rows);
 }
 
 // losses =, correct =, logits = as the head and ClassifierArgs say. ld is a multiple of 64 (whole tiles of the head's
@@ -164,6 +152,5 @@ inline void classifier(const ClassifierArgs& args) {
   CHECK(args.V <= args.ld && args.ld % 64 == 0);
   const int threads = int(std::min<int64_t>(classifier_threads, ceil_div(args.V, 8 * warp_size) * warp_size));
   const auto kernel = args.cap > 0 ? classifier_kernel<true> : classifier_kernel<false>;
-  launch(kernel, dim3(unsigned(args.rows)), dim3(unsigned(threads)), threads / warp_size * sizeof(float), gpu().stream,
-         args);
+  launch(kernel, unsigned(args.rows), unsigned(threads), threads / warp_size * sizeof(float), args);
 }

@@ -34,6 +34,6 @@ __global__ void __launch_bounds__(column_sums_warps* warp_size)
 inline void add_column_sums(float* first, float* second, const float* partial, int64_t rows, int64_t stride,
                             int64_t columns) {
   const dim3 grid(unsigned(ceil_div(columns, warp_size)), second != nullptr ? 2 : 1);
-  launch(add_column_sums_kernel, grid, dim3(column_sums_warps * warp_size),
-         column_sums_warps * warp_size * sizeof(float), gpu().stream, first, second, partial, rows, stride, columns);
+  launch(add_column_sums_kernel, grid, column_sums_warps * warp_size, column_sums_warps * warp_size * sizeof(float),
+         first, second, partial, rows, stride, columns);
 }

@@ -108,8 +108,7 @@ template <class Kernel>
 void launch_depth_attention(Kernel kernel, const DepthAttention<floatX>& a, int64_t N) {
   int lanes = 1;
   while (lanes * 8 < a.HS) lanes *= 2;
-  launch(kernel, dim3(unsigned(ceil_div(N * a.heads * lanes, depth_threads))), dim3(depth_threads), 0, gpu().stream, a,
-         N, lanes, 1 / sqrtf(float(a.HS)));
+  launch(kernel, blocks_of(N * a.heads * lanes, depth_threads), depth_threads, 0, a, N, lanes, 1 / sqrtf(float(a.HS)));
 }
 
 inline void depth_attention_forward(const DepthAttention<floatX>& a, int64_t N) {

@@ -1,8 +1,8 @@
 // The memory that operations work on, here a GPU's (the functions of llmc/ops/device_memory.h), and the stream that
 // they run in.
 //
-// Attention takes heads of up to 128 elements, in multiples of 8, so that rows are whole 16-byte vectors in both
-// precisions. LayerNorm takes up to 8,192 channels.
+// Attention takes heads of up to 128 elements, in multiples of 8, so that rows are whole 16-byte vectors in
+// every precision. LayerNorm takes up to 8,192 channels.
 //
 // Operations are queued in one stream, in the order in which they are called, and return at once. copy_to_host waits
 // for everything before it, as does copy_to_device from pageable memory; nothing else that a training step calls does.
@@ -157,6 +157,12 @@ struct Gpu {
 inline Gpu& gpu() {
   static Gpu* the_gpu = new Gpu();  // never destroyed: the driver may shut down before static objects are destroyed
   return *the_gpu;
+}
+
+// Launches an operation's kernel (launch.h), which runs after those of the operations before.
+template <class... Params, class... Args>
+void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, Args... args) {
+  launch_on(gpu().stream, kernel, grid, block, shared_bytes, args...);
 }
 
 // f(small): whether a kernel must have its smaller tiles, because a block cannot have `bytes` of shared memory.

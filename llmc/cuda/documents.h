@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdint>
 #include "device.h"
-#include "launch.h"
 
 constexpr int document_threads = 256;
 
@@ -32,6 +31,6 @@ static __global__ void __launch_bounds__(document_threads)
 
 inline void document_bounds(int* first_keys, int* last_queries, const int* tokens, int end_of_text, int64_t B,
                             int64_t T) {
-  launch(document_bounds_kernel, unsigned(B), document_threads, 2 * document_threads * sizeof(int), gpu().stream,
-         first_keys, last_queries, tokens, end_of_text, int(T));
+  launch(document_bounds_kernel, unsigned(B), document_threads, 2 * document_threads * sizeof(int), first_keys,
+         last_queries, tokens, end_of_text, int(T));
 }

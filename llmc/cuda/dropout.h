@@ -1,8 +1,6 @@
 // Dropout of rows of channels: the operation of llmc/cpu/dropout.h.
 #pragma once
 #include <cstdint>
-#include "device.h"
-#include "launch.h"
 #include "llmc/ops/dropout.h"
 #include "vec.h"
 
@@ -23,6 +21,5 @@ static __global__ void __launch_bounds__(dropout_threads)
 
 inline void drop_elements(floatX* out, const floatX* x, const Dropout& d, int64_t B, int64_t T, int64_t C) {
   CHECK(C % 8 == 0);
-  launch(drop_elements_kernel, dim3(unsigned(ceil_div(B * T * (C / 8), dropout_threads))), dim3(dropout_threads), 0,
-         gpu().stream, out, x, d, B * T, T, C);
+  launch(drop_elements_kernel, blocks_of(B * T * (C / 8), dropout_threads), dropout_threads, 0, out, x, d, B * T, T, C);
 }

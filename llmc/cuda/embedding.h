@@ -170,18 +170,16 @@ inline dim3 embedding_block(int64_t C) {
 
 inline void embedding_forward(floatX* out, const int* tokens, const RowPositions& positions, const floatX* wte,
                               const floatX* wpe, int64_t N, int64_t C) {
-  launch(embedding_forward_kernel, dim3(unsigned(N)), embedding_block(C), 0, gpu().stream, out, tokens, positions, wte,
-         wpe, C);
+  launch(embedding_forward_kernel, unsigned(N), embedding_block(C), 0, out, tokens, positions, wte, wpe, C);
 }
 
 inline void add_coordinates(floatX* out, const floatX* x, const floatX* wse, const floatX* wpe,
                             const RowPositions& positions, int64_t N, int64_t C) {
-  launch(add_coordinates_kernel, dim3(unsigned(N)), embedding_block(C), 0, gpu().stream, out, x, wse, wpe, positions,
-         C);
+  launch(add_coordinates_kernel, unsigned(N), embedding_block(C), 0, out, x, wse, wpe, positions, C);
 }
 
 inline void position_backward(float* dwpe, const floatX* dout, int64_t B, int64_t T, int64_t C) {
-  launch(embedding_backward_wpe_kernel, dim3(unsigned(T)), embedding_block(C), 0, gpu().stream, dwpe, dout, B, T, C);
+  launch(embedding_backward_wpe_kernel, unsigned(T), embedding_block(C), 0, dwpe, dout, B, T, C);
 }
 
 inline void embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int64_t B, int64_t T,
@@ -192,8 +190,7 @@ inline void embedding_backward(float* dwte, float* dwpe, const floatX* dout, con
   CHECK(N <= INT32_MAX);
   unsigned* bounds = device_scratch<unsigned>(2 * token_slots);
   device_memset(bounds, 0xff, 2 * token_slots * sizeof(unsigned));
-  launch(token_bounds_kernel, dim3(unsigned(ceil_div(N, wte_threads))), dim3(wte_threads), 0, gpu().stream, bounds,
-         tokens, N);
-  launch(embedding_backward_wte_kernel, dim3(unsigned(N)), dim3(wte_threads),
-         (8 * wte_threads + wte_warps + wte_round) * sizeof(float), gpu().stream, dwte, dout, tokens, bounds, N, C);
+  launch(token_bounds_kernel, blocks_of(N, wte_threads), wte_threads, 0, bounds, tokens, N);
+  launch(embedding_backward_wte_kernel, unsigned(N), wte_threads,
+         (8 * wte_threads + wte_warps + wte_round) * sizeof(float), dwte, dout, tokens, bounds, N, C);
 }

@@ -7,15 +7,8 @@
 #include "llmc/ops/gru.h"
 #include "vec.h"
 
-constexpr int gru_threads = 256;
-
-inline dim3 gru_grid(int64_t elements) { return dim3(unsigned(ceil_div(elements, 8 * gru_threads))); }
-
-// The first of this thread's eight elements.
-__device__ inline int64_t gru_element() { return (int64_t(blockIdx.x) * gru_threads + threadIdx.x) * 8; }
-
-__global__ void __launch_bounds__(gru_threads) relu_forward_kernel(floatX* y, const floatX* x, int64_t n) {
-  const int64_t i = gru_element();
+__global__ void __launch_bounds__(element_threads) relu_forward_kernel(floatX* y, const floatX* x, int64_t n) {
+  const int64_t i = first_element();
   if (i >= n) return;
   float v[8];
   load8(v, x + i);
@@ -23,8 +16,8 @@ __global__ void __launch_bounds__(gru_threads) relu_forward_kernel(floatX* y, co
   store8(y + i, v);
 }
 
-__global__ void __launch_bounds__(gru_threads) relu_backward_kernel(floatX* dy, const floatX* y, int64_t n) {
-  const int64_t i = gru_element();
+__global__ void __launch_bounds__(element_threads) relu_backward_kernel(floatX* dy, const floatX* y, int64_t n) {
+  const int64_t i = first_element();
   if (i >= n) return;
   float d[8], v[8];
   load8(d, dy + i);
@@ -33,9 +26,9 @@ __global__ void __launch_bounds__(gru_threads) relu_backward_kernel(floatX* dy, 
   store8(dy + i, d);
 }
 
-__global__ void __launch_bounds__(gru_threads)
+__global__ void __launch_bounds__(element_threads)
     gru_gates_forward_kernel(GruGates<floatX> gru, const floatX* sums, int64_t N, int64_t C) {
-  const int64_t at = gru_element(), n = at / C, c = at % C;
+  const int64_t at = first_element(), n = at / C, c = at % C;
   if (n >= N) return;
   floatX *r_place = gru.gates + n * 3 * C + c, *z_place = r_place + C;
   float r[8], z[8], x[8], sum[8], bias[8];
@@ -52,9 +45,9 @@ __global__ void __launch_bounds__(gru_threads)
   store8(gru.reset_in + at, x);
 }
 
-__global__ void __launch_bounds__(gru_threads)
+__global__ void __launch_bounds__(element_threads)
     gru_output_forward_kernel(GruGates<floatX> gru, const floatX* sums, int64_t N, int64_t C) {
-  const int64_t at = gru_element(), n = at / C, c = at % C;
+  const int64_t at = first_element(), n = at / C, c = at % C;
   if (n >= N) return;
   floatX *z_place = gru.gates + n * 3 * C + C + c, *g_place = z_place + C;
   float z[8], g[8], x[8], sum[8];
@@ -67,8 +60,9 @@ __global__ void __launch_bounds__(gru_threads)
   store8(gru.out + at, x);
 }
 
-__global__ void __launch_bounds__(gru_threads) gru_output_backward_kernel(GruGates<floatX> gru, int64_t N, int64_t C) {
-  const int64_t at = gru_element(), n = at / C, c = at % C;
+__global__ void __launch_bounds__(element_threads)
+    gru_output_backward_kernel(GruGates<floatX> gru, int64_t N, int64_t C) {
+  const int64_t at = first_element(), n = at / C, c = at % C;
   if (n >= N) return;
   floatX *z_place = gru.gates + n * 3 * C + C + c, *g_place = z_place + C;
   float z[8], g[8], x[8], d[8];
@@ -86,8 +80,9 @@ __global__ void __launch_bounds__(gru_threads) gru_output_backward_kernel(GruGat
   store8(gru.dresidual + at, d);
 }
 
-__global__ void __launch_bounds__(gru_threads) gru_gates_backward_kernel(GruGates<floatX> gru, int64_t N, int64_t C) {
-  const int64_t at = gru_element(), n = at / C, c = at % C;
+__global__ void __launch_bounds__(element_threads)
+    gru_gates_backward_kernel(GruGates<floatX> gru, int64_t N, int64_t C) {
+  const int64_t at = first_element(), n = at / C, c = at % C;
   if (n >= N) return;
   floatX* r_place = gru.gates + n * 3 * C + c;
   float r[8], x[8], d[8], dresidual[8];
@@ -106,26 +101,24 @@ __global__ void __launch_bounds__(gru_threads) gru_gates_backward_kernel(GruGate
   store8(gru.dresidual + at, dresidual);
 }
 
-inline void relu_forward(floatX* y, const floatX* x, int64_t n) {
-  launch(relu_forward_kernel, gru_grid(n), dim3(gru_threads), 0, gpu().stream, y, x, n);
-}
+inline void relu_forward(floatX* y, const floatX* x, int64_t n) { launch_elements(relu_forward_kernel, n, y, x, n); }
 
 inline void relu_backward(floatX* dy, const floatX* y, int64_t n) {
-  launch(relu_backward_kernel, gru_grid(n), dim3(gru_threads), 0, gpu().stream, dy, y, n);
+  launch_elements(relu_backward_kernel, n, dy, y, n);
 }
 
 inline void gru_gates_forward(const GruGates<floatX>& gru, const floatX* sums, int64_t N, int64_t C) {
-  launch(gru_gates_forward_kernel, gru_grid(N * C), dim3(gru_threads), 0, gpu().stream, gru, sums, N, C);
+  launch_elements(gru_gates_forward_kernel, N * C, gru, sums, N, C);
 }
 
 inline void gru_output_forward(const GruGates<floatX>& gru, const floatX* sums, int64_t N, int64_t C) {
-  launch(gru_output_forward_kernel, gru_grid(N * C), dim3(gru_threads), 0, gpu().stream, gru, sums, N, C);
+  launch_elements(gru_output_forward_kernel, N * C, gru, sums, N, C);
 }
 
 inline void gru_output_backward(const GruGates<floatX>& gru, int64_t N, int64_t C) {
-  launch(gru_output_backward_kernel, gru_grid(N * C), dim3(gru_threads), 0, gpu().stream, gru, N, C);
+  launch_elements(gru_output_backward_kernel, N * C, gru, N, C);
 }
 
 inline void gru_gates_backward(const GruGates<floatX>& gru, int64_t N, int64_t C) {
-  launch(gru_gates_backward_kernel, gru_grid(N * C), dim3(gru_threads), 0, gpu().stream, gru, N, C);
+  launch_elements(gru_gates_backward_kernel, N * C, gru, N, C);
 }

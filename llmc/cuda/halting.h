@@ -51,9 +51,9 @@ __global__ void __launch_bounds__(token_threads) halting_backward_kernel(Halting
 }
 
 inline void halting_forward(const HaltingForward& h) {
-  launch(halting_forward_kernel, warp_row_grid(h.N), dim3(token_threads), 0, gpu().stream, h);
+  launch(halting_forward_kernel, warp_row_grid(h.N), token_threads, 0, h);
 }
 
 inline void halting_backward(const HaltingBackward& h) {
-  launch(halting_backward_kernel, warp_row_grid(h.N), dim3(token_threads), 0, gpu().stream, h);
+  launch(halting_backward_kernel, warp_row_grid(h.N), token_threads, 0, h);
 }

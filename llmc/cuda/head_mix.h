@@ -105,9 +105,9 @@ inline void launch_mix_heads_backward(const HeadMix<floatX>& m, float* partial, 
                                       int64_t N) {
   const int64_t tiles = ceil_div(m.heads, HeadMixTile::rows) * ceil_div(m.heads, HeadMixTile::columns);
   const dim3 grid(unsigned(m.num_sources), unsigned(head_mix_partial_sums(N)), unsigned(tiles));
-  launch(mix_heads_backward_kernel, grid, dim3(head_mix_threads),
-         head_mix_warps * HeadMixTile::rows * HeadMixTile::columns * sizeof(float), gpu().stream, m, partial, dout,
-         dout_stride, N, head_mix_rows(N));
+  launch(mix_heads_backward_kernel, grid, head_mix_threads,
+         head_mix_warps * HeadMixTile::rows * HeadMixTile::columns * sizeof(float), m, partial, dout, dout_stride, N,
+         head_mix_rows(N));
 }
 #else
 // A block owns `rows` tokens, the source blockIdx.y, and 256 of the pairs of a sum and a head, blockIdx.z says which; a
@@ -142,17 +142,16 @@ inline void launch_mix_heads_backward(const HeadMix<floatX>& m, float* partial, 
   const int64_t pairs = int64_t(m.heads) * m.heads;
   const dim3 grid(unsigned(head_mix_partial_sums(N)), unsigned(m.num_sources),
                   unsigned(ceil_div(pairs, head_mix_threads)));
-  launch(mix_heads_backward_kernel, grid, dim3(head_mix_threads),
-         size_t(m.heads) * size_t(2 * m.HS + 1) * sizeof(float), gpu().stream, m, partial, dout, dout_stride, N,
-         head_mix_rows(N));
+  launch(mix_heads_backward_kernel, grid, head_mix_threads, size_t(m.heads) * size_t(2 * m.HS + 1) * sizeof(float), m,
+         partial, dout, dout_stride, N, head_mix_rows(N));
 }
 #endif
 
 inline void mix_heads(const HeadMix<floatX>& m, int64_t N) {
   const int64_t eights = N * m.HS / 8;
   const int groups = int(ceil_div(m.heads, head_mix_group));
-  launch(mix_heads_kernel, dim3(unsigned(ceil_div(eights, head_mix_threads) * groups)), dim3(head_mix_threads), 0,
-         gpu().stream, m, eights, groups);
+  launch(mix_heads_kernel, unsigned(ceil_div(eights, head_mix_threads) * groups), head_mix_threads, 0, m, eights,
+         groups);
 }
 
 inline void mix_heads_backward(const HeadMix<floatX>& m, float* dweights, const floatX* dout, int64_t dout_stride,

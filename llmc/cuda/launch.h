@@ -1,4 +1,4 @@
-// The one function that launches kernels, and the checks of CUDA's errors.
+// The one way to launch kernels, and the checks of CUDA's errors.
 //
 // CUDA 12.3 or later. What the trainer calls has the same signatures in 12.3, 12.8, 13.0 and 13.5, and nothing is
 // compiled by version; of it these differ, or are missing in older ones:
@@ -49,7 +49,8 @@ std::string kernel_name(void (*kernel)(Params...)) {
 // at once. A launch that CUDA refuses throws UserError with the kernel's name; an error while it runs is returned by a
 // later call, so a debug build (make DEBUG=1) waits for the kernel here.
 template <class... Params, class... Args>
-void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream, Args... args) {
+void launch_on(cudaStream_t stream, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
+               Args... args) {
   constexpr size_t without_asking = 48 << 10;  // shared memory that a kernel has without cudaFuncSetAttribute
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;

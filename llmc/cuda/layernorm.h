@@ -153,12 +153,10 @@ __global__ void __launch_bounds__(threads)
   store8(partial + int64_t(blockIdx.x) * 2 * C + C + channel, db);
 }
 
-constexpr int residual_threads = 256;
-
 // A thread owns eight elements.
-__global__ void __launch_bounds__(residual_threads)
+__global__ void __launch_bounds__(element_threads)
     residual_sum_kernel(floatX* residual, const floatX* a, const floatX* b, int64_t n) {
-  const int64_t i = (int64_t(blockIdx.x) * residual_threads + threadIdx.x) * 8;
+  const int64_t i = first_element();
   if (i >= n) return;
   float x[8], y[8];
   load8(x, a + i);
@@ -174,8 +172,8 @@ template <bool adds>
 void launch_layernorm_forward(const LayerNormForward& norm, floatX* residual, const floatX* a, const floatX* b) {
   CHECK(norm.C % 8 == 0 && norm.C <= largest_channels);
   const int64_t warps = std::min<int64_t>(layernorm_warps, gpu().shared_bytes / WarpRow::bytes(norm.C));
-  launch(layernorm_forward_kernel<adds>, dim3(unsigned(ceil_div(norm.N, warps))), dim3(unsigned(warps * warp_size)),
-         size_t(warps) * WarpRow::bytes(norm.C), gpu().stream, norm, residual, a, b);
+  launch(layernorm_forward_kernel<adds>, blocks_of(norm.N, warps), unsigned(warps * warp_size),
+         size_t(warps) * WarpRow::bytes(norm.C), norm, residual, a, b);
 }
 
 inline void layernorm_forward(const LayerNormForward& norm, const floatX* inp) {
@@ -189,9 +187,7 @@ inline void residual_layernorm_forward(const LayerNormForward& norm, floatX* res
 }
 
 inline void residual_sum(floatX* residual, const floatX* a, const floatX* b, int64_t n) {
-  CHECK(n % 8 == 0);
-  launch(residual_sum_kernel, dim3(unsigned(ceil_div(n, 8 * residual_threads))), dim3(residual_threads), 0,
-         gpu().stream, residual, a, b, n);
+  launch_elements(residual_sum_kernel, n, residual, a, b, n);
 }
 
 // How many floats of scratch layernorm_backward takes from the memory plan: none. Its partial sums are in the GPU's own
@@ -222,8 +218,8 @@ inline void layernorm_backward(const LayerNormBackward& norm) {
   float* partial = device_scratch<float>(blocks * 2 * C);
 
   auto run = [&](auto kernel, int together) {
-    launch(kernel, dim3(unsigned(blocks)), dim3(unsigned(warps * warp_size)),
-           size_t(2 * warps * together) * sizeof(float2), gpu().stream, norm, partial, rows_per_block);
+    launch(kernel, unsigned(blocks), unsigned(warps * warp_size), size_t(2 * warps * together) * sizeof(float2), norm,
+           partial, rows_per_block);
   };
   if (warps * warp_size <= two_row_threads) run(layernorm_backward_kernel<2, two_row_threads>, 2);
   else run(layernorm_backward_kernel<1, 1024>, 1);  // 1,024 threads have 64 registers each, enough for one row

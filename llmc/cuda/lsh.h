@@ -103,7 +103,7 @@ inline void lsh_hash(const LshHash& a) {
   CHECK(a.NH <= 65535 && 1 <= a.rounds && a.rounds <= 65535);
   if (a.N == 0) return;
   const dim3 grid(unsigned(ceil_div(a.N, hash_rows)), unsigned(a.NH), unsigned(a.rounds));
-  launch(lsh_hash_kernel, grid, dim3(hash_threads), hash_bytes, gpu().stream, a);
+  launch(lsh_hash_kernel, grid, hash_threads, hash_bytes, a);
 }
 
 // ----------------------------------------------------------------------------
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(warp_size) lsh_sort_kernel(LshShape s, LshOrde
 inline void lsh_sort(const LshShape& s, const LshOrder& o) {
   check_lsh(s);
   const dim3 grid(unsigned(s.rounds), unsigned(s.NH), unsigned(s.B));
-  launch(lsh_sort_kernel, grid, dim3(warp_size), size_t(s.buckets) * sizeof(int), gpu().stream, s, o);
+  launch(lsh_sort_kernel, grid, warp_size, size_t(s.buckets) * sizeof(int), s, o);
 }
 
 // ----------------------------------------------------------------------------
@@ -249,9 +249,9 @@ __global__ void __launch_bounds__(lsh_row_threads) lsh_dqv_kernel(LshAttention a
 inline void lsh_backward(const LshAttention& a) {
   check_lsh(a.shape);
   const dim3 grid(unsigned(ceil_div(a.shape.rows() * a.shape.NH, lsh_row_threads / warp_size))), block(lsh_row_threads);
-  launch(lsh_delta_kernel, grid, block, 0, gpu().stream, a);
+  launch(lsh_delta_kernel, grid, block, 0, a);
   for (int round = 0; round < a.shape.rounds; round++) launch_lsh_backward(a, round);
-  launch(lsh_dqv_kernel, grid, block, 0, gpu().stream, a, 1.0f / std::sqrt(float(a.shape.HS)));
+  launch(lsh_dqv_kernel, grid, block, 0, a, 1.0f / std::sqrt(float(a.shape.HS)));
 }
 
 // out =.
@@ -260,6 +260,5 @@ inline void lsh_decode(const LshDecode& a) {
   CHECK(0 <= a.first_query && a.first_query < a.shape.T);
   const dim3 grid(unsigned(a.shape.B * a.queries()), unsigned(a.shape.NH));
   const size_t bytes = lsh_decode_warps * size_t(a.shape.HS + 2) * sizeof(float);
-  launch(lsh_decode_kernel, grid, dim3(lsh_decode_threads), bytes, gpu().stream, a,
-         1.0f / std::sqrt(float(a.shape.HS)));
+  launch(lsh_decode_kernel, grid, lsh_decode_threads, bytes, a, 1.0f / std::sqrt(float(a.shape.HS)));
 }

@@ -283,7 +283,7 @@ template <class Tiles>
 void launch_lsh_round(void (*kernel)(LshAttention, int, float), const LshAttention& a, int round, int num_tiles) {
   const dim3 grid(unsigned(ceil_div(a.shape.T, Tiles::rows)), unsigned(a.shape.NH), unsigned(a.shape.B));
   const float scale = 1.0f / std::sqrt(float(a.shape.HS));
-  launch(kernel, grid, Tiles::threads, Tiles::bytes(num_tiles, round), gpu().stream, a, round, scale);
+  launch(kernel, grid, Tiles::threads, Tiles::bytes(num_tiles, round), a, round, scale);
 }
 
 inline void launch_lsh_forward(const LshAttention& a, int round) {

@@ -342,7 +342,7 @@ template <class Block>
 void launch_lsh_round(void (*kernel)(LshAttention, int, float), const LshAttention& a, int round) {
   const dim3 grid(unsigned(a.shape.NH), unsigned(a.shape.B), unsigned(ceil_div(a.shape.T, lsh_rows)));
   const float scale = 1.0f / std::sqrt(float(a.shape.HS));
-  launch(kernel, grid, dim3(attention_threads), Block::bytes(round), gpu().stream, a, round, scale);
+  launch(kernel, grid, attention_threads, Block::bytes(round), a, round, scale);
 }
 
 inline void launch_lsh_forward(const LshAttention& a, int round) {

@@ -317,9 +317,8 @@ inline void bias_backward(float* dbias, const floatX* dout, int64_t N, int64_t O
   const int rows_per_block = int(rows_of_block(N, 64, std::min<int64_t>(256, most)));
   const int blocks = int(ceil_div(N, rows_per_block));
   float* partial = device_scratch<float>(blocks * OC);
-  launch(bias_backward_kernel, dim3(unsigned(ceil_div(OC, bias_columns)), unsigned(blocks)),
-         dim3(bias_warps * warp_size), bias_warps * bias_columns * sizeof(float), gpu().stream, partial, dout, N, OC,
-         stride, factor, rows_per_block);
+  launch(bias_backward_kernel, dim3(unsigned(ceil_div(OC, bias_columns)), unsigned(blocks)), bias_warps * warp_size,
+         bias_warps * bias_columns * sizeof(float), partial, dout, N, OC, stride, factor, rows_per_block);
   add_column_sums(dbias, nullptr, partial, blocks, OC, OC);
 }
 inline void bias_backward(float* dbias, const floatX* dout, int64_t N, int64_t OC) {

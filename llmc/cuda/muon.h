@@ -4,8 +4,6 @@
 #include <cstdint>
 #include "llmc/ops/muon_args.h"
 #include "llmc/ops/precision.h"
-#include "device.h"
-#include "launch.h"
 #include "optimizer.h"
 #include "vec.h"
 
@@ -88,29 +86,25 @@ void for_each_part(const MuonBatch& batch, F f) {
 }
 
 // *place = s, which the operations after it read: a CUDA graph of them need not be captured again for another step.
-inline void muon_set_step(MuonStep* place, const MuonStep& s) {
-  launch(muon_set_step_kernel, dim3(1), dim3(1), 0, gpu().stream, place, s);
-}
+inline void muon_set_step(MuonStep* place, const MuonStep& s) { launch(muon_set_step_kernel, 1, 1, 0, place, s); }
 
 inline void muon_momentum(const MuonArgs& args) {
   constexpr size_t warps = chunk_threads / warp_size;
   double* chunk_squares = device_scratch<double>(size_t(args.num_chunks));
-  launch(muon_momentum_kernel, dim3(unsigned(args.num_chunks)), dim3(chunk_threads), (warps + 1) * sizeof(double),
-         gpu().stream, args, chunk_squares);
-  launch(muon_squares_kernel, dim3(unsigned(args.num_matrices)), dim3(chunk_threads), warps * sizeof(double),
-         gpu().stream, args, static_cast<const double*>(chunk_squares));
+  launch(muon_momentum_kernel, unsigned(args.num_chunks), chunk_threads, (warps + 1) * sizeof(double), args,
+         chunk_squares);
+  launch(muon_squares_kernel, unsigned(args.num_matrices), chunk_threads, warps * sizeof(double), args,
+         static_cast<const double*>(chunk_squares));
 }
 
 inline void muon_normalize(floatX* x, const MuonArgs& args, const MuonBatch& batch) {
-  launch(muon_normalize_kernel, muon_grid(batch.elements(), batch), dim3(chunk_threads), 0, gpu().stream, x, args,
-         batch);
+  launch(muon_normalize_kernel, muon_grid(batch.elements(), batch), chunk_threads, 0, x, args, batch);
 }
 
 inline void muon_polynomial(floatX* p, const floatX* a, const floatX* a_squared, const MuonBatch& batch) {
-  launch(muon_polynomial_kernel, muon_grid(batch.n() * batch.n(), batch), dim3(chunk_threads), 0, gpu().stream, p, a,
-         a_squared, batch.n());
+  launch(muon_polynomial_kernel, muon_grid(batch.n() * batch.n(), batch), chunk_threads, 0, p, a, a_squared, batch.n());
 }
 
 inline void muon_update(const MuonArgs& args, const floatX* x, const MuonBatch& batch) {
-  launch(muon_update_kernel, muon_grid(batch.elements(), batch), dim3(chunk_threads), 0, gpu().stream, args, x, batch);
+  launch(muon_update_kernel, muon_grid(batch.elements(), batch), chunk_threads, 0, args, x, batch);
 }

@@ -6,8 +6,6 @@
 #include "llmc/ops/adamw.h"
 #include "llmc/ops/step_stats.h"
 #include "llmc/ops/precision.h"
-#include "device.h"
-#include "launch.h"
 #include "vec.h"
 
 constexpr int chunk_threads = 256;  // the block that owns a chunk
@@ -117,15 +115,15 @@ __global__ void __launch_bounds__(chunk_threads, 4)
 
 inline void sum_of_squares(double* sum, const float* x, const ParameterChunk* chunks, int64_t num_chunks) {
   double* partial = device_scratch<double>(num_chunks);
-  launch(sum_of_squares_kernel, dim3(unsigned(num_chunks)), dim3(chunk_threads),
-         chunk_threads / warp_size * sizeof(double), gpu().stream, partial, x, chunks);
-  launch(sum_partials_kernel, dim3(1), dim3(sum_partials_threads), sum_partials_threads / warp_size * sizeof(double),
-         gpu().stream, sum, partial, num_chunks);
+  launch(sum_of_squares_kernel, unsigned(num_chunks), chunk_threads, chunk_threads / warp_size * sizeof(double),
+         partial, x, chunks);
+  launch(sum_partials_kernel, 1, sum_partials_threads, sum_partials_threads / warp_size * sizeof(double), sum, partial,
+         num_chunks);
 }
 
 inline void adamw_update(floatX* params, float* master, float* m, float* v, const float* grads,
                          const ParameterChunk* chunks, int64_t num_chunks, const AdamWStep& s, const StepStats* sums) {
   float* weights = has_master_weights ? master : reinterpret_cast<float*>(params);
-  launch(adamw_kernel, dim3(unsigned(num_chunks)), dim3(chunk_threads), sizeof(float), gpu().stream, params, weights, m,
-         v, grads, chunks, s, sums);
+  launch(adamw_kernel, unsigned(num_chunks), chunk_threads, sizeof(float), params, weights, m, v, grads, chunks, s,
+         sums);
 }

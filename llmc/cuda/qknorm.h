@@ -74,8 +74,7 @@ void launch_norm_heads(Kernel kernel, const RotaryHeads<floatX>& r, const Kept& 
   int lanes = 1;  // at most 16: heads have at most 128 channels, and multiples of 8
   while (lanes * 8 < r.HS) lanes *= 2;
   const int64_t groups = N * r.heads;
-  launch(kernel, dim3(unsigned(ceil_div(groups * lanes, rotary_threads))), dim3(rotary_threads), 0, gpu().stream, r,
-         kept, positions, groups, lanes);
+  launch(kernel, blocks_of(groups * lanes, rotary_threads), rotary_threads, 0, r, kept, positions, groups, lanes);
 }
 
 inline void norm_heads(const RotaryHeads<floatX>& r, float* rstd, const RowPositions& positions, int64_t N) {

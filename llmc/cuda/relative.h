@@ -4,12 +4,10 @@
 #include "llmc/ops/relative.h"
 #include "vec.h"
 
-constexpr int relative_query_threads = 256;
-
 // In both kernels a thread owns eight neighbouring channels of a row, and neighbouring threads have neighbouring ones.
-__global__ void __launch_bounds__(relative_query_threads)
+__global__ void __launch_bounds__(element_threads)
     relative_queries_forward_kernel(RelativeQueries<floatX> r, int64_t N, int64_t C) {
-  const int64_t at = (int64_t(blockIdx.x) * relative_query_threads + threadIdx.x) * 8, n = at / C, c = at % C;
+  const int64_t at = first_element(), n = at / C, c = at % C;
   if (n >= N) return;
   float q[8], u[8], v[8];
   load8(q, r.q + n * r.q_stride + c);
@@ -20,9 +18,9 @@ __global__ void __launch_bounds__(relative_query_threads)
   store8(r.of_distances + at, v);
 }
 
-__global__ void __launch_bounds__(relative_query_threads)
+__global__ void __launch_bounds__(element_threads)
     relative_queries_backward_kernel(RelativeQueryGradients<floatX> r, int64_t N, int64_t C) {
-  const int64_t at = (int64_t(blockIdx.x) * relative_query_threads + threadIdx.x) * 8, n = at / C, c = at % C;
+  const int64_t at = first_element(), n = at / C, c = at % C;
   if (n >= N) return;
   float x[8], y[8];
   load8(x, r.of_keys + at);
@@ -31,12 +29,10 @@ __global__ void __launch_bounds__(relative_query_threads)
   store8(r.dq + n * r.dq_stride + c, x);
 }
 
-inline dim3 relative_grid(int64_t N, int64_t C) { return dim3(unsigned(ceil_div(N * C / 8, relative_query_threads))); }
-
 inline void relative_queries_forward(const RelativeQueries<floatX>& r, int64_t N, int64_t C) {
-  launch(relative_queries_forward_kernel, relative_grid(N, C), dim3(relative_query_threads), 0, gpu().stream, r, N, C);
+  launch_elements(relative_queries_forward_kernel, N * C, r, N, C);
 }
 
 inline void relative_queries_backward(const RelativeQueryGradients<floatX>& r, int64_t N, int64_t C) {
-  launch(relative_queries_backward_kernel, relative_grid(N, C), dim3(relative_query_threads), 0, gpu().stream, r, N, C);
+  launch_elements(relative_queries_backward_kernel, N * C, r, N, C);
 }

@@ -4,14 +4,9 @@
 #include <cstdint>
 #include "vec.h"
 
-constexpr int stream_threads = 256;
-
-// The first of this thread's eight elements.
-__device__ inline int64_t stream_element() { return (int64_t(blockIdx.x) * stream_threads + threadIdx.x) * 8; }
-
-__global__ void __launch_bounds__(stream_threads)
+__global__ void __launch_bounds__(element_threads)
     streams_begin_kernel(float* x1, float* x2, const floatX* embedded, int64_t n) {
-  const int64_t i = stream_element();
+  const int64_t i = first_element();
   if (i >= n) return;
   float x[8];
   load8(x, embedded + i);
@@ -19,9 +14,9 @@ __global__ void __launch_bounds__(stream_threads)
   store8(x2 + i, x);
 }
 
-__global__ void __launch_bounds__(stream_threads)
+__global__ void __launch_bounds__(element_threads)
     stream_add_kernel(float* x_out, floatX* rounded, const floatX* y_in, float factor, int64_t n) {
-  const int64_t i = stream_element();
+  const int64_t i = first_element();
   if (i >= n) return;
   float x[8], y[8];
   load8(x, x_out + i);
@@ -31,9 +26,9 @@ __global__ void __launch_bounds__(stream_threads)
   store8(rounded + i, x);
 }
 
-__global__ void __launch_bounds__(stream_threads)
+__global__ void __launch_bounds__(element_threads)
     streams_mean_kernel(floatX* out, const float* x1_in, const float* x2_in, int64_t n) {
-  const int64_t i = stream_element();
+  const int64_t i = first_element();
   if (i >= n) return;
   float x1[8], x2[8];
   load8(x1, x1_in + i);
@@ -42,8 +37,8 @@ __global__ void __launch_bounds__(stream_threads)
   store8(out + i, x1);
 }
 
-__global__ void __launch_bounds__(stream_threads) streams_mean_backward_kernel(floatX* dx1, floatX* dx2, int64_t n) {
-  const int64_t i = stream_element();
+__global__ void __launch_bounds__(element_threads) streams_mean_backward_kernel(floatX* dx1, floatX* dx2, int64_t n) {
+  const int64_t i = first_element();
   if (i >= n) return;
   float d[8];
   load8(d, dx1 + i);
@@ -55,24 +50,18 @@ __global__ void __launch_bounds__(stream_threads) streams_mean_backward_kernel(f
 // ----------------------------------------------------------------------------
 // Launchers
 
-template <class Kernel, class... Args>
-void launch_stream_kernel(Kernel kernel, int64_t n, Args... args) {
-  CHECK(n % 8 == 0);
-  launch(kernel, dim3(unsigned(ceil_div(n, 8 * stream_threads))), dim3(stream_threads), 0, gpu().stream, args..., n);
-}
-
 inline void streams_begin(float* x1, float* x2, const floatX* embedded, int64_t n) {
-  launch_stream_kernel(streams_begin_kernel, n, x1, x2, embedded);
+  launch_elements(streams_begin_kernel, n, x1, x2, embedded, n);
 }
 
 inline void stream_add(float* x, floatX* rounded, const floatX* y, float factor, int64_t n) {
-  launch_stream_kernel(stream_add_kernel, n, x, rounded, y, factor);
+  launch_elements(stream_add_kernel, n, x, rounded, y, factor, n);
 }
 
 inline void streams_mean(floatX* out, const float* x1, const float* x2, int64_t n) {
-  launch_stream_kernel(streams_mean_kernel, n, out, x1, x2);
+  launch_elements(streams_mean_kernel, n, out, x1, x2, n);
 }
 
 inline void streams_mean_backward(floatX* dx1, floatX* dx2, int64_t n) {
-  launch_stream_kernel(streams_mean_backward_kernel, n, dx1, dx2);
+  launch_elements(streams_mean_backward_kernel, n, dx1, dx2, n);
 }

@@ -37,6 +37,5 @@ __global__ void __launch_bounds__(rotary_threads)
 
 inline void rotate(const RotaryHeads<floatX>& r, const RowPositions& positions, int64_t N, float sign = 1) {
   const int64_t groups = N * r.heads * (r.HS / 8);  // head sizes are multiples of 8
-  launch(rotate_kernel, dim3(unsigned(ceil_div(groups, rotary_threads))), dim3(rotary_threads), 0, gpu().stream, r,
-         positions, groups, sign);
+  launch(rotate_kernel, blocks_of(groups, rotary_threads), rotary_threads, 0, r, positions, groups, sign);
 }

@@ -24,7 +24,6 @@
 #include <cstdint>
 #include <type_traits>
 #include "llmc/ops/host_device.h"
-#include "launch.h"
 #include "vec.h"
 
 // ----------------------------------------------------------------------------

@@ -71,15 +71,12 @@ __global__ void __launch_bounds__(column_sums_warps* warp_size)
 
 inline void token_gate_forward(float* gate, const floatX* x, const floatX* weight, const floatX* bias, int64_t N,
                                int64_t C) {
-  launch(token_gate_forward_kernel, warp_row_grid(N), dim3(token_threads), 0, gpu().stream, gate, x, weight, bias, N,
-         int(C));
+  launch(token_gate_forward_kernel, warp_row_grid(N), token_threads, 0, gate, x, weight, bias, N, int(C));
 }
 
 inline void token_gate_backward(floatX* dx, float* dweight, float* dbias, float* dgate, const float* gate,
                                 const floatX* x, const floatX* weight, int64_t N, int64_t C) {
-  launch(token_gate_dx_kernel, warp_row_grid(N), dim3(token_threads), 0, gpu().stream, dx, dgate, gate, weight, N,
-         int(C));
-  launch(token_gate_dweight_kernel, dim3(unsigned(ceil_div(C + 1, warp_size))), dim3(column_sums_warps * warp_size),
-         column_sums_warps * warp_size * sizeof(float), gpu().stream, dweight, dbias, static_cast<const float*>(dgate),
-         x, N, int(C));
+  launch(token_gate_dx_kernel, warp_row_grid(N), token_threads, 0, dx, dgate, gate, weight, N, int(C));
+  launch(token_gate_dweight_kernel, blocks_of(C + 1, warp_size), column_sums_warps * warp_size,
+         column_sums_warps * warp_size * sizeof(float), dweight, dbias, static_cast<const float*>(dgate), x, N, int(C));
 }

@@ -50,13 +50,12 @@ __global__ void __launch_bounds__(value_mix_threads)
 
 inline void mix_values(const ValueMix<floatX>& m, const floatX* ab, int64_t N) {
   const int64_t eights = N * m.width / 8;
-  launch(mix_values_kernel, dim3(unsigned(ceil_div(eights, value_mix_threads))), dim3(value_mix_threads), 0,
-         gpu().stream, m, ab, eights);
+  launch(mix_values_kernel, blocks_of(eights, value_mix_threads), value_mix_threads, 0, m, ab, eights);
 }
 
 inline void mix_values_backward(const ValueMix<floatX>& m, float* dab, const floatX* ab, float* scratch, int64_t N) {
   const int64_t blocks = value_mix_scratch(N) / 2;
-  launch(mix_values_backward_kernel, dim3(unsigned(blocks)), dim3(value_mix_threads),
-         value_mix_threads / warp_size * sizeof(float), gpu().stream, m, ab, scratch, N);
+  launch(mix_values_backward_kernel, unsigned(blocks), value_mix_threads, value_mix_threads / warp_size * sizeof(float),
+         m, ab, scratch, N);
   add_column_sums(dab, nullptr, scratch, blocks, /*stride=*/2, /*columns=*/2);
 }

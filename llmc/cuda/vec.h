@@ -1,5 +1,5 @@
-// Building blocks that every file of kernels includes: loads and stores of four and of eight elements, sums over a warp
-// and a block, the GPU and its launches.
+// Building blocks that every file of kernels includes: loads and stores of two, four and eight elements, sums over a
+// warp and a block, the GPU and its launches.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -20,6 +20,21 @@ __host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a
 constexpr int64_t rows_of_block(int64_t N, int64_t least, int64_t most_blocks) {
   const int64_t rows = ceil_div(N, most_blocks);
   return rows > least ? rows : least;
+}
+
+// A grid of one dimension whose blocks have `of_block` of `count` elements, rows or other things.
+inline dim3 blocks_of(int64_t count, int64_t of_block) { return dim3(unsigned(ceil_div(count, of_block))); }
+
+// Kernels in which a thread owns eight neighbouring elements, and neighbouring threads have neighbouring ones, so that
+// a warp's accesses are coalesced: the first of this thread's.
+constexpr int element_threads = 256;
+__device__ inline int64_t first_element() { return (int64_t(blockIdx.x) * element_threads + threadIdx.x) * 8; }
+
+// Launches such a kernel for `count` elements, a multiple of 8.
+template <class... Params, class... Args>
+void launch_elements(void (*kernel)(Params...), int64_t count, Args... args) {
+  CHECK(count % 8 == 0);
+  launch(kernel, blocks_of(count, 8 * element_threads), element_threads, 0, args...);
 }
 
 // Four consecutive elements as floats. p is aligned to the four of them.

@@ -72,8 +72,8 @@ void for_weighted_tensors(const std::vector<WeightedTensor>& terms, Launch launc
 
 inline void weighted_sum(floatX* out, const std::vector<WeightedTensor>& terms, int64_t n, bool accumulate) {
   for_weighted_tensors(terms, [&](const WeightedTensors& some, size_t first) {
-    launch(weighted_sum_kernel, dim3(unsigned(ceil_div(n / 8, weighted_sum_threads))), dim3(weighted_sum_threads), 0,
-           gpu().stream, out, some, n / 8, accumulate || first > 0);
+    launch(weighted_sum_kernel, blocks_of(n / 8, weighted_sum_threads), weighted_sum_threads, 0, out, some, n / 8,
+           accumulate || first > 0);
   });
 }
 
@@ -81,8 +81,8 @@ inline void weighted_sum_backward(float* dweights, const floatX* dout, const std
                                   float* scratch, int64_t n) {
   const int64_t pieces = weighted_sum_pieces(n);
   for_weighted_tensors(terms, [&](const WeightedTensors& some, size_t first) {
-    launch(weighted_sum_backward_kernel, dim3(unsigned(pieces)), dim3(weighted_sum_threads),
-           weighted_sum_threads / warp_size * sizeof(float), gpu().stream, dout, some, scratch, n / 8);
+    launch(weighted_sum_backward_kernel, unsigned(pieces), weighted_sum_threads,
+           weighted_sum_threads / warp_size * sizeof(float), dout, some, scratch, n / 8);
     add_column_sums(dweights + first, nullptr, scratch, pieces, /*stride=*/some.count, some.count);
   });
 }

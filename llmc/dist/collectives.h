@@ -176,9 +176,9 @@ struct Collectives {
   template <class Call>
   void noted(const Call& collective) {
     num_collectives_++;
-    launch(note_kernel, dim3(1), dim3(1), 0, stream_, &progress_.data[0], num_collectives_);
+    launch_on(stream_, note_kernel, 1, 1, 0, &progress_.data[0], num_collectives_);
     collective();
-    launch(note_kernel, dim3(1), dim3(1), 0, stream_, &progress_.data[1], num_collectives_);
+    launch_on(stream_, note_kernel, 1, 1, 0, &progress_.data[1], num_collectives_);
   }
 
   template <class T>
