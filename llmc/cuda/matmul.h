@@ -44,11 +44,12 @@ constexpr cudaDataType cuda_type = sizeof(T) == 4 ? CUDA_R_32F
 struct GemmShape {
   char op_a, op_b;  // 'N', 'T'
   int64_t m, n, k, lda, ldb, ldc;
-  bool accumulate;
   cudaDataType type, out_type;
-  int epilogue;
   bool tf32;
-  int align_a, align_b, align_c, align_bias, align_aux;  // bytes that the pointers are multiples of; 0: null
+  bool accumulate = false;
+  int epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  // Bytes that the pointers are multiples of; 0: null.
+  int align_a = 0, align_b = 0, align_c = 0, align_bias = 0, align_aux = 0;
   // Products of so many matrices, and elements from one to the next.
   int64_t batch = 1, next_a = 0, next_b = 0, next_c = 0;
 
@@ -191,29 +192,21 @@ inline int alignment_of(const void* p) {
   return alignment;
 }
 
-// c (m, n) = op(a) op(b), or c += with `accumulate`; op: 'N' as it is, 'T' transposed; ld: elements from one row to the
-// next. Row-major, which is cuBLAS's column-major c^T = op(b)^T op(a)^T.
+// The shape of c (m, n) = op(a) op(b), row-major, which is cuBLAS's column-major c^T = op(b)^T op(a)^T: a and b change
+// places. op: 'N' as it is, 'T' transposed; ld: elements from one row to the next.
+template <class In, class Out>
+GemmShape row_major_gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb, int64_t ldc) {
+  return {op_b, op_a, n, m, k, ldb, lda, ldc, cuda_type<In>, cuda_type<Out>, gemm_tf32()};
+}
+
+// c (m, n) = op(a) op(b), or c += with `accumulate`, as row_major_gemm says.
 template <class In, class Out>
 void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const In* a, int64_t lda, const In* b, int64_t ldb,
           bool accumulate, Out* c, int64_t ldc, const GemmEpilogue& epilogue = {}) {
-  const GemmShape shape = {op_b,
-                           op_a,
-                           n,
-                           m,
-                           k,
-                           ldb,
-                           lda,
-                           ldc,
-                           accumulate,
-                           cuda_type<In>,
-                           cuda_type<Out>,
-                           int(epilogue.kind),
-                           gemm_tf32(),
-                           alignment_of(b),
-                           alignment_of(a),
-                           alignment_of(c),
-                           alignment_of(epilogue.bias),
-                           alignment_of(epilogue.aux)};
+  GemmShape shape = row_major_gemm<In, Out>(op_a, op_b, m, n, k, lda, ldb, ldc);
+  shape.accumulate = accumulate, shape.epilogue = int(epilogue.kind);
+  shape.align_a = alignment_of(b), shape.align_b = alignment_of(a), shape.align_c = alignment_of(c);
+  shape.align_bias = alignment_of(epilogue.bias), shape.align_aux = alignment_of(epilogue.aux);
   const GemmPlan& plan = gemm_plan(shape, epilogue);
   set_epilogue_pointers(plan, epilogue);
   run_gemm(shape, plan, plan.algo, b, a, c);
@@ -222,32 +215,14 @@ void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const In* a, in
 // c_i = op(a_i) op(b_i) for all matrices of a batch, as llmc/ops/batched_gemm.h says.
 template <class T>
 void gemm(const BatchedGemm& s, const T* a, const T* b, T* c) {
-  const int64_t next_a = s.m * s.k, next_b = s.k * s.n, next_c = s.m * s.n;
+  GemmShape shape =
+      row_major_gemm<T, T>(s.op_a, s.op_b, s.m, s.n, s.k, s.op_a == 'N' ? s.k : s.m, s.op_b == 'N' ? s.n : s.k, s.n);
+  shape.batch = s.batch, shape.next_a = s.k * s.n, shape.next_b = s.m * s.k, shape.next_c = s.m * s.n;
   const auto alignment = [](const T* p, int64_t next) {  // of every matrix
     return std::min(alignment_of(p), alignment_of(reinterpret_cast<const void*>(next * int64_t(sizeof(T)))));
   };
-  const GemmShape shape = {s.op_b,
-                           s.op_a,
-                           s.n,
-                           s.m,
-                           s.k,
-                           s.op_b == 'N' ? s.n : s.k,
-                           s.op_a == 'N' ? s.k : s.m,
-                           s.n,
-                           /*accumulate=*/false,
-                           cuda_type<T>,
-                           cuda_type<T>,
-                           int(CUBLASLT_EPILOGUE_DEFAULT),
-                           gemm_tf32(),
-                           alignment(b, next_b),
-                           alignment(a, next_a),
-                           alignment(c, next_c),
-                           0,
-                           0,
-                           s.batch,
-                           next_b,
-                           next_a,
-                           next_c};
+  shape.align_a = alignment(b, shape.next_a), shape.align_b = alignment(a, shape.next_b);
+  shape.align_c = alignment(c, shape.next_c);
   const GemmPlan& plan = gemm_plan(shape, {});
   run_gemm(shape, plan, plan.algo, b, a, c);
 }
