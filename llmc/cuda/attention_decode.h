@@ -12,13 +12,11 @@
 // With relative positions each thread reads the row of r of its query and key straight from memory: a row serves one
 // query of one head, so that a block has no other use for it.
 //
-// In fp32 and bf16: products and sums are fp32, probabilities too.
+// Products, sums and probabilities are fp32 in every precision.
 #pragma once
 #include <cmath>
 #include "llmc/ops/attention_args.h"
 #include "attention_tiles.h"
-#include "device.h"
-#include "launch.h"
 #include "tile.h"
 #include "vec.h"
 
@@ -174,9 +172,7 @@ static __global__ void __launch_bounds__(decode_threads)
     if constexpr (InTurn) load_decode_tile<false, true, Documents>(a, kv, memory, keys, k0);
     auto partial = [&](int r) {
       const DecodeRow row = decode_row(a, kv, first + r);
-      int source = 0;  // which of the query head's K/V heads this one is
-      while (a.kv_of_head[row.head * a.kv_per_head + source] != int(blockIdx.y)) source++;
-      return partial_of(a, blockIdx.z, row.head, row.query, source, tile);
+      return partial_of(a, blockIdx.z, row.head, row.query, source_of(a, row.head, int(blockIdx.y)), tile);
     };
     for (int r = warp; r < rows; r += decode_threads / warp_size) {
       float *p = memory.p + r * decode_keys, *out = partial(r);
@@ -262,7 +258,7 @@ bool has_few_queries(const AttentionArgs<Element>& a) {
 
 template <class Element, bool Documents>
 void launch_attention_decode(const AttentionArgs<Element>& a) {
-  const float scale = float(1 / std::sqrt(double(a.HS))), to_exp2 = scale * 1.44269504f;  // exp(x) = exp2(x * log2(e))
+  const float scale = score_scale(a), to_exp2 = scale * log2_e;
   const dim3 tiles(unsigned(ceil_div(a.T, decode_keys)), unsigned(a.num_kv_heads), unsigned(a.B));
   for_tiles_that_fit(DecodeMemory<Element, false>::bytes(int(a.HS)), [&](auto in_turn) {
     const auto kernel = a.relative.q != nullptr ? attention_decode_kernel<Element, true, Documents, in_turn>

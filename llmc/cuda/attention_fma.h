@@ -17,8 +17,6 @@
 #include "attention_relative.h"
 #include "attention_tiles.h"
 #include "attention_topk.h"
-#include "device.h"
-#include "launch.h"
 #include "vec.h"
 
 // ----------------------------------------------------------------------------
@@ -39,7 +37,6 @@
 // T4 a block can have 64 KB.
 
 constexpr int half_warp = warp_size / 2, rows_per_thread = 4;
-constexpr float log2_e = 1.44269504f;  // exp(x) = exp2(x * log2_e), and exp2 is an instruction
 
 // 16 bytes more than the channels: eight lanes that each read a vector of consecutive rows access all 32 banks once.
 template <int G>
@@ -142,22 +139,16 @@ __device__ inline void mul_add_AB(float (&acc)[rows_per_thread][G][4], const flo
   }
 }
 
-// Scores of keys that come after the query are -inf. `key` and `query` are the thread's first: either may be the rows.
-template <int N>
-__device__ inline void mask_keys_after_rows(float (&s)[rows_per_thread][N], int query, int key) {
+// Scores of keys that come after the query become -inf. Rows of s are queries and columns are keys, or `transposed`;
+// `query` and `key` are the positions of the thread's first ones.
+template <bool transposed, int N>
+__device__ inline void mask_later_keys(float (&s)[rows_per_thread][N], int query, int key) {
   for (int i = 0; i < rows_per_thread; i++)
     for (int j = 0; j < N; j++)
-      if (key + j * half_warp > query + i) s[i][j] = -INFINITY;
-}
-template <int N>
-__device__ inline void mask_keys_after_columns(float (&s)[rows_per_thread][N], int query, int key) {
-  for (int i = 0; i < rows_per_thread; i++)
-    for (int j = 0; j < N; j++)
-      if (key + i > query + j * half_warp) s[i][j] = -INFINITY;
+      if (transposed ? key + i > query + j * half_warp : key + j * half_warp > query + i) s[i][j] = -INFINITY;
 }
 
-// Scores of keys that a query does not see become -inf. Rows of s are queries and columns are keys, or `transposed`; t
-// and j are the positions of the thread's first query and key.
+// Scores of keys that a query does not see become -inf. t and j are the positions of the thread's first query and key.
 template <bool transposed, int N, class Mask>
 __device__ inline void mask_scores(float (&s)[rows_per_thread][N], const Mask& mask, int t, int j) {
   for (int r = 0; r < rows_per_thread; r++)
@@ -382,7 +373,7 @@ __global__ void __launch_bounds__(ForwardTiles<G, Kind, Small>::threads, Forward
         select_topk<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
                            tile.source * int(a.T) + positions.at(k0 + thread.lane), stride);
     } else if (k0 + Tiles::keys > q0 + 1) {
-      mask_keys_after_rows(s, query, k0 + thread.lane);  // only on the diagonal
+      mask_later_keys<false>(s, query, k0 + thread.lane);  // only on the diagonal
     }
     update_softmax<General>(s, acc, row_max, row_sum, to_exp2);
     if constexpr (has_dropout(Kind))
@@ -592,7 +583,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, Backwa
         select_topk<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
                            tile.source * int(a.T) + positions.at(k0 + thread.lane), stride);
     } else if (k0 + Tiles::columns > q0 + 1) {
-      mask_keys_after_rows(s, query, k0 + thread.lane);
+      mask_later_keys<false>(s, query, k0 + thread.lane);
     }
     for (int i = 0; i < rows_per_thread; i++)
       for (int j = 0; j < Tiles::columns / half_warp; j++) {
@@ -693,7 +684,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, Backwa
           select_topk<true>(s, chosen_from(a, blockIdx.z, head, positions.at(q0 + thread.lane)), T - q0 - thread.lane,
                             first_index(a, head, int(blockIdx.y)) + positions.at(key), stride);
       } else if (k0 + Tiles::rows > q0 + 1) {
-        mask_keys_after_columns(s, q0 + thread.lane, key);
+        mask_later_keys<true>(s, q0 + thread.lane, key);
       }
       for (int j = 0; j < Tiles::columns / half_warp; j++) {
         const int query = q0 + thread.lane + j * half_warp;
@@ -798,7 +789,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, relative_attention, Small>::t
 // Launchers
 
 // A block for each tile of `rows` rows of each head in each sequence.
-inline dim3 attention_grid(const AttentionArgs<floatX>& a, int64_t rows, int64_t tile_rows, int64_t heads) {
+inline dim3 attention_grid(const AttentionArgs<floatX>& a, int64_t heads, int64_t rows, int64_t tile_rows) {
   return dim3(unsigned(most_tiles(rows, tile_rows, a.T, a.largest_stride)), unsigned(heads), unsigned(a.B));
 }
 
@@ -807,24 +798,24 @@ void launch_forward(const AttentionArgs<floatX>& a) {
   if (a.topk > 0)
     for_tiles_that_fit(TopKTiles<G, false>::bytes, [&](auto small) {
       using Tiles = TopKTiles<G, small>;
-      launch(attention_topk_kernel<G, has_documents(Kind), small>, attention_grid(a, a.queries(), Tiles::queries, a.NH),
+      launch(attention_topk_kernel<G, has_documents(Kind), small>, attention_grid(a, a.NH, a.queries(), Tiles::queries),
              Tiles::threads, Tiles::bytes, a);
     });
   for_tiles_that_fit(ForwardTiles<G, Kind, false>::bytes, [&](auto small) {
     using Tiles = ForwardTiles<G, Kind, small>;
-    launch(attention_forward_kernel<G, Kind, small>, attention_grid(a, a.queries(), Tiles::queries, a.NH),
-           Tiles::threads, Tiles::bytes, a, float(1 / sqrt(double(a.HS))));
+    launch(attention_forward_kernel<G, Kind, small>, attention_grid(a, a.NH, a.queries(), Tiles::queries),
+           Tiles::threads, Tiles::bytes, a, score_scale(a));
   });
 }
 
 template <int G, int Kind>
 void launch_backward(const AttentionArgs<floatX>& a) {
-  const float scale = float(1 / sqrt(double(a.HS)));
+  const float scale = score_scale(a);
   for_tiles_that_fit(BackwardTiles<G, Kind, false>::bytes, [&](auto small) {
     using Tiles = BackwardTiles<G, Kind, small>;
-    launch(attention_dq_kernel<G, Kind, small>, attention_grid(a, a.queries(), Tiles::rows, a.NH), Tiles::threads,
+    launch(attention_dq_kernel<G, Kind, small>, attention_grid(a, a.NH, a.queries(), Tiles::rows), Tiles::threads,
            Tiles::bytes, a, scale);
-    launch(attention_dkdv_kernel<G, Kind, small>, attention_grid(a, a.T, Tiles::rows, a.num_kv_heads), Tiles::threads,
+    launch(attention_dkdv_kernel<G, Kind, small>, attention_grid(a, a.num_kv_heads, a.T, Tiles::rows), Tiles::threads,
            Tiles::bytes, a, scale);
     if constexpr (is_relative(Kind)) {
       const dim3 grid(unsigned(ceil_div(a.relative.distances, Tiles::rows)), unsigned(a.NH), unsigned(a.B));
@@ -836,13 +827,13 @@ void launch_backward(const AttentionArgs<floatX>& a) {
 
 template <int G>
 void launch_forward(const AttentionArgs<floatX>& a) {
-  if (a.relative.q != nullptr || is_general(a)) for_kind(a, [&](auto Kind) { launch_forward<G, Kind>(a); });
+  if (is_general(a)) for_kind(a, [&](auto Kind) { launch_forward<G, Kind>(a); });
   else launch_forward<G, plain_attention>(a);
 }
 
 template <int G>
 void launch_backward(const AttentionArgs<floatX>& a) {
-  if (a.relative.q != nullptr || is_general_backward(a)) for_kind(a, [&](auto Kind) { launch_backward<G, Kind>(a); });
+  if (is_general_backward(a)) for_kind(a, [&](auto Kind) { launch_backward<G, Kind>(a); });
   else launch_backward<G, plain_attention>(a);
 }
 

@@ -2,7 +2,6 @@
 // plain attention over many tokens, those of attention_wgmma.h. SLA_ATTENTION=mma and SLA_ATTENTION=wgmma choose the
 // one or the other for all lengths.
 #pragma once
-#include <cmath>
 #include "llmc/ops/attention_args.h"
 #include "attention_mma.h"
 #include "attention_mma_dr.h"
@@ -10,19 +9,19 @@
 #include "attention_relative.h"
 #include "attention_wgmma.h"
 #include "device.h"
-#include "launch.h"
 
-inline float score_scale(const AttentionArgs<floatX>& a) { return float(1 / sqrt(double(a.HS))); }
+// ----------------------------------------------------------------------------
+// By mma.sync
 
 template <int D, int Kind, bool Large>
-void launch_forward_kernel(const AttentionArgs<floatX>& a, float scale) {
+void launch_forward_kernel(const AttentionArgs<floatX>& a) {
   using Tiles = ForwardTilesOf<D, Kind, Large>;
-  launch(attention_forward_kernel<D, Kind, Large>, attention_grid(a, a.NH, a.T - a.first_query, Tiles::queries),
-         attention_threads, Tiles::bytes, a, scale);
+  launch(attention_forward_kernel<D, Kind, Large>, attention_grid(a, a.NH, a.queries(), Tiles::queries),
+         attention_threads, Tiles::bytes, a, score_scale(a));
 }
 
 template <int D, int Kind, bool Large>
-void launch_backward_kernels(const AttentionArgs<floatX>& a, float scale) {
+void launch_backward_kernels(const AttentionArgs<floatX>& a) {
   using Dq = DqTilesOf<D, Kind, Large>;
   using Dkdv = DkdvTilesOf<D, Kind, Large>;
   static_assert(Dq::bytes <= Gpu::large_shared_bytes && Dkdv::bytes <= Gpu::large_shared_bytes);
@@ -31,57 +30,18 @@ void launch_backward_kernels(const AttentionArgs<floatX>& a, float scale) {
                     (2 * (Dq::bytes + 1024) <= 100 << 10 && 2 * (Dkdv::bytes + 1024) <= 100 << 10),
                 "an SM of compute capability 8.6, 8.9 or 12.0 has room for two blocks");
   launch(attention_dq_kernel<D, Kind, Large>, attention_grid(a, a.NH, a.queries(), Dq::queries), Dq::threads, Dq::bytes,
-         a, scale);
+         a, score_scale(a));
   launch(attention_dkdv_kernel<D, Kind, Large>, attention_grid(a, a.num_kv_heads, a.T, Dkdv::keys), Dkdv::threads,
-         Dkdv::bytes, a, scale);
+         Dkdv::bytes, a, score_scale(a));
 }
 
 // dr =, from the delta of the kernels before.
 template <int D, bool Documents>
-void launch_dr_kernels(const AttentionArgs<floatX>& a, float scale) {
+void launch_dr_kernels(const AttentionArgs<floatX>& a) {
   using Tiles = DrTiles<D>;
   const dim3 grid(unsigned(a.NH), unsigned(a.B), unsigned(ceil_div(a.relative.distances, Tiles::distances)));
-  launch(attention_dr_kernel<D, Documents>, grid, attention_threads, Tiles::bytes, a, scale);
+  launch(attention_dr_kernel<D, Documents>, grid, attention_threads, Tiles::bytes, a, score_scale(a));
   launch_sum_of_sequences(a);
-}
-
-// Defined below: whether kernels by wgmma are there for these arguments, and have been launched.
-inline bool launch_wgmma_forward(const AttentionArgs<floatX>& a);
-inline bool launch_wgmma_backward(const AttentionArgs<floatX>& a);
-
-inline void launch_attention_forward(const AttentionArgs<floatX>& a) {
-  if (launch_wgmma_forward(a)) return;
-  const float scale = score_scale(a);
-  for_head_size(a.HS, [&](auto D) {
-    if (a.relative.q != nullptr || is_general(a)) {
-      for_kind(a, [&](auto Kind) {
-        if (a.topk > 0)
-          launch(attention_topk_kernel<D, has_documents(Kind)>,
-                 attention_grid(a, a.NH, a.T - a.first_query, TopKTiles<D>::queries), attention_threads,
-                 TopKTiles<D>::bytes, a);
-        launch_forward_kernel<D, Kind, false>(a, scale);
-      });
-    } else if (gpu().has_large_shared_memory)
-      launch_forward_kernel<D, plain_attention, D <= 64>(a, scale);  // of more channels there is one shape
-    else launch_forward_kernel<D, plain_attention, false>(a, scale);
-  });
-}
-
-inline void launch_attention_backward(const AttentionArgs<floatX>& a) {
-  if (launch_wgmma_backward(a)) return;
-  const float scale = score_scale(a);
-  for_head_size(a.HS, [&](auto D) {
-    if (a.relative.q != nullptr || is_general_backward(a)) {
-      for_kind(a, [&](auto Kind) {
-        constexpr bool has_two_shapes = D == 64 && has_topk(Kind);
-        if (gpu().has_large_shared_memory) launch_backward_kernels<D, Kind, has_two_shapes>(a, scale);
-        else launch_backward_kernels<D, Kind, false>(a, scale);
-        if constexpr (is_relative(Kind)) launch_dr_kernels<D, has_documents(Kind)>(a, scale);
-      });
-    } else if (gpu().has_large_shared_memory)
-      launch_backward_kernels<D, plain_attention, (D >= 64)>(a, scale);  // of fewer channels there is one shape
-    else launch_backward_kernels<D, plain_attention, false>(a, scale);
-  });
 }
 
 // ----------------------------------------------------------------------------
@@ -109,20 +69,57 @@ bool for_wgmma_head_size(const AttentionArgs<floatX>& a, WgmmaLengths from, F f)
   return is_used;
 }
 
+// Returns whether kernels by wgmma are there for these arguments, and have been launched.
 inline bool launch_wgmma_forward(const AttentionArgs<floatX>& a) {
-  if (is_general(a) || a.relative.q != nullptr) return false;
+  if (is_general(a)) return false;
   return for_wgmma_head_size(a, wgmma_forward_from, [&](auto D) {
-    launch(attention_forward_wgmma_kernel<D>, attention_grid(a, a.NH, a.T - a.first_query, wgmma_rows), wgmma_threads,
+    launch(attention_forward_wgmma_kernel<D>, attention_grid(a, a.NH, a.queries(), wgmma_rows), wgmma_threads,
            WgmmaForwardTiles<D>::bytes, a, score_scale(a));
   });
 }
 
 inline bool launch_wgmma_backward(const AttentionArgs<floatX>& a) {
-  if (is_general_backward(a) || a.relative.q != nullptr) return false;
+  if (is_general_backward(a)) return false;
   return for_wgmma_head_size(a, wgmma_backward_from, [&](auto D) {
     launch(attention_dq_wgmma_kernel<D>, attention_grid(a, a.NH, a.T, wgmma_rows), wgmma_threads,
            WgmmaDqTiles<D>::bytes, a, score_scale(a));
     launch(attention_dkdv_wgmma_kernel<D>, attention_grid(a, a.num_kv_heads, a.T, wgmma_rows), wgmma_threads,
            WgmmaDkdvTiles<D>::bytes, a, score_scale(a));
+  });
+}
+
+// ----------------------------------------------------------------------------
+// Either
+
+inline void launch_attention_forward(const AttentionArgs<floatX>& a) {
+  if (launch_wgmma_forward(a)) return;
+  for_head_size(a.HS, [&](auto D) {
+    if (is_general(a)) {
+      for_kind(a, [&](auto Kind) {
+        if (a.topk > 0)
+          launch(attention_topk_kernel<D, has_documents(Kind)>,
+                 attention_grid(a, a.NH, a.queries(), TopKTiles<D>::queries), attention_threads, TopKTiles<D>::bytes,
+                 a);
+        launch_forward_kernel<D, Kind, false>(a);
+      });
+    } else if (gpu().has_large_shared_memory)
+      launch_forward_kernel<D, plain_attention, D <= 64>(a);  // of more channels there is one shape
+    else launch_forward_kernel<D, plain_attention, false>(a);
+  });
+}
+
+inline void launch_attention_backward(const AttentionArgs<floatX>& a) {
+  if (launch_wgmma_backward(a)) return;
+  for_head_size(a.HS, [&](auto D) {
+    if (is_general_backward(a)) {
+      for_kind(a, [&](auto Kind) {
+        constexpr bool has_two_shapes = D == 64 && has_topk(Kind);
+        if (gpu().has_large_shared_memory) launch_backward_kernels<D, Kind, has_two_shapes>(a);
+        else launch_backward_kernels<D, Kind, false>(a);
+        if constexpr (is_relative(Kind)) launch_dr_kernels<D, has_documents(Kind)>(a);
+      });
+    } else if (gpu().has_large_shared_memory)
+      launch_backward_kernels<D, plain_attention, (D >= 64)>(a);  // of fewer channels there is one shape
+    else launch_backward_kernels<D, plain_attention, false>(a);
   });
 }

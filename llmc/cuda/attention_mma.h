@@ -30,11 +30,9 @@
 #include "llmc/ops/attention_args.h"
 #include "attention_tiles.h"
 #include "attention_topk.h"
-#include "device.h"
 #include "tile.h"
 #include "vec.h"
 
-constexpr float log2_e = 1.44269504f;  // exp(x) = exp2(x * log2_e), and exp2 is an instruction
 constexpr int attention_warps = 4, attention_threads = attention_warps * warp_size;
 
 // In every grid here x is a head (a query head or a K/V head), y a sequence and z a tile of rows. z changes slowest, so

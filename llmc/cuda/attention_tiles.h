@@ -3,13 +3,15 @@
 // mask hides are neither loaded nor multiplied, nor those of other documents.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 #include "llmc/ops/attention_args.h"
 #include "vec.h"
 
 // What a kernel is compiled for, as a parameter of its template: the attention of GPT-2 and of skip-layer attention;
-// what has masks, several K/V heads for a query head, topk, or in the backward pass keys before the first query; and
-// that with relative positions; the last two within documents; and general attention with dropout, and both.
+// general attention, which has masks, several K/V heads for a query head, topk, or in the backward pass keys before the
+// first query; that with relative positions; either of these within documents; and general attention with dropout,
+// without documents or within them.
 constexpr int plain_attention = 0, general_attention = 1, relative_attention = 2, document_attention = 3,
               relative_document_attention = 4, dropout_attention = 5, dropout_document_attention = 6;
 SLA_HOST_DEVICE constexpr bool is_relative(int kind) {
@@ -21,6 +23,17 @@ SLA_HOST_DEVICE constexpr bool has_documents(int kind) {
 SLA_HOST_DEVICE constexpr bool has_dropout(int kind) { return kind >= dropout_attention; }
 SLA_HOST_DEVICE constexpr bool has_topk(int kind) { return kind == general_attention || kind == document_attention; }
 
+// Whether attention is not plain, and whether its backward pass is not.
+template <class Element>
+bool is_general(const AttentionArgs<Element>& a) {
+  return a.is_general || a.topk > 0 || a.exact_out != nullptr || a.first_keys != nullptr || a.dropout.keys != nullptr ||
+         a.relative.q != nullptr;
+}
+template <class Element>
+bool is_general_backward(const AttentionArgs<Element>& a) {
+  return is_general(a) || a.first_query > 0;
+}
+
 // Runs f(Kind), a constant, of attention that is not plain.
 template <class Element, class F>
 void for_kind(const AttentionArgs<Element>& a, F f) {
@@ -31,6 +44,22 @@ void for_kind(const AttentionArgs<Element>& a, F f) {
   else if (!documents) f(std::integral_constant<int, general_attention>());
   else if (relative) f(std::integral_constant<int, relative_document_attention>());
   else f(std::integral_constant<int, document_attention>());
+}
+
+constexpr float log2_e = 1.44269504f;  // exp(x) = exp2(x * log2_e), and exp2 is an instruction
+
+// What scores are multiplied by, 1 / sqrt(HS).
+template <class Element>
+float score_scale(const AttentionArgs<Element>& a) {
+  return float(1 / std::sqrt(double(a.HS)));
+}
+
+// Which of a query head's K/V heads this one is.
+template <class Element>
+__device__ inline int source_of(const AttentionArgs<Element>& a, int head, int kv_head) {
+  int source = 0;
+  while (a.kv_of_head[head * a.kv_per_head + source] != kv_head) source++;
+  return source;
 }
 
 // With relative positions: the row of r of a query and a key, which are positions of a sequence. It is negative, or

@@ -12,18 +12,6 @@
 #include "llmc/ops/attention_args.h"
 #include "vec.h"
 
-// Whether attention needs the general kernels.
-template <class Element>
-bool is_general(const AttentionArgs<Element>& a) {
-  return a.is_general || a.topk > 0 || a.exact_out != nullptr || a.first_keys != nullptr || a.dropout.keys != nullptr;
-}
-
-// Whether its backward pass needs them.
-template <class Element>
-bool is_general_backward(const AttentionArgs<Element>& a) {
-  return is_general(a) || a.first_query > 0;
-}
-
 // The chosen keys of neighbouring queries, with one element of each array for a query: those whose score is higher than
 // `score`, or equal to it with an index of at most `last`.
 struct TopK {
@@ -36,14 +24,6 @@ template <class Element>
 __device__ inline TopK chosen_from(const AttentionArgs<Element>& a, int64_t b, int head, int query) {
   const int64_t at = (b * a.NH + head) * (a.T - a.first_query) + query - a.first_query;
   return {a.topk_score + at, a.topk_last + at};
-}
-
-// Which of a query head's K/V heads this one is.
-template <class Element>
-__device__ inline int source_of(const AttentionArgs<Element>& a, int head, int kv_head) {
-  int source = 0;
-  while (a.kv_of_head[head * a.kv_per_head + source] != kv_head) source++;
-  return source;
 }
 
 // The index of position 0 of a K/V head among the keys of a query head.

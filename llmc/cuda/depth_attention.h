@@ -8,7 +8,7 @@
 
 constexpr int depth_threads = 256;
 
-// Neighbouring lanes, as many as a power of two that is HS / 8 or more, have a head of a token, each eight channels.
+// A lane has eight channels of a head of a token (lanes_of_head).
 struct LaneOfToken {
   int64_t n, column;
   bool has_channels;
@@ -106,8 +106,7 @@ __global__ void __launch_bounds__(depth_threads)
 
 template <class Kernel>
 void launch_depth_attention(Kernel kernel, const DepthAttention<floatX>& a, int64_t N) {
-  int lanes = 1;
-  while (lanes * 8 < a.HS) lanes *= 2;
+  const int lanes = lanes_of_head(a.HS);
   launch(kernel, blocks_of(N * a.heads * lanes, depth_threads), depth_threads, 0, a, N, lanes, 1 / sqrtf(float(a.HS)));
 }
 

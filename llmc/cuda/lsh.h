@@ -8,8 +8,6 @@
 #include <climits>
 #include <cmath>
 #include "attention.h"
-#include "device.h"
-#include "launch.h"
 #include "lsh_decode.h"
 #include "llmc/ops/lsh.h"
 #include "llmc/utils/error.h"
@@ -251,7 +249,7 @@ inline void lsh_backward(const LshAttention& a) {
   const dim3 grid(unsigned(ceil_div(a.shape.rows() * a.shape.NH, lsh_row_threads / warp_size))), block(lsh_row_threads);
   launch(lsh_delta_kernel, grid, block, 0, a);
   for (int round = 0; round < a.shape.rounds; round++) launch_lsh_backward(a, round);
-  launch(lsh_dqv_kernel, grid, block, 0, a, 1.0f / std::sqrt(float(a.shape.HS)));
+  launch(lsh_dqv_kernel, grid, block, 0, a, a.shape.score_scale());
 }
 
 // out =.
@@ -260,5 +258,5 @@ inline void lsh_decode(const LshDecode& a) {
   CHECK(0 <= a.first_query && a.first_query < a.shape.T);
   const dim3 grid(unsigned(a.shape.B * a.queries()), unsigned(a.shape.NH));
   const size_t bytes = lsh_decode_warps * size_t(a.shape.HS + 2) * sizeof(float);
-  launch(lsh_decode_kernel, grid, lsh_decode_threads, bytes, a, 1.0f / std::sqrt(float(a.shape.HS)));
+  launch(lsh_decode_kernel, grid, lsh_decode_threads, bytes, a, a.shape.score_scale());
 }

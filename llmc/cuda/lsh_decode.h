@@ -2,7 +2,6 @@
 // buckets of all positions before it, and reads the rows of those alone that share one.
 #pragma once
 #include <cmath>
-#include "launch.h"
 #include "llmc/ops/lsh.h"
 #include "vec.h"
 

@@ -6,7 +6,6 @@
 #include <type_traits>
 #include "attention_fma.h"
 #include "device.h"
-#include "launch.h"
 #include "llmc/ops/lsh.h"
 #include "lsh_tiles.h"
 
@@ -21,26 +20,11 @@ struct LshTiles {
   }
 };
 
-// Rows of one head, by position.
-struct LshRows {
-  const floatX* src;
-  int64_t stride;
-  bool normalized;
-};
-__device__ inline LshRows lsh_q(const LshRound& at) {
-  return {at.a.qv + at.head * at.a.shape.HS, 2 * at.a.shape.C(), false};
-}
 __device__ inline LshRows lsh_k(const LshRound& at) {
   return {at.a.qv + at.head * at.a.shape.HS, 2 * at.a.shape.C(), true};
 }
-__device__ inline LshRows lsh_v(const LshRound& at) {
-  return {at.a.qv + at.a.shape.C() + at.head * at.a.shape.HS, 2 * at.a.shape.C(), false};
-}
-__device__ inline LshRows lsh_dout(const LshRound& at) {
-  return {at.a.dout + at.head * at.a.shape.HS, at.a.shape.C(), false};
-}
 
-// tile = the rows of the places [first, end) of the order, and zeros after them. Called by the whole block.
+// tile = the rows of some places of the order, and zeros after them. Called by the whole block.
 template <class Tiles>
 __device__ inline void load_places(float* tile, const LshRound& at, const LshRows& rows, LshInterval places) {
   constexpr int threads_per_row = 64 * Tiles::groups / 8, rows_at_once = Tiles::threads / threads_per_row;
@@ -58,7 +42,7 @@ __device__ inline void load_places(float* tile, const LshRound& at, const LshRow
   }
 }
 
-// buckets (round, rows) = those in earlier rounds of the places [first, end). Called by the whole block.
+// buckets (round, rows) = those of some places in earlier rounds. Called by the whole block.
 template <class Tiles>
 __device__ inline void load_buckets(int* buckets, const LshRound& at, LshInterval places) {
   const int i = int(threadIdx.x);
@@ -282,8 +266,7 @@ void for_lsh_tiles(const LshAttention& a, int round, int num_tiles, F f) {
 template <class Tiles>
 void launch_lsh_round(void (*kernel)(LshAttention, int, float), const LshAttention& a, int round, int num_tiles) {
   const dim3 grid(unsigned(ceil_div(a.shape.T, Tiles::rows)), unsigned(a.shape.NH), unsigned(a.shape.B));
-  const float scale = 1.0f / std::sqrt(float(a.shape.HS));
-  launch(kernel, grid, Tiles::threads, Tiles::bytes(num_tiles, round), a, round, scale);
+  launch(kernel, grid, Tiles::threads, Tiles::bytes(num_tiles, round), a, round, a.shape.score_scale());
 }
 
 inline void launch_lsh_forward(const LshAttention& a, int round) {

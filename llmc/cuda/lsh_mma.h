@@ -6,23 +6,11 @@
 #include <cmath>
 #include "attention_mma.h"
 #include "device.h"
-#include "launch.h"
 #include "llmc/ops/lsh.h"
 #include "lsh_tiles.h"
 #include "tile.h"
 
 constexpr int lsh_rows = 16 * attention_warps;
-
-// Rows of one head, by position.
-struct LshRows {
-  const floatX* src;
-  int64_t stride;
-};
-__device__ inline LshRows lsh_q(const LshRound& at) { return {at.a.qv + at.head * at.a.shape.HS, 2 * at.a.shape.C()}; }
-__device__ inline LshRows lsh_v(const LshRound& at) {
-  return {at.a.qv + at.a.shape.C() + at.head * at.a.shape.HS, 2 * at.a.shape.C()};
-}
-__device__ inline LshRows lsh_dout(const LshRound& at) { return {at.a.dout + at.head * at.a.shape.HS, at.a.shape.C()}; }
 
 // tile = the rows of some places of the order, of which there are up to Rows, and zeros after them and for the channels
 // from HS on. Called by the whole block.
@@ -341,8 +329,7 @@ __global__ void __launch_bounds__(attention_threads, 2) lsh_dkdv_kernel(LshAtten
 template <class Block>
 void launch_lsh_round(void (*kernel)(LshAttention, int, float), const LshAttention& a, int round) {
   const dim3 grid(unsigned(a.shape.NH), unsigned(a.shape.B), unsigned(ceil_div(a.shape.T, lsh_rows)));
-  const float scale = 1.0f / std::sqrt(float(a.shape.HS));
-  launch(kernel, grid, attention_threads, Block::bytes(round), a, round, scale);
+  launch(kernel, grid, attention_threads, Block::bytes(round), a, round, a.shape.score_scale());
 }
 
 inline void launch_lsh_forward(const LshAttention& a, int round) {

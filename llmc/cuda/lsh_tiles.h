@@ -1,8 +1,8 @@
-// What the kernels of attention by locality-sensitive hashing share, in bf16 and fp32. A block owns a tile of positions
-// in the order of a round, queries or keys, which are rows of scores, and loops over tiles of others, which are their
-// columns. Row i sees the columns of an interval: a query the keys from the start of its bucket to itself, and a key
-// the queries after it to the end of its bucket. Of these it sees the ones with which it shares no bucket in an earlier
-// round.
+// What the kernels of attention by locality-sensitive hashing share in every precision. A block owns a tile of
+// positions in the order of a round, queries or keys, which are rows of scores, and loops over tiles of others, which
+// are their columns. Row i sees the columns of an interval: a query the keys from the start of its bucket to itself,
+// and a key the queries after it to the end of its bucket. Of these it sees the ones with which it shares no bucket in
+// an earlier round.
 #pragma once
 #include <cmath>
 #include "llmc/ops/lsh.h"
@@ -19,6 +19,18 @@ __device__ inline void store_channels(Element* p, const float (&x)[N]) {
   if constexpr (N == 4) store4(p, x);
   else store2(p, x);
 }
+
+// Rows of one head, by position. In lsh_fma.h those of k are normalized where they are loaded.
+struct LshRows {
+  const floatX* src;
+  int64_t stride;
+  bool normalized = false;
+};
+__device__ inline LshRows lsh_q(const LshRound& at) { return {at.a.qv + at.head * at.a.shape.HS, 2 * at.a.shape.C()}; }
+__device__ inline LshRows lsh_v(const LshRound& at) {
+  return {at.a.qv + at.a.shape.C() + at.head * at.a.shape.HS, 2 * at.a.shape.C()};
+}
+__device__ inline LshRows lsh_dout(const LshRound& at) { return {at.a.dout + at.head * at.a.shape.HS, at.a.shape.C()}; }
 
 struct LshInterval {
   int begin = 0, end = 0;
@@ -63,8 +75,8 @@ struct LshResult {
   int64_t row;
   LshMerge merged;
 
-  // `lse` and `sum`: of the exponentials of the scores of this round, -inf and 0 of none; `sum` is what results are
-  // divided by. All lanes of the warp call it, and those with `writes` lse.
+  // `lse`: the log of the sum of the exponentials of this round's scores, -inf of none. All lanes of the warp call it,
+  // and those with `writes` write the new lse.
   __device__ LshResult(const LshRound& at, int i, bool exists, bool writes, float lse)
       : at(at), row(exists ? at.row(i) : 0), merged{} {
     float* of_query = at.a.lse + row * at.a.shape.NH + at.head;

@@ -7,8 +7,15 @@
 #include "rotary.h"
 #include "vec.h"
 
-// Neighbouring lanes, as many as a power of two that is HS / 8 or more, have a head of a row, each channels [i, i + 4)
-// and [i + HS/2, i + HS/2 + 4) of it, so that it has both of each pair that is rotated.
+// How many neighbouring lanes have a head, with eight channels each: a power of two, at most 16 for the 128 channels
+// that a head has at most.
+inline int lanes_of_head(int HS) {
+  int lanes = 1;
+  while (lanes * 8 < HS) lanes *= 2;
+  return lanes;
+}
+
+// A lane has channels [i, i + 4) and [i + HS/2, i + HS/2 + 4) of a head of a row: both of each pair that is rotated.
 struct LaneOfHead {
   int64_t group, row;  // of the heads of all rows
   int head, i;
@@ -71,8 +78,7 @@ __global__ void __launch_bounds__(rotary_threads)
 template <class Kernel, class Kept>
 void launch_norm_heads(Kernel kernel, const RotaryHeads<floatX>& r, const Kept& kept, const RowPositions& positions,
                        int64_t N) {
-  int lanes = 1;  // at most 16: heads have at most 128 channels, and multiples of 8
-  while (lanes * 8 < r.HS) lanes *= 2;
+  const int lanes = lanes_of_head(r.HS);
   const int64_t groups = N * r.heads;
   launch(kernel, blocks_of(groups * lanes, rotary_threads), rotary_threads, 0, r, kept, positions, groups, lanes);
 }
