@@ -72,7 +72,7 @@ TEST(LONG_ON_EMU(AttentionDropout), MatchesTheFormulaWithEveryMask) {
 
 #if defined(SLA_EMU) && defined(PRECISION_BF16)
 // The emulated GPU has no kernels by wgmma: they would end the program.
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_topk.h: `|| a.dropout.keys != nullptr` -> ``
+// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_tiles.h: `|| a.dropout.keys != nullptr` -> ``
 TEST(AttentionDropout, IsByMmaWhereWgmmaIsAskedFor) {
   gpu().attention_by = AttentionBy::wgmma;
   check(with_dropout({1, 70, 64, {0, 1}, 2}));

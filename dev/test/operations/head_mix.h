@@ -11,7 +11,7 @@
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `load_vector(x + vector_width, right)` -> `x_left`
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `c < m.HS; c += vector_width) {` ->
 //   `c < 8; c += vector_width) {`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `dweights[w] += float(sum)` -> `dweights[w] = float(sum)`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/vec.h: `sums[column] += float(sum)` -> `sums[column] = float(sum)`
 // BUG (build/fp32/test_ops_emu) llmc/cuda/head_mix.h: `first = int(blockIdx.x) % groups * head_mix_group` ->
 //   `first = 0`
 // BUG (build/fp32/test_ops_emu) llmc/cuda/head_mix.h: `__syncthreads();  // all threads have read the token before`

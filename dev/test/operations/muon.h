@@ -226,7 +226,7 @@ TEST(Muon, BatchesAreOfOneShapeAndBoundedSize) {
 // Operands that lie closer than cuBLASLt's vectors are wide, too.
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/gemm.h: `b += s.k * s.n` -> `b += s.m * s.k`
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/gemm.h: `j < columns && row > column` -> `j < columns && row > column + side`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/matmul.h: `alignment(b, next_b),` -> `alignment_of(b),`
+// BUG (build/fp32/test_ops_emu) llmc/cuda/matmul.h: `alignment(b, shape.next_a)` -> `alignment_of(b)`
 TEST(BatchedGemm, MultipliesEachPairOfMatrices) {
   for (const BatchedGemm& s : {BatchedGemm{3, 'N', 'T', 8, 8, 24},
                                {4, 'N', 'N', 5, 7, 5},

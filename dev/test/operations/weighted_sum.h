@@ -5,7 +5,8 @@
 
 // More terms than a launch on a GPU takes, and sizes of several pieces, too.
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/weighted_sum.h: `accumulate ? to_float(out[first + i]) : 0.0f` -> `0.0f`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/weighted_sum.h: `dweights[t] += float(sum)` -> `dweights[t] = float(sum)`
+// BUG (build/fp32/test_ops_cpu) llmc/cpu/vec.h: `sum += partial[row * columns + column]` ->
+//   `sum = partial[row * columns + column]`
 // BUG (build/fp32/test_ops_emu) llmc/cuda/weighted_sum.h: `accumulate || first > 0` -> `accumulate`
 // BUG (build/fp32/test_ops_emu) llmc/cuda/weighted_sum.h: `first + e * weighted_sum_threads; i < eights) load8` ->
 //   `first; i < eights) load8`
