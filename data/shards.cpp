@@ -8,9 +8,6 @@
 #include <cstdio>
 #include <cstring>
 #include "llmc/utils/crc32c.h"
-#include "llmc/text/dataloader.h"
-#include "llmc/text/token_mask.h"
-#include "llmc/utils/files.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/text.h"
 
@@ -19,27 +16,22 @@ using json = nlohmann::ordered_json;
 // -------------------------------------------------------------------------------------------------------------------
 // Shards
 
-bool checksum_of_file(const std::string& path, int64_t begin, int64_t end, uint32_t& checksum) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+std::optional<uint32_t> checksum_of_file(const std::string& path, int64_t begin, int64_t end) {
+  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   std::vector<char> block(1 << 20);
-  checksum = 0;
-  while (fd >= 0 && begin < end) {
-    const ssize_t n = pread(fd, block.data(), size_t(std::min(end - begin, int64_t(block.size()))), begin);
+  uint32_t checksum = 0;
+  while (begin < end) {
+    const ssize_t n = pread(file.fd, block.data(), size_t(std::min(end - begin, int64_t(block.size()))), begin);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;
+    if (n <= 0) return std::nullopt;
     checksum = crc32c(block.data(), n, checksum);
     begin += n;
   }
-  if (fd >= 0) close(fd);
-  return fd >= 0 && begin == end;
+  return checksum;
 }
 
 ShardWriter::ShardWriter(const std::string& folder, const std::string& prefix, int64_t shard_tokens)
     : folder_(folder), prefix_(prefix), shard_tokens_(shard_tokens) {}
-
-ShardWriter::~ShardWriter() {
-  if (fd_ >= 0) close(fd_);
-}
 
 // Appends `count` bits, each a 0 or 1 of `values`, to the first `size` bits of `bits`; those after them stay 0.
 static void append_bits(std::vector<uint8_t>& bits, int64_t size, const uint8_t* values, int64_t count) {
@@ -56,7 +48,7 @@ void ShardWriter::add(const uint16_t* tokens, int64_t count, const uint8_t* scor
   while (count > 0) {
     CHECK(has_mask_ == (scored != nullptr));
     if (in_shard_ == shard_tokens_) finish_shard();
-    if (fd_ < 0) begin_shard();
+    if (file_.fd < 0) begin_shard();
     const int64_t n = std::min(count, shard_tokens_ - in_shard_);
     buffer_.insert(buffer_.end(), tokens, tokens + n);
     if (scored) append_bits(mask_, in_shard_, scored, n), scored += n;
@@ -67,13 +59,13 @@ void ShardWriter::add(const uint16_t* tokens, int64_t count, const uint8_t* scor
 }
 
 void ShardWriter::finish() {
-  if (fd_ >= 0) finish_shard();
+  if (file_.fd >= 0) finish_shard();
 }
 
 // The header comes last, when the number of tokens is known.
 void ShardWriter::begin_shard() {
-  fd_ = open(part_path().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (fd_ < 0 || lseek(fd_, shard_header_bytes, SEEK_SET) < 0) fail();
+  file_ = FileDescriptor(open(part_path().c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (file_.fd < 0 || lseek(file_.fd, shard_header_bytes, SEEK_SET) < 0) fail();
   in_shard_ = 0, checksum_ = 0;
   mask_.clear();
 }
@@ -81,9 +73,9 @@ void ShardWriter::begin_shard() {
 void ShardWriter::flush() {
   const size_t bytes = buffer_.size() * sizeof(uint16_t);
   checksum_ = crc32c(buffer_.data(), bytes, checksum_);
-  if (write_all(fd_, buffer_.data(), bytes) != bytes) fail();
+  if (write_all(file_.fd, buffer_.data(), bytes) != bytes) fail();
   // Starts writing to the disk, so that fsync has less to wait for. It is only a hint.
-  sync_file_range(fd_, 0, 0, SYNC_FILE_RANGE_WRITE);
+  sync_file_range(file_.fd, 0, 0, SYNC_FILE_RANGE_WRITE);
   buffer_.clear();
 }
 
@@ -100,12 +92,11 @@ uint32_t ShardWriter::write_mask() const {
 void ShardWriter::finish_shard() {
   flush();
   const int32_t header[shard_header_ints] = {shard_magic, shard_version, int32_t(in_shard_)};
-  if (write_all(fd_, header, sizeof header, 0) != sizeof header) fail();
+  if (write_all(file_.fd, header, sizeof header, 0) != sizeof header) fail();
   const uint32_t checksum =
       crc32c_combine(crc32c(header, sizeof header), checksum_, uint64_t(in_shard_) * sizeof(uint16_t));
-  const bool synced = fsync(fd_) == 0;
-  const bool closed = close(fd_) == 0;
-  fd_ = -1;
+  const bool synced = fsync(file_.fd) == 0;
+  const bool closed = close(std::exchange(file_.fd, -1)) == 0;
   if (!synced || !closed) fail();
   std::optional<uint32_t> mask_checksum;
   if (has_mask_) {
@@ -124,9 +115,9 @@ json ShardWriter::state() {
         json{{"name", shard.name}, {"tokens", shard.tokens}, {"crc32c", shard.checksum}});
     if (shard.mask_checksum) entry["mask_crc32c"] = *shard.mask_checksum;
   }
-  if (fd_ < 0) return state;
+  if (file_.fd < 0) return state;
   flush();
-  if (fsync(fd_) != 0) fail();
+  if (fsync(file_.fd) != 0) fail();
   state["part_crc32c"] = checksum_;
   if (has_mask_) {
     write_mask();
@@ -137,28 +128,25 @@ json ShardWriter::state() {
 
 bool ShardWriter::resume(const json& state) {
   has_mask_ = state.at("has_mask");
-  uint32_t checksum;
   for (const json& shard : state.at("complete")) {
     shards_.push_back({shard.at("name"), shard.at("tokens"), shard.at("crc32c"), std::nullopt});
     Shard& s = shards_.back();
     const std::string path = folder_ + "/" + s.name;
-    if (!checksum_of_file(path, 0, shard_bytes(s.tokens), checksum) || checksum != s.checksum) return false;
+    if (checksum_of_file(path, 0, shard_bytes(s.tokens)) != s.checksum) return false;
     total_ += s.tokens;
     if (!has_mask_) continue;
     s.mask_checksum = shard.at("mask_crc32c").get<uint32_t>();
-    if (!checksum_of_file(mask_path_of(path), 0, mask_bytes(s.tokens), checksum) || checksum != s.mask_checksum)
-      return false;
+    if (checksum_of_file(mask_path_of(path), 0, mask_bytes(s.tokens)) != s.mask_checksum) return false;
   }
   in_shard_ = state.at("part_tokens");
   if (in_shard_ == 0) return true;
   total_ += in_shard_;
   checksum_ = state.at("part_crc32c");
   rename(path().c_str(), part_path().c_str());  // if it was completed after state()
-  if (!checksum_of_file(part_path(), shard_header_bytes, shard_bytes(in_shard_), checksum) || checksum != checksum_)
-    return false;
+  if (checksum_of_file(part_path(), shard_header_bytes, shard_bytes(in_shard_)) != checksum_) return false;
   if (has_mask_ && !resume_mask(state)) return false;
-  fd_ = open(part_path().c_str(), O_WRONLY | O_CLOEXEC);
-  if (fd_ < 0 || ftruncate(fd_, shard_bytes(in_shard_)) != 0 || lseek(fd_, 0, SEEK_END) < 0) fail();
+  file_ = FileDescriptor(open(part_path().c_str(), O_WRONLY | O_CLOEXEC));
+  if (file_.fd < 0 || ftruncate(file_.fd, shard_bytes(in_shard_)) != 0 || lseek(file_.fd, 0, SEEK_END) < 0) fail();
   return true;
 }
 
@@ -190,7 +178,7 @@ static void remove_shard_folder(const std::string& folder) noexcept {
     unlink((folder + "/PROGRESS.json").c_str());  // first: it must not describe files that are deleted
     for (const std::string& name : list_folder(folder))
       if (is_ours(name)) unlink((folder + "/" + name).c_str());
-  } catch (const UserError&) {}
+  } catch (const std::exception&) {}
   rmdir(folder.c_str());
 }
 
@@ -199,31 +187,24 @@ OutputFolder::OutputFolder(const std::string& final_path) : final_(final_path), 
     if (mkdir(path_.c_str(), 0777) != 0 && errno != EEXIST)
       user_error("%s: cannot create the folder: %s; --out needs a writable parent folder", path_.c_str(),
                  strerror(errno));
-    fd_ = open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd_ < 0 && errno == ENOENT) continue;  // another run has just renamed it
-    if (fd_ < 0) user_error("%s: cannot open the folder: %s; move it away", path_.c_str(), strerror(errno));
-    if (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
-      close(fd_);
+    lock_ = FileDescriptor(open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (lock_.fd < 0 && errno == ENOENT) continue;  // another run has just renamed it
+    if (lock_.fd < 0) user_error("%s: cannot open the folder: %s; move it away", path_.c_str(), strerror(errno));
+    if (flock(lock_.fd, LOCK_EX | LOCK_NB) != 0)
       user_error("%s: another run is writing it; wait until that has finished", final_.c_str());
-    }
-    struct stat named, locked;
-    if (stat(path_.c_str(), &named) == 0 && fstat(fd_, &locked) == 0 && named.st_ino == locked.st_ino) break;
-    close(fd_);  // it was renamed between open and flock
+    struct stat named, locked;  // it may have been renamed between open and flock
+    if (stat(path_.c_str(), &named) == 0 && fstat(lock_.fd, &locked) == 0 && named.st_ino == locked.st_ino) break;
   }
   for (const std::string& name : list_folder(path_)) {
-    if (is_ours(name)) {
-      if (is_unfinished_output(name)) unlink((path_ + "/" + name).c_str());  // of a run that was killed
-      continue;
-    }
-    close(fd_);
-    user_error("%s: exists and holds %s, which is no shard; move it away", path_.c_str(), name.c_str());
+    if (!is_ours(name))
+      user_error("%s: exists and holds %s, which is no shard; move it away", path_.c_str(), name.c_str());
+    if (is_unfinished_output(name)) unlink((path_ + "/" + name).c_str());  // of a run that was killed
   }
 }
 
 OutputFolder::~OutputFolder() {
   struct stat info;
   if (!published_ && stat(progress_path().c_str(), &info) != 0) remove_shard_folder(path_);
-  close(fd_);
 }
 
 void OutputFolder::clear() {

@@ -9,6 +9,7 @@
 #include <vector>
 #include "llmc/text/dataloader.h"
 #include "llmc/text/token_mask.h"
+#include "llmc/utils/files.h"
 
 struct Shard {
   std::string name;  // train_000000.bin
@@ -19,16 +20,14 @@ struct Shard {
 
 constexpr int64_t shard_bytes(int64_t tokens) { return shard_header_bytes + tokens * int64_t(sizeof(uint16_t)); }
 
-// checksum = the CRC-32C of a file's bytes from `begin` to `end`. False if it cannot be read, or is shorter.
-bool checksum_of_file(const std::string& path, int64_t begin, int64_t end, uint32_t& checksum);
+// The CRC-32C of a file's bytes from `begin` to `end`; none if it cannot be read, or is shorter.
+std::optional<uint32_t> checksum_of_file(const std::string& path, int64_t begin, int64_t end);
 
 // Writes PREFIX_000000.bin, PREFIX_000001.bin, ... of at most `shard_tokens` tokens each into `folder`, and, if the
 // tokens come with a mask, PREFIX_000000.mask, ... (llmc/text/token_mask.h). A shard that is complete has its mask. All
 // functions throw UserError, with the file and the system's reason, if writing fails.
 struct ShardWriter {
   ShardWriter(const std::string& folder, const std::string& prefix, int64_t shard_tokens);
-  ~ShardWriter();
-  ShardWriter(const ShardWriter&) = delete;
 
   // Appends tokens (count). scored (count): 1 if the token is scored, 0 if not; null: there is no mask. The first
   // tokens decide whether there is one.
@@ -47,7 +46,7 @@ struct ShardWriter {
  private:
   std::string folder_, prefix_;
   int64_t shard_tokens_, in_shard_ = 0, total_ = 0;
-  int fd_ = -1;
+  FileDescriptor file_;
   uint32_t checksum_ = 0;  // of the tokens in the file
   std::vector<uint16_t> buffer_;
   bool has_mask_ = false;
@@ -84,7 +83,7 @@ struct OutputFolder {
 
  private:
   std::string final_, path_;
-  int fd_ = -1;
+  FileDescriptor lock_;
   bool published_ = false;
 };
 

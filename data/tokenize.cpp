@@ -48,6 +48,8 @@ struct Options {
   int threads = int(std::max(1u, std::thread::hardware_concurrency()));
   bool force = false, update = false;
   CorpusOptions corpus;
+
+  bool read_stdin() const { return std::count(corpus.paths.begin(), corpus.paths.end(), "-") > 0; }
 };
 
 constexpr int64_t few_documents = 200;            // with fewer documents, the split is by bytes
@@ -268,11 +270,6 @@ struct Run {
       : options(o), tokenizer(t), sources(list_sources(o.corpus.paths)), folder(o.out) {}
 
   int64_t documents() const { return position.document - counts.empty; }
-  bool reads_stdin() const {
-    for (const SourceFile& source : sources)
-      if (source.path == "-") return true;
-    return false;
-  }
   json identity() const;
   void choose_split();
   bool resume();
@@ -296,7 +293,7 @@ void Run::choose_split() {
   if (options.val_fraction && *options.val_fraction == 0) return;
   const double documents = options.val_fraction.value_or(0.05), bytes = options.val_fraction.value_or(0.1);
   split.every = std::lround(1 / documents);
-  if (reads_stdin() || !options.corpus.fields.empty())
+  if (options.read_stdin() || !options.corpus.fields.empty())
     return;  // cannot be read twice; the text's size is unknown before parsing
   std::vector<SourceFile> counted = sources;
   const Tokenizer bytes_tokenizer = Tokenizer::bytes();
@@ -328,17 +325,15 @@ static bool is_as_stated(const std::string& path, const json& bytes, const json&
     while (reader.read(block.data(), block.size()) > 0) continue;
     return crc32c == crc32c_hex(reader.checksum);
   }
-  uint32_t checksum;
   struct stat info;
-  return stat(path.c_str(), &info) == 0 && bytes == info.st_size && checksum_of_file(path, 0, info.st_size, checksum) &&
-         crc32c == crc32c_hex(checksum);
+  if (stat(path.c_str(), &info) != 0 || bytes != info.st_size) return false;
+  const std::optional<uint32_t> checksum = checksum_of_file(path, 0, info.st_size);
+  return checksum && crc32c == crc32c_hex(*checksum);
 }
 
 // What of the tokens in DIR is not what these options would make of the text as it is now; "" if nothing is.
 static std::string what_differs(const Options& options, const Tokenizer& tokenizer) {
-  const std::vector<std::string>& paths = options.corpus.paths;
-  if (options.update && std::find(paths.begin(), paths.end(), "-") != paths.end())
-    return "standard input cannot be read twice";
+  if (options.update && options.read_stdin()) return "standard input cannot be read twice";
   const std::string of_manifest = options.out + "/MANIFEST.json";
   const std::optional<std::string> text = try_read_file(of_manifest);
   if (!text) return of_manifest + " is missing";
@@ -347,7 +342,7 @@ static std::string what_differs(const Options& options, const Tokenizer& tokeniz
     if (manifest.at("tokenizer").at("crc32c") != crc32c_hex(tokenizer.checksum())) return "their vocabulary is another";
     for (const auto& [name, value] : before.items())
       if (value != now.at(name)) return "their " + name + " was " + value.dump() + ", not " + now.at(name).dump();
-    const std::vector<SourceFile> sources = list_sources(paths);
+    const std::vector<SourceFile> sources = list_sources(options.corpus.paths);
     if (sources.size() != manifest.at("sources").size())
       return format("they are of %zu files, and there are %zu", manifest["sources"].size(), sources.size());
     for (size_t i = 0; i < sources.size(); i++)
@@ -393,7 +388,7 @@ void Run::save_progress() {
 // damaged.
 bool Run::resume() {
   const std::optional<std::string> text = try_read_file(folder.progress_path());
-  if (!text || reads_stdin()) return false;
+  if (!text || options.read_stdin()) return false;
   const json progress = json::parse(*text, nullptr, /*allow_exceptions=*/false);
   try {
     if (progress.at("run") != identity()) return false;

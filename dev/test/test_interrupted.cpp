@@ -70,7 +70,7 @@ TEST_F(Interruption, AnotherVocabularyOrOptionStartsOver) {
   expect_the_end("--val-fraction 0 --threads 1 --shard-tokens 70000 ", false);
 }
 
-// BUG data/shards.cpp: `checksum != s.mask_checksum` -> `false`
+// BUG data/shards.cpp: `!= s.mask_checksum)` -> `== std::nullopt)`
 TEST_F(Interruption, ADamagedFileStartsOver) {
   for (const char* name : {"train_000000.bin", "train_000000.mask", "train_000001.mask"}) {
     SCOPED_TRACE(name);

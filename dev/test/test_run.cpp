@@ -7,6 +7,7 @@
 #include <new>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <thread>
 #include "files.h"
 #include "helpers.h"
 #include "llmc/run/background_writer.h"
@@ -120,8 +121,8 @@ TEST(Log, KeepsValidLinesAfterDamagedOnes) {
   EXPECT_EQ(read_file(path), "{\"step\":1}\n");
 }
 
-// BUG llmc/run/logger.cpp: `waiting_.erase(0, write_all(fd_, waiting_.data(), waiting_.size()));` ->
-//   `write_all(fd_, waiting_.data(), waiting_.size()), waiting_.clear();`
+// BUG llmc/run/logger.cpp: `waiting_.erase(0, write_all(file_.fd, waiting_.data(), waiting_.size()));` ->
+//   `write_all(file_.fd, waiting_.data(), waiting_.size()), waiting_.clear();`
 TEST(Log, OnAFullDiskWaitsForRoomAndLosesNothing) {
   TemporaryFolder folder;
   signal(SIGXFSZ, SIG_IGN);

@@ -14,15 +14,9 @@
 #include "llmc/utils/error.h"
 #include "llmc/utils/host_name.h"
 
-Connection::Connection(int descriptor) : fd(descriptor) {
+Connection::Connection(int descriptor) : FileDescriptor(descriptor) {
   const int yes = 1;
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
-}
-
-Connection& Connection::operator=(Connection&& other) noexcept {
-  std::swap(fd, other.fd);
-  in = std::move(other.in), out = std::move(other.out), since = other.since;
-  return *this;
 }
 
 void Connection::close_now() {
@@ -83,10 +77,7 @@ static std::string number_of(const sockaddr* address, socklen_t size) {
 
 bool is_own(const Address& address) {  // a socket can only be bound to those
   const Connection c(socket(address.bytes.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_storage at_any_port = address.bytes;
-  if (at_any_port.ss_family == AF_INET6) reinterpret_cast<sockaddr_in6&>(at_any_port).sin6_port = 0;
-  else reinterpret_cast<sockaddr_in&>(at_any_port).sin_port = 0;
-  return bind(c.fd, reinterpret_cast<const sockaddr*>(&at_any_port), address.size) == 0;
+  return bind(c.fd, reinterpret_cast<const sockaddr*>(&address.bytes), address.size) == 0;
 }
 
 std::string address_of_peer(const Connection& connection) {
@@ -97,24 +88,19 @@ std::string address_of_peer(const Connection& connection) {
 }
 
 int listen_at(int port, bool loopback_only) {
-  for (int family : {AF_INET6, AF_INET}) {  // an IPv6 socket accepts IPv4 connections, too
-    if (loopback_only && family == AF_INET6) continue;
-    sockaddr_in6 v6 = {};
-    sockaddr_in v4 = {};
-    v6.sin6_family = AF_INET6, v6.sin6_port = htons(uint16_t(port));
-    v4.sin_family = AF_INET, v4.sin_port = htons(uint16_t(port));
-    v4.sin_addr.s_addr = htonl(loopback_only ? INADDR_LOOPBACK : INADDR_ANY);
-    const int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), yes = 1, no = 0;
-    if (fd < 0) continue;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    if (family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
-    const bool bound = family == AF_INET6 ? bind(fd, reinterpret_cast<sockaddr*>(&v6), sizeof v6) == 0
-                                          : bind(fd, reinterpret_cast<sockaddr*>(&v4), sizeof v4) == 0;
-    if (bound && listen(fd, SOMAXCONN) == 0) return fd;
-    const int error = errno;
-    close(fd);
-    errno = error;
-  }
+  std::vector<std::string> hosts = {"::", "0.0.0.0"};  // an IPv6 socket accepts IPv4 connections, too
+  if (loopback_only) hosts = {loopback_address};
+  int error;  // numbers have none
+  for (const std::string& host : hosts)
+    for (const Address& address : addresses_of(host, std::to_string(port), error)) {
+      const int family = address.bytes.ss_family, yes = 1, no = 0;
+      FileDescriptor s(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+      if (s.fd < 0) continue;
+      setsockopt(s.fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+      if (family == AF_INET6) setsockopt(s.fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
+      const bool is_bound = bind(s.fd, reinterpret_cast<const sockaddr*>(&address.bytes), address.size) == 0;
+      if (is_bound && listen(s.fd, SOMAXCONN) == 0) return std::exchange(s.fd, -1);
+    }
   return -1;
 }
 

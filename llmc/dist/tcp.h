@@ -5,19 +5,15 @@
 #include <string>
 #include <vector>
 #include "llmc/utils/clock.h"
+#include "llmc/utils/files.h"
 
-// A non-blocking socket with the bytes that were received and not yet processed, and those that are to be sent. Closed
-// when destroyed.
-struct Connection {
-  int fd = -1;  // -1: closed
+// A non-blocking socket with the bytes that were received and not yet processed, and those that are to be sent.
+struct Connection : FileDescriptor {
   std::string in, out;
   double since = seconds_now();  // when it was opened
 
   Connection() = default;
   explicit Connection(int descriptor);
-  Connection(Connection&& other) noexcept { *this = std::move(other); }
-  Connection& operator=(Connection&& other) noexcept;
-  ~Connection() { close_now(); }
 
   void close_now();
   // Appends received bytes, at most `limit`, to `in`. Returns false if the other end has closed the connection or it
@@ -38,7 +34,7 @@ std::vector<Address> addresses_of(const std::string& host, const std::string& po
 // Connects; fd is -1 if that fails or takes longer than `seconds`.
 Connection connect_to(const Address& address, double seconds);
 
-// Whether it is an address of this machine.
+// Whether it is an address of this machine, with port 0.
 bool is_own(const Address& address);
 // The other end's address, as a number; "" if it is gone.
 std::string address_of_peer(const Connection& connection);

@@ -1,25 +1,19 @@
 #include "logger.h"
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 #include <cerrno>
 #include <cstring>
 #include <type_traits>
 #include <utility>
-#include "llmc/utils/files.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/json.h"
 #include "llmc/utils/message.h"
 
 using json = nlohmann::ordered_json;
 
-RunLog::~RunLog() {
-  if (fd_ >= 0) close(fd_);
-}
-
 void RunLog::open(int flags) {
-  fd_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0666);
-  if (fd_ < 0) user_error("%s: cannot be written: %s", path_.c_str(), strerror(errno));
+  file_ = FileDescriptor(::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0666));
+  if (file_.fd < 0) user_error("%s: cannot be written: %s", path_.c_str(), strerror(errno));
 }
 
 void RunLog::create(const std::string& out) {
@@ -78,16 +72,16 @@ void RunLog::write(const char* key, const LogFields& fields) { write_line(dump_j
 // Notices, and says once, that nobody will ever read what is written.
 void RunLog::check_not_deleted() {
   struct stat status;
-  if (is_deleted_ || fstat(fd_, &status) != 0 || status.st_nlink > 0) return;
+  if (is_deleted_ || fstat(file_.fd, &status) != 0 || status.st_nlink > 0) return;
   is_deleted_ = true;
   print_error(path_ + ": has been deleted while the run writes it; the run continues, and its log is lost");
 }
 
 void RunLog::write_line(const std::string& line) {
-  if (fd_ < 0) return;
+  if (file_.fd < 0) return;
   check_not_deleted();
   waiting_ += line + "\n";
-  waiting_.erase(0, write_all(fd_, waiting_.data(), waiting_.size()));
+  waiting_.erase(0, write_all(file_.fd, waiting_.data(), waiting_.size()));
   const bool was_full = std::exchange(disk_full_, !waiting_.empty());
   if (!disk_full_) return;
   if (errno != ENOSPC && errno != EDQUOT && errno != EFBIG)
@@ -97,7 +91,7 @@ void RunLog::write_line(const std::string& line) {
 }
 
 void RunLog::finish() {
-  if (fd_ >= 0) check_not_deleted();
+  if (file_.fd >= 0) check_not_deleted();
   if (is_deleted_) user_error("%s: was deleted while the run wrote it: the run has no log", path_.c_str());
   if (!waiting_.empty()) user_error("%s: its last lines could not be written: the disk is full", path_.c_str());
 }

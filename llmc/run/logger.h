@@ -5,6 +5,7 @@
 #include <string>
 #include <variant>
 #include <vector>
+#include "llmc/utils/files.h"
 
 struct LogField;
 using LogFields = std::vector<LogField>;
@@ -22,11 +23,6 @@ struct ResumedLog {
 // system; if the disk is full, it is kept in memory until there is room, and stderr says so once, as when the file has
 // been deleted. Any other failure is a UserError.
 struct RunLog {
-  RunLog() = default;
-  ~RunLog();
-  RunLog(const RunLog&) = delete;
-  RunLog& operator=(const RunLog&) = delete;
-
   // Starts a new log in folder `out`; an existing one is renamed to log.1.jsonl, log.2.jsonl, ... Throws UserError if
   // it cannot.
   void create(const std::string& out);
@@ -42,7 +38,7 @@ struct RunLog {
 
  private:
   std::string path_;
-  int fd_ = -1;
+  FileDescriptor file_;
   std::string waiting_;      // lines that the disk had no room for
   bool disk_full_ = false;   // the disk is full, and a message on stderr has said so
   bool is_deleted_ = false;  // the file has been deleted, and a message on stderr has said so
