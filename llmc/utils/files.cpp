@@ -1,5 +1,4 @@
 #include "files.h"
-#include <dirent.h>
 #include <fcntl.h>
 #include <glob.h>
 #include <sys/file.h>
@@ -106,14 +105,11 @@ int32_t magic_number_of(const std::string& path) {
 
 std::set<std::string> list_folder(const std::string& folder) {
   std::set<std::string> names;
-  DIR* dir = opendir(folder.c_str());
-  if (!dir && errno == ENOENT) return names;
-  if (!dir) user_error("%s: cannot be listed: %s", folder.c_str(), strerror(errno));
-  while (const dirent* entry = readdir(dir)) {
-    const std::string name = entry->d_name;
-    if (name != "." && name != "..") names.insert(name);
-  }
-  closedir(dir);
+  std::error_code error;
+  for (const std::filesystem::directory_entry& entry : std::filesystem::directory_iterator(folder, error))
+    names.insert(entry.path().filename());
+  if (error && error != std::errc::no_such_file_or_directory)
+    user_error("%s: cannot be listed: %s", folder.c_str(), error.message().c_str());
   return names;
 }
 
@@ -276,48 +272,37 @@ bool is_unfinished_output(const std::string& name) {
          point == numbers.rfind('.') && point + 1 < numbers.size();
 }
 
-OutputFile::OutputFile(const std::string& path) : path_(path) {
+UnfinishedOutput::~UnfinishedOutput() {
+  std::error_code ignored;
+  if (file_.fd >= 0 && !temporary_.empty()) std::filesystem::remove_all(temporary_, ignored);
+}
+
+void UnfinishedOutput::finish() {
+  if (!temporary_.empty()) {
+    if (fsync(file_.fd) != 0) cannot_be_written(path_);
+    rename_durably(temporary_, path_);
+  }
+  file_ = FileDescriptor();
+}
+
+OutputFile::OutputFile(const std::string& path) : UnfinishedOutput(path) {
   const OutputTarget target(path);
   path_ = target.path;
   if (target.is_written_to_as_it_is) {
     fflush(stdout);
     file_ = FileDescriptor(target.is_standard_output ? dup(STDOUT_FILENO) : open(path.c_str(), O_WRONLY | O_CLOEXEC));
-    if (file_.fd < 0) fail();
+    if (file_.fd < 0) cannot_be_written(path_);
     return;
   }
   temporary_ = make_unfinished(path_, /*is_folder=*/false, file_);
   if (target.exists) fchmod(file_.fd, target.status.st_mode & 07777);
 }
 
-OutputFile::~OutputFile() {
-  if (file_.fd >= 0 && !temporary_.empty()) unlink(temporary_.c_str());
-}
-
-void OutputFile::fail() const { cannot_be_written(path_); }
-
 void OutputFile::write(const void* bytes, size_t count) {
-  if (write_all(file_.fd, bytes, count) != count) fail();
+  if (write_all(file_.fd, bytes, count) != count) cannot_be_written(path_);
 }
 
-void OutputFile::finish() {
-  if (!temporary_.empty()) {
-    if (fsync(file_.fd) != 0) fail();
-    rename_durably(temporary_, path_);
-  }
-  file_ = FileDescriptor();
-}
-
-NewFolder::NewFolder(const std::string& path) : path_(path) {
+NewFolder::NewFolder(const std::string& path) : UnfinishedOutput(path) {
   check_free_name(path);
-  temporary_ = make_unfinished(path, /*is_folder=*/true, folder_);
-}
-
-NewFolder::~NewFolder() {
-  std::error_code ignored;
-  if (folder_.fd >= 0) std::filesystem::remove_all(temporary_, ignored);
-}
-
-void NewFolder::finish() {
-  rename_durably(temporary_, path_);
-  folder_ = FileDescriptor();
+  temporary_ = make_unfinished(path, /*is_folder=*/true, file_);
 }

@@ -97,39 +97,30 @@ void rename_durably(const std::string& temporary, const std::string& path);
 // Throws UserError if something of that name exists: a link that leads nowhere, too.
 void check_free_name(const std::string& path);
 
-// A file that is written from front to back under a name of its own, PATH.tmp.PROCESS.NUMBER, and gets the name PATH
-// when it is complete and on the disk. A file of that name is replaced, at the end of links too. A device, a pipe, and
-// what standard output goes to are written to as they are. What killed processes left of other attempts is removed.
-struct OutputFile {
-  // Throws UserError for a folder, a disk, a link that leads nowhere, and if the file cannot be made.
-  explicit OutputFile(const std::string& path);
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
-  ~OutputFile();  // without finish() nothing is left
+// A file or folder that is made under a name of its own, PATH.tmp.PROCESS.NUMBER, and gets the name PATH when it is
+// complete and on the disk. What killed processes left of other attempts is removed.
+struct UnfinishedOutput {
+  ~UnfinishedOutput();  // without finish() nothing is left
+  void finish();        // throws UserError
 
-  void write(const void* bytes, size_t count);  // throws UserError
-  void finish();                                // throws UserError
-
- private:
+ protected:
   std::string path_, temporary_;  // temporary_ "": written to as it is
   FileDescriptor file_;
-  [[noreturn]] void fail() const;
+  explicit UnfinishedOutput(const std::string& path) : path_(path) {}
 };
 
-// A folder that is filled under a name of its own, as OutputFile's, and gets its name when it is complete.
-struct NewFolder {
+// A file that is written from front to back. A file of its name is replaced, at the end of links too. A device, a pipe,
+// and what standard output goes to are written to as they are.
+struct OutputFile : UnfinishedOutput {
+  // Throws UserError for a folder, a disk, a link that leads nowhere, and if the file cannot be made.
+  explicit OutputFile(const std::string& path);
+  void write(const void* bytes, size_t count);  // throws UserError
+};
+
+struct NewFolder : UnfinishedOutput {
   // Throws UserError if something of that name exists, or the folder cannot be made.
   explicit NewFolder(const std::string& path);
-  NewFolder(const NewFolder&) = delete;
-  NewFolder& operator=(const NewFolder&) = delete;
-  ~NewFolder();  // without finish() nothing is left
-
   const std::string& unfinished() const { return temporary_; }  // where its files are to be made
-  void finish();                                                // throws UserError
-
- private:
-  std::string path_, temporary_;
-  FileDescriptor folder_;
 };
 
 // Whether a name is that of such an unfinished file or folder.
