@@ -7,7 +7,6 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 #include "llmc/io/checkpoint.h"
 #include "llmc/model/config_json.h"
 #include "llmc/model/gguf_file.h"
@@ -22,6 +21,7 @@
 #include "llmc/utils/json.h"
 #include "llmc/utils/meminfo.h"
 #include "llmc/utils/program.h"
+#include "llmc/utils/text.h"
 
 struct Options {
   std::string in, out, tokenizer, type;
@@ -112,8 +112,7 @@ static void convert_questions(const Options& o) {
   const Tokenizer tokenizer = Tokenizer::load(o.tokenizer);
   Encoder encoder(tokenizer);
   std::vector<ChoiceQuestion> questions;
-  std::istringstream lines(read_whole_file(o.in, most_text_bytes));
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string& line : lines_of(read_whole_file(o.in, most_text_bytes))) {
     try {
       questions.push_back(read_question(line, encoder));
     } catch (const std::exception& e) {

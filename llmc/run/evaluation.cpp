@@ -5,12 +5,12 @@
 #include <cstdio>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include "llmc/text/scored_text.h"
 #include "llmc/utils/command_line.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/files.h"
 #include "llmc/utils/json.h"
+#include "llmc/utils/text.h"
 
 using nlohmann::ordered_json;
 
@@ -204,8 +204,7 @@ std::string results_json(const EvaluationResults& r) {
 
 std::vector<std::pair<std::string, std::string>> read_last_words(const std::string& path) {
   std::vector<std::pair<std::string, std::string>> texts;
-  std::istringstream lines(read_whole_file(path, most_text_bytes));
-  for (std::string line; std::getline(lines, line);) {
+  for (const std::string& line : lines_of(read_whole_file(path, most_text_bytes))) {
     const ordered_json json = parse_json(line);
     const size_t number = texts.size() + 1;
     if (json.is_discarded()) user_error("%s: line %zu %s", path.c_str(), number, why_no_json(line).c_str());
@@ -268,13 +267,7 @@ ServeRequest parse_serve_request(const std::string& line) {
   } catch (const ordered_json::exception& e) { user_error("%s", e.what()); }
 }
 
-std::string serve_answer(const std::string& name, const std::vector<std::pair<double, bool>>& scores) {
-  return dump_json(ordered_json{{name, scores}});
-}
-std::string serve_answer(const std::string& name, const std::vector<double>& sums) {
-  return dump_json(ordered_json{{name, sums}});
-}
-std::string serve_answer(const std::string& name, const std::vector<std::string>& texts) {
-  return dump_json(ordered_json{{name, texts}});
+std::string serve_answer(const std::string& name, const ServeResults& results) {
+  return std::visit([&](const auto& values) { return dump_json(ordered_json{{name, values}}); }, results);
 }
 std::string serve_error(const std::string& what) { return dump_json(ordered_json{{"error", what}}); }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 #include "position_losses.h"
 #include "sampling.h"
@@ -112,7 +113,6 @@ ServeRequest parse_serve_request(const std::string& line);  // throws UserError
 // the item or its context, begins.
 void of_item(size_t number, const std::string& text, const std::function<void()>& what);
 
-std::string serve_answer(const std::string& name, const std::vector<std::pair<double, bool>>& scores);
-std::string serve_answer(const std::string& name, const std::vector<double>& sums);
-std::string serve_answer(const std::string& name, const std::vector<std::string>& texts);
+using ServeResults = std::variant<std::vector<std::pair<double, bool>>, std::vector<double>, std::vector<std::string>>;
+std::string serve_answer(const std::string& name, const ServeResults& results);
 std::string serve_error(const std::string& what);

@@ -4,7 +4,6 @@
 #include <filesystem>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <unordered_map>
 #include "llmc/utils/crc32c.h"
 #include "llmc/utils/error.h"
@@ -282,12 +281,6 @@ static std::string characters_of(std::string_view bytes) {
   return text;
 }
 
-// A line without the carriage return of Windows' line ends, which is in no token as files write them.
-static std::string_view without_return(std::string_view line) {
-  if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
-  return line;
-}
-
 struct Tokenizer::VocabularyFile {
   std::string path, text;
   Tokenizer tokenizer;
@@ -343,7 +336,7 @@ struct Tokenizer::VocabularyFile {
   void read_ranks();
   void read_encoder_json(const std::string& encoder, const std::string& merges);
   void read_tokenizer_json(const json& j);
-  void check_merges(const std::vector<std::pair<std::string, std::string>>& merges);
+  void check_merges(const std::vector<std::string>& merges);
 };
 
 // tiktoken: one token a line, in base64, with a space and its id. The end of text is not in the file: it gets the first
@@ -355,10 +348,7 @@ void Tokenizer::VocabularyFile::read_ranks() {
   for (char digit : std::string_view("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"))
     digit_of[uint8_t(digit)] = next++;
   size_t line_number = 0;
-  for (std::string_view rest = text; !rest.empty();) {
-    const size_t newline = std::min(rest.find('\n'), rest.size());
-    const std::string_view line = without_return(rest.substr(0, newline));
-    rest.remove_prefix(std::min(newline + 1, rest.size()));
+  for (const std::string& line : lines_of(text)) {
     line_number++;
     if (line.empty()) continue;
     std::string bytes;
@@ -372,7 +362,7 @@ void Tokenizer::VocabularyFile::read_ranks() {
     }
     while (at < line.size() && line[at] == '=') at++;
     const bool spaced = at > 0 && at % 4 == 0 && at < line.size() && line[at] == ' ';
-    const std::string_view number = spaced ? line.substr(at + 1) : std::string_view();
+    const std::string number = spaced ? line.substr(at + 1) : "";
     if (number.empty() || number.size() > 9 || number.find_first_not_of("0123456789") != std::string::npos)
       user_error("%s: line %zu is not a token in base64, a space and an id: neither tiktoken's ranks, nor vocab.bpe, "
                  "encoder.json or tokenizer.json; name such a file",
@@ -384,19 +374,20 @@ void Tokenizer::VocabularyFile::read_ranks() {
   add_special(int64_t(free), end_of_text_name);
 }
 
-// Joining by the lowest id is joining by the first merge only if their order is that of the ids.
-void Tokenizer::VocabularyFile::check_merges(const std::vector<std::pair<std::string, std::string>>& merges) {
+// A merge is the text of both tokens. Joining by the lowest id is joining by the first merge only if their order is
+// that of the ids.
+void Tokenizer::VocabularyFile::check_merges(const std::vector<std::string>& merges) {
   std::unordered_map<std::string_view, size_t> ids;
   for (size_t id = 0; id < tokenizer.tokens_.size(); id++) ids.emplace(tokenizer.tokens_[id], id);
   size_t last = 0;
-  for (const auto& [left, right] : merges) {
-    const auto found = ids.find(bytes_of(left + right));
+  for (const std::string& merge : merges) {
+    const auto found = ids.find(bytes_of(merge));
     if (found == ids.end())
-      user_error("%s: \"%s%s\" is merged, but is no token; fetch it again", path.c_str(), left.c_str(), right.c_str());
+      user_error("%s: \"%s\" is merged, but is no token; fetch it again", path.c_str(), merge.c_str());
     if (found->second <= last)
-      user_error("%s: the ids of \"%s%s\" and the merge before it are not in the merges' order; only such vocabularies "
+      user_error("%s: the ids of \"%s\" and the merge before it are not in the merges' order; only such vocabularies "
                  "are known",
-                 path.c_str(), left.c_str(), right.c_str());
+                 path.c_str(), merge.c_str());
     last = found->second;
   }
   size_t single = 0, special = tokenizer.special_.size(), all = 0;
@@ -418,15 +409,13 @@ void Tokenizer::VocabularyFile::read_encoder_json(const std::string& encoder, co
   }
   if (tokenizer.special_.empty()) user_error("%s: has no <|endoftext|>; name GPT-2's", path.c_str());
   path = merges_path;
-  std::vector<std::pair<std::string, std::string>> merges;
-  std::istringstream lines(read(merges_path));
-  for (std::string line; std::getline(lines, line);) {
-    line = without_return(line);
+  std::vector<std::string> merges;
+  for (const std::string& line : lines_of(read(merges_path))) {
     if (line.empty() || (merges.empty() && begins_with(line, "#version"))) continue;
     const size_t space = line.find(' ');
     if (space == std::string::npos)
       user_error("%s: \"%s\" is not a merge of two tokens; fetch it again", path.c_str(), line.c_str());
-    merges.emplace_back(line.substr(0, space), line.substr(space + 1));
+    merges.push_back(line.substr(0, space) + line.substr(space + 1));
   }
   check_merges(merges);
 }
@@ -460,14 +449,14 @@ void Tokenizer::VocabularyFile::read_tokenizer_json(const json& j) {
     if (!added.count(end_of_text_name)) refuse("added_tokens has no <|endoftext|>");
     for (const auto& [token, id] : model.at("vocab").items())
       if (!added.count(token)) add(id, bytes_of(token));
-    std::vector<std::pair<std::string, std::string>> merges;
+    std::vector<std::string> merges;
     for (const json& merge : model.at("merges")) {
       if (merge.is_array()) {
-        merges.emplace_back(merge.at(0), merge.at(1));
+        merges.push_back(merge.at(0).get<std::string>() + merge.at(1).get<std::string>());
       } else {
         const std::string pair = merge;
         const size_t space = std::min(pair.find(' '), pair.size() - 1);
-        merges.emplace_back(pair.substr(0, space), pair.substr(space + 1));
+        merges.push_back(pair.substr(0, space) + pair.substr(space + 1));
       }
     }
     check_merges(merges);
