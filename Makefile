@@ -438,17 +438,11 @@ data/tokenize: $(addprefix $(OBJ)/data/,tokenize.o corpus.o $(SOURCE_STREAM).o s
   $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(if $(HAVE_ARCHIVE),-larchive) -lpthread -o $@
 
-report: $(OBJ)/report.o $(HOST_LIB) $(BUILD)/flags
-	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -o $@
-
-data/convert: $(OBJ)/data/convert.o $(HOST_LIB) $(BUILD)/flags
-	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -o $@
-
-data/probe: $(addprefix $(OBJ)/data/,probe.o shards.o) $(HOST_LIB) $(BUILD)/flags
-	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -o $@
-
-$(BUILD)/encode_records: $(OBJ)/dev/encode_records.o $(HOST_LIB) $(BUILD)/flags
-	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -o $@
+report data/convert: %: $(OBJ)/%.o
+data/probe: $(OBJ)/data/probe.o $(OBJ)/data/shards.o
+$(BUILD)/encode_records: $(OBJ)/dev/encode_records.o
+report data/convert data/probe $(BUILD)/encode_records: $(HOST_LIB) $(BUILD)/flags
+	$(CXX) $(CXXFLAGS) $(filter %.o,$^) $(HOST_LIB) -o $@
 
 $(BUILD)/mutants: $(OBJ)/dev/test/mutants.o $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o,$^) -lpthread -o $@
@@ -573,7 +567,7 @@ $(BUILD)/%/$(1): $(1).cu $(HOST_LIB) $(BUILD)/nvcc_flags
 	$$(NVCC_COMPILE) $(HOST_LIB) $(MPI_LIBS) -lcublasLt $(NCCL_LIBS) -o $$@
 
 endef
-$(eval $(foreach program,$(PROGRAMS),$(call gpu_program,$(program))))
+$(eval $(foreach program,$(PROGRAMS) bench_gpu,$(call gpu_program,$(program))))
 
 $(BUILD)/%/test_gpt2_sla: test_gpt2_sla.cu $(HOST_LIB) $(BUILD)/nvcc_flags $(filter %.o,$(GPU_GTEST))
 	$(NVCC_COMPILE) $(HOST_LIB) $(MPI_LIBS) $(GPU_GTEST) -lcublasLt $(NCCL_LIBS) -o $@
@@ -584,9 +578,6 @@ $(BUILD)/%/$(1): dev/test/$(1).cu $(BUILD)/nvcc_flags $(filter %.o,$(GPU_GTEST))
 
 endef
 $(eval $(foreach test,$(OPERATIONS_TESTS),$(call operations_test,$(test))))
-
-$(BUILD)/%/bench_gpu: dev/bench/bench_gpu.cu $(HOST_LIB) $(BUILD)/nvcc_flags
-	$(NVCC_COMPILE) $(HOST_LIB) $(MPI_LIBS) -lcublasLt $(NCCL_LIBS) -o $@
 
 FUZZED := dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp llmc/utils/files.cpp
 $(BUILD)/fuzz_safetensors: $(FUZZED) llmc/io/safetensors.h $(addprefix llmc/utils/,files.h crc32c.h error.h)

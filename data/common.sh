@@ -24,27 +24,13 @@ exit_if_done() {
   fi
 }
 
-# Prints the vocabulary that $tokenizer names, which it fetches if it is missing.
-vocabulary() {
-  if [[ $tokenizer = gpt2 ]]; then "$root/data/gpt2.sh" | tail -n 1; else echo bytes; fi
-}
-
-# tokenize <arguments...>: tokenizes into $out. Builds the program and fetches the vocabulary if they are missing.
-tokenize() {
-  [[ -x $root/data/tokenize ]] || make -s -C "$root" data/tokenize >&2
-  local vocabulary
-  vocabulary=$(vocabulary)
-  "$root/data/tokenize" --tokenizer "$vocabulary" --out "$out" "$@" >&2
-}
-
-# convert_questions <file.jsonl> <file.bin>: multiple-choice questions as tokens. Builds the program and fetches the
-# vocabulary if they are missing.
-convert_questions() {
-  [[ -x $root/data/convert ]] || make -s -C "$root" data/convert >&2
-  local vocabulary
-  vocabulary=$(vocabulary)
-  mkdir -p "$(dirname "$2")"
-  "$root/data/convert" "$1" "$2" --tokenizer "$vocabulary" >&2
+# run <program> <arguments...>: runs data/tokenize or data/convert with the vocabulary that $tokenizer names. Builds the
+# program and fetches the vocabulary if they are missing.
+run() {
+  [[ -x $root/data/$1 ]] || make -s -C "$root" "data/$1" >&2
+  local vocabulary=bytes
+  [[ $tokenizer = bytes ]] || vocabulary=$("$root/data/gpt2.sh" | tail -n 1)
+  "$root/data/$1" --tokenizer "$vocabulary" "${@:2}" >&2
 }
 
 # download <url> <file> <bytes> <sha256> <hint>: downloads to <file>.part, which is renamed when it is complete and its

@@ -24,5 +24,5 @@ if ((entries < 100000)); then
   fail "found $entries dictionary entries, expected about 126,000: this package has another format;" \
        "data/tinyshakespeare.sh and data/text.sh do not need it"
 fi
-tokenize --separator nul "$tmp/gcide.txt"
+run tokenize --out "$out" --separator nul "$tmp/gcide.txt"
 echo "$out"

@@ -14,7 +14,8 @@ else
   [[ -e $questions ]] ||  # an interrupted run may have left it
     download "${HELLASWAG_URL:-https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl}" \
       "$questions" 12246618 0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588 "set HELLASWAG_URL"
-  convert_questions "$questions" "$out/hellaswag_val.bin"
+  mkdir -p "$out"
+  run convert "$questions" "$out/hellaswag_val.bin"
   rm -f "$questions"
 fi
 echo "$out/hellaswag_val.bin"

@@ -31,6 +31,6 @@ if [[ -n $part ]]; then
     fail "PART=$part: tar cannot unpack it from $archive (tar needs xz; is there such a folder?)"
   archive=$folder/part/$part
 fi
-tokenize "$archive"
+run tokenize --out "$out" "$archive"
 rm -rf "$folder"
 echo "$out"

@@ -31,6 +31,6 @@ for ((i = 0; i < archives; i++)); do
   fi
   files+=("$folder/$name")
 done
-tokenize "${files[@]}"
+run tokenize --out "$out" "${files[@]}"
 rm -rf "$folder"
 echo "$out"

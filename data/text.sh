@@ -28,5 +28,5 @@ if [[ ! -e $out/train_000000.bin ]]; then
   read -r bytes _ < <(du -sb "$path")
   say "$path has about $bytes bytes; writing twice as many of tokens, about $((bytes / 200000000 + 1)) s"
 fi
-tokenize --update "${options[@]}" "$path"
+run tokenize --out "$out" --update "${options[@]}" "$path"
 echo "$out"

@@ -12,6 +12,6 @@ text=$root/data/.download/tinyshakespeare.txt
 char_rnn=https://raw.githubusercontent.com/karpathy/char-rnn/master
 download "${TINYSHAKESPEARE_URL:-$char_rnn/data/tinyshakespeare/input.txt}" "$text" \
   1115394 86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed "set TINYSHAKESPEARE_URL"
-tokenize "$text"
+run tokenize --out "$out" "$text"
 rm -f "$text"
 echo "$out"
