@@ -21,8 +21,9 @@
 #include "llmc/model/stream_memory.h"
 #include "llmc/operations.h"
 #include "llmc/ops/precision.h"
+#include "llmc/run/largest_micro_batch.h"
 #include "llmc/run/model_options.h"
-#include "llmc/run/print_memory_plan.h"
+#include "llmc/run/print.h"
 #include "llmc/run/run.h"
 #include "llmc/run/stop_signal.h"
 #include "llmc/text/document_lengths.h"
@@ -70,7 +71,11 @@ inline LogFields describe(const Trainer& t) {
   fields.push_back({"precision", std::string(precision_name)});
   fields.push_back({"device", std::string(device_name())});
   fields.push_back({"kv_bytes_per_token", kv_bytes_per_token(t.model.config, t.model.attention_plan, sizeof(floatX))});
-  fields.push_back({"memory", memory_fields(t.model.memory_plan)});
+  LogFields memory;
+  for (int group = 0; group < int(MemoryGroup::count); group++)
+    if (const size_t bytes = t.model.memory_plan.bytes[group]; bytes > 0)
+      memory.push_back({group_name(MemoryGroup(group)), int64_t(bytes)});
+  fields.push_back({"memory", memory});
   return fields;
 }
 
@@ -84,22 +89,33 @@ inline size_t checkpoint_copy_bytes(const GPT2& model, int rank) {
 // Prints the memory plan. `host_bytes`: what will be allocated in host memory for checkpoints. Throws UserError if the
 // plan does not fit into what is free.
 inline void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes) {
-  // The workspaces have been allocated already.
-  const size_t available = device_memory_available() + device_workspace_bytes();
-  const size_t reserve = device_reserve_bytes(), beside = reserve + (device_memory_is_host_memory ? host_bytes : 0);
-  auto plan_of = [&](int B) { return gpt2_memory_plan(model.config, B, o); };
+  const MemoryPlan& plan = model.memory_plan;
   const TrainingShape& shape = *model.training;
   const int ranks = model.collectives.size();
+  // The workspaces have been allocated already.
+  const size_t available = device_memory_available() + device_workspace_bytes(), reserve = device_reserve_bytes(),
+               beside = reserve + (device_memory_is_host_memory ? host_bytes : 0), total = plan.total() + beside;
+  auto line = [](const char* what, size_t bytes) { printf("  %-26s %10s", what, bytes_text(double(bytes)).c_str()); };
   printf("memory plan for B %d, T %d, recompute level %d%s:\n", shape.B, shape.T, int(shape.recompute),
          ranks > 1 ? format(", on each of %d ranks", ranks).c_str() : "");
-  const MemoryPlan& memory_plan = model.memory_plan;
-  const double bytes_per_sequence =
-      double(model.activations.layout.bytes - memory_plan[MemoryGroup::logits] - memory_plan[MemoryGroup::muon]) /
-      shape.B;
-  print_memory_plan(memory_plan,
-                    {available, host_bytes, device_memory_is_host_memory, reserve, device_name(),
-                     largest_micro_batch(available - std::min(available, beside), plan_of), bytes_per_sequence},
-                    shape.recompute < Recompute::chunks);
+  for (int group = 0; group < int(MemoryGroup::count); group++)
+    if (plan.bytes[group] > 0) line(group_name(MemoryGroup(group)), plan.bytes[group]), printf("\n");
+  if (host_bytes > 0) {
+    line("copy for checkpoints", host_bytes);
+    printf("%s\n", device_memory_is_host_memory ? "" : " of host memory, beside the total");
+  }
+  if (reserve > 0) line("CUDA, its graphs and NCCL", reserve), printf(" to be kept free\n");
+  line("total", total);
+  printf(" of %s free on the %s\n", bytes_text(double(available)).c_str(), device_name());
+  const size_t of_sequences = model.activations.layout.bytes - plan[MemoryGroup::logits] - plan[MemoryGroup::muon];
+  auto plan_of = [&](int B) { return gpt2_memory_plan(model.config, B, o); };
+  printf("  each sequence takes %s beside the logits; the largest micro-batch that fits is %d\n",
+         bytes_text(double(of_sequences) / shape.B).c_str(),
+         largest_micro_batch(available - std::min(available, beside), plan_of));
+  if (total > available)
+    user_error("the plan exceeds the free memory by %s; take a smaller -b or -t%s",
+               bytes_text(double(total - available)).c_str(),
+               shape.recompute < Recompute::chunks ? ", or recompute more (-r 4)" : "");
 }
 
 // The checksum of the weights in the folder of -e; "" if they are not there any more, nor needed.

@@ -5,7 +5,7 @@
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 #include "llmc/run/print.h"
-#include "llmc/run/print_memory_plan.h"
+#include "llmc/run/largest_micro_batch.h"
 
 // "1,024"
 std::string thousands(int n) { return n < 1000 ? format("%d", n) : format("%d,%03d", n / 1000, n % 1000); }

@@ -2,7 +2,7 @@
 // By plan for GPT-2's sizes; by what the emulated GPU has handed out for small models. And what is modelled of a step's
 // time from that plan.
 //
-// COVERS train_gpt2_sla.cu llmc/cuda/device.h llmc/model/activations.h llmc/run/print_memory_plan.h
+// COVERS train_gpt2_sla.cu llmc/cuda/device.h llmc/model/activations.h llmc/run/largest_micro_batch.h
 // llmc/utils/memory_plan.h
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
