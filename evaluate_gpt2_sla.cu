@@ -5,6 +5,7 @@
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 #include <iostream>
+#include <numeric>
 #include "llmc/model/learned_sources.h"
 #include "llmc/sampling_engine.h"
 #include "llmc/run/evaluation.h"
@@ -36,11 +37,7 @@ struct Scoring {
   std::vector<uint8_t> likeliest = {};
 
   bool is_done() const { return read == sequence.inputs(); }
-  double nats() const {
-    double sum = 0;
-    for (float loss : losses) sum += double(loss);
-    return sum;
-  }
+  double nats() const { return std::accumulate(losses.begin(), losses.end(), 0.0); }
   bool all_likeliest() const { return std::count(likeliest.begin(), likeliest.end(), 0) == 0; }
 };
 
@@ -231,7 +228,7 @@ void add_file(Evaluator& e, const std::string& path, const ModelConfig& config) 
     user_error(text.file ? "%s: has one token, and there is none before it that could predict it"
                          : "%s: is empty: there is nothing to predict",
                path.c_str());
-  if (text.file && text.file->mask.exists() && text.file->mask.num_scored(1) == 0)
+  if (text.file && text.file->num_scored() == 0)
     user_error("%s: the mask beside it leaves no token to score; remove it to score every token", path.c_str());
   e.texts.push_back(std::move(text));
 }

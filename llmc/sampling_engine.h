@@ -39,9 +39,10 @@ inline void load_model(GPT2& model, const std::string& folder, const ModelConfig
 // A text that is being sampled.
 struct Sampled {
   SampleRequest request;
+  int slot;                 // in the K/V cache
   std::vector<int> tokens;  // with the prompt
   TextStream stream;
-  std::string ended_by;  // "" while it goes on
+  std::string ended_by = {};  // "" while it goes on
   int64_t drawn() const { return int64_t(tokens.size() - request.tokens.size()); }
 };
 
@@ -84,20 +85,20 @@ struct SamplingEngine {
     flush_output();
   }
 
-  void start(Sampled& text, int slot, bool show) {
+  void start(Sampled& text, bool show) {
     const double begin = seconds_now();
-    std::vector<float> logits = gpt2_read_prompt(model, slot, text.tokens);
+    std::vector<float> logits = gpt2_read_prompt(model, text.slot, text.tokens);
     speed.prompt_seconds += seconds_now() - begin;
     speed.prompt_tokens += int64_t(text.tokens.size());
     draw(text, std::move(logits), show);
   }
 
-  // One pass through the model: draws a token of each text. `active`: (slot, text).
-  void draw_of_each(const std::vector<std::pair<int, Sampled*>>& active, bool show) {
+  // One pass through the model: draws a token of each text.
+  void draw_of_each(const std::vector<Sampled*>& active, bool show) {
     const double begin = seconds_now();
     std::vector<int> tokens;
     std::vector<std::pair<int, int64_t>> counts;
-    for (const auto& [slot, text] : active) tokens.push_back(text->tokens.back()), counts.push_back({slot, 1});
+    for (const Sampled* text : active) tokens.push_back(text->tokens.back()), counts.push_back({text->slot, 1});
     gpt2_extend(model, tokens, counts);
     const std::vector<float> logits = gpt2_fetch_logits(model, 0, int64_t(active.size()));
     speed.drawing_seconds += seconds_now() - begin;
@@ -105,8 +106,8 @@ struct SamplingEngine {
     speed.bytes_read += weight_bytes_of_a_pass();
     const int V = model.config.vocab_size;
     for (size_t i = 0; i < active.size(); i++) {
-      speed.bytes_read += kv_bytes_of(active[i].first);
-      draw(*active[i].second, {logits.begin() + long(i) * V, logits.begin() + long(i + 1) * V}, show);
+      speed.bytes_read += kv_bytes_of(active[i]->slot);
+      draw(*active[i], {logits.begin() + long(i) * V, logits.begin() + long(i + 1) * V}, show);
     }
   }
 
@@ -149,17 +150,17 @@ struct SamplingEngine {
   template <class Finished>
   void sample_all(const std::vector<SampleRequest>& requests, bool show, Finished& finished,
                   std::deque<Sampled>& texts) {
-    std::vector<std::pair<int, Sampled*>> active;
+    std::vector<Sampled*> active;
     std::vector<int> free_slots;
     for (int slot = model.cache.plan.slots - 1; slot >= 0; slot--) free_slots.push_back(slot);
     size_t next = 0;
     while ((next < requests.size() || !active.empty()) && stop_signal() == 0) {
       while (next < requests.size() && !free_slots.empty() && stop_signal() == 0) {
-        texts.push_back({requests[next], requests[next].tokens, TextStream(options.stop), ""});
+        texts.push_back({requests[next], free_slots.back(), requests[next].tokens, TextStream(options.stop)});
         next++;
-        active.push_back({free_slots.back(), &texts.back()});
+        active.push_back(&texts.back());
         free_slots.pop_back();
-        start(texts.back(), active.back().first, show);
+        start(texts.back(), show);
         remove_ended(active, free_slots);
       }
       for (size_t first = 0, count; first < active.size(); first += count) {
@@ -171,14 +172,10 @@ struct SamplingEngine {
     }
   }
 
-  static void remove_ended(std::vector<std::pair<int, Sampled*>>& active, std::vector<int>& free_slots) {
-    for (size_t i = 0; i < active.size();) {
-      if (active[i].second->ended_by.empty()) {
-        i++;
-      } else {
-        free_slots.push_back(active[i].first);
-        active.erase(active.begin() + long(i));
-      }
-    }
+  static void remove_ended(std::vector<Sampled*>& active, std::vector<int>& free_slots) {
+    const auto ended =
+        std::stable_partition(active.begin(), active.end(), [](const Sampled* text) { return text->ended_by.empty(); });
+    for (auto text = ended; text != active.end(); ++text) free_slots.push_back((*text)->slot);
+    active.erase(ended, active.end());
   }
 };

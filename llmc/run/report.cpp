@@ -1,7 +1,5 @@
 #include "report.h"
 #include <algorithm>
-#include <cmath>
-#include "llmc/utils/text.h"
 #include "print.h"
 #include "report_parts.h"
 
@@ -49,7 +47,7 @@ std::string facts(const RunHistory& run) {
   const double last = run.steps.empty() ? NAN : smoothed(run, &TrainPoint::loss).back(),
                rate = run.tokens() / run.seconds();
   const double kv = run.number("kv_bytes_per_token", NAN), flops = run.number("flops_per_token", NAN),
-               bits = run.final_bits_per_byte();
+               bits = run.final(&ValPoint::bits_per_byte);
   return "<div class=\"facts\">\n" +
          fact("steps", format("%lld of %lld", (long long)run.last_step(), (long long)run.planned_steps())) +
          fact("validation loss", loss_text(run.final_loss())) +

@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <set>
 #include "llmc/utils/error.h"
-#include "llmc/utils/text.h"
 #include "print.h"
 #include "report.h"
 #include "report_parts.h"
@@ -65,17 +64,17 @@ Comparison::Comparison(const std::vector<RunHistory>& the_runs) : runs(the_runs)
 // What is a column of the table only where a run has it.
 struct OptionalColumn {
   const char* head;
-  double (RunHistory::*value)() const;  // NaN if the run has none
+  double ValPoint::*value;  // of the last validation; NaN if the run has none
   std::string (*text)(double);
 };
 
 static std::vector<OptionalColumn> known_columns(const std::vector<RunHistory>& runs) {
   std::vector<OptionalColumn> known;
-  for (const OptionalColumn& column : {OptionalColumn{"bits a byte", &RunHistory::final_bits_per_byte, loss_text},
-                                       {"cycles of a token, N + R", &RunHistory::final_ponder, loss_text},
-                                       {"accuracy", &RunHistory::final_accuracy, percent_text}})
+  for (const OptionalColumn& column : {OptionalColumn{"bits a byte", &ValPoint::bits_per_byte, loss_text},
+                                       {"cycles of a token, N + R", &ValPoint::ponder, loss_text},
+                                       {"accuracy", &ValPoint::accuracy, percent_text}})
     if (std::any_of(runs.begin(), runs.end(),
-                    [&](const RunHistory& run) { return std::isfinite((run.*column.value)()); }))
+                    [&](const RunHistory& run) { return std::isfinite(run.final(column.value)); }))
       known.push_back(column);
   return known;
 }
@@ -111,7 +110,7 @@ std::string final_losses(const Comparison& c) {
                                       count("flops_per_token"),
                                       loss_text(run.final_loss()),
                                       i == 0 ? "" : signed_text(run.final_loss() - first)};
-    for (const OptionalColumn& column : optional_columns) cells.push_back(column.text((run.*column.value)()));
+    for (const OptionalColumn& column : optional_columns) cells.push_back(column.text(run.final(column.value)));
     rows += row(cells);
   }
   return "<div class=\"wide\"><table class=\"runs\">\n" + rows + "</table></div>\n";

@@ -1,13 +1,10 @@
 #include "report_parts.h"
-#include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include "llmc/model/wiring_picture.h"
 #include "llmc/utils/embed.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/json.h"
 #include "llmc/utils/number.h"
-#include "llmc/utils/text.h"
 #include "llmc/utils/utf8.h"
 
 EMBED(sla_report_css, "llmc/run/report.css");

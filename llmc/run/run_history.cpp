@@ -1,6 +1,5 @@
 #include "run_history.h"
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <optional>
 #include <string_view>
@@ -23,12 +22,6 @@ const json& RunHistory::description_of(int64_t step) const {
 }
 
 double RunHistory::number(const char* key, double otherwise) const { return number_in(description, key, otherwise); }
-
-double RunHistory::final_loss() const { return validations.empty() ? NAN : validations.back().loss; }
-
-double RunHistory::final_ponder() const { return validations.empty() ? NAN : validations.back().ponder; }
-double RunHistory::final_accuracy() const { return validations.empty() ? NAN : validations.back().accuracy; }
-double RunHistory::final_bits_per_byte() const { return validations.empty() ? NAN : validations.back().bits_per_byte; }
 
 std::vector<int64_t> RunHistory::steps_not_finite() const {
   std::vector<int64_t> found;

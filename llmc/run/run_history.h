@@ -76,10 +76,9 @@ struct RunHistory {
   bool is_finished() const { return !steps.empty() && last_step() >= planned_steps(); }
   double tokens() const { return steps.empty() ? 0 : steps.back().tokens; }
   double seconds() const { return steps.empty() ? 0 : steps.back().seconds; }
-  double final_loss() const;                      // of the last validation; NaN if there is none
-  double final_ponder() const;                    // of the last validation; NaN without it, or without `act`
-  double final_accuracy() const;                  // of the last validation; NaN without it, or without masks
-  double final_bits_per_byte() const;             // of the last validation; NaN without it, or without a vocabulary
+  // Of the last validation; NaN if there is none.
+  double final(double ValPoint::*what) const { return validations.empty() ? NAN : validations.back().*what; }
+  double final_loss() const { return final(&ValPoint::loss); }
   std::vector<int64_t> steps_not_finite() const;  // steps that had tokens to score, and a loss or norm not finite
 };
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 #include "llmc/utils/crc32c.h"
 #include "llmc/utils/data_file.h"
@@ -42,6 +43,9 @@ struct TokenFile {
     if (!mask_path.empty() && path_exists(mask_path)) mask = TokenMask(mask_path, num_tokens);
     check();
   }
+
+  // How many tokens are scored. The first never is, because no token stands before it.
+  int64_t num_scored() const { return mask.exists() ? mask.num_scored(1) : num_tokens - 1; }
 
   // Tells the kernel how the file will be read: POSIX_FADV_SEQUENTIAL or POSIX_FADV_RANDOM. Only a hint.
   void advise(int advice) const { file_.advise(advice); }
@@ -109,18 +113,13 @@ struct TokenFile {
       set_tokens(array.bytes, array.count);
       return;
     }
-    struct Other {
-      int32_t magic;
-      const char* what;
-    };
-    static const Other others[] = {{20240801, "an llm.c shard of uint32 tokens (Llama 3)"},
-                                   {20240522, "an llm.c file of multiple-choice questions (HellaSwag)"},
-                                   {20240326, "an llm.c model"},
-                                   {int32_t(__builtin_bswap32(shard_magic)), "a shard in big-endian order"}};
-    for (const Other& other : others)
-      if (header[0] == other.magic)
-        user_error("%s: bad magic %d: this is %s; a shard of uint16 tokens begins with %d", name, other.magic,
-                   other.what, shard_magic);
+    for (const auto& [magic, what] : {std::pair(20240801, "an llm.c shard of uint32 tokens (Llama 3)"),
+                                      {20240522, "an llm.c file of multiple-choice questions (HellaSwag)"},
+                                      {20240326, "an llm.c model"},
+                                      {int32_t(__builtin_bswap32(shard_magic)), "a shard in big-endian order"}})
+      if (header[0] == magic)
+        user_error("%s: bad magic %d: this is %s; a shard of uint16 tokens begins with %d", name, magic, what,
+                   shard_magic);
     if (header[1] == shard_version && shard_header_bytes + int64_t(header[2]) * 2 == file_.bytes)
       user_error("%s: bad magic %d in what is otherwise a shard, which begins with %d; make it again", name, header[0],
                  shard_magic);
@@ -227,10 +226,9 @@ struct TokenShards {
   bool has_mask() const {
     return std::any_of(files.begin(), files.end(), [](const TokenFile& file) { return file.mask.exists(); });
   }
-  // How many tokens are scored. A file's first token never is, because no token stands before it.
   int64_t num_scored() const {
     int64_t scored = 0;
-    for (const TokenFile& file : files) scored += file.mask.exists() ? file.mask.num_scored(1) : file.num_tokens - 1;
+    for (const TokenFile& file : files) scored += file.num_scored();
     return scored;
   }
 
@@ -322,9 +320,6 @@ struct DataLoader {
     streams = count, shuffle = false;
     segments_ = num_sequences / count, num_sequences = segments_ * count;
   }
-
-  // Whether some targets may be not_scored.
-  bool has_mask() const { return shards.has_mask(); }
 
   // How many sequences an epoch has if the same data are cut into `count` streams.
   int64_t sequences_of_streams(int64_t count) const { return all_sequences_ / count * count; }

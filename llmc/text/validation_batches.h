@@ -23,11 +23,8 @@ class ValidationBatches {
       full_ = std::min(wanted, in_data_);
     }
     sequences_ = std::min(full_ * B, data.num_sequences);
-    tokens_ = sequences_ * data.T;
-    for (const SequenceRest& rest : rests_) tokens_ += rest.length;
   }
 
-  int64_t tokens() const { return tokens_; }  // of all ranks
   // How many micro-batches this rank has.
   int64_t count() const { return (full_ + int64_t(rests_.size()) - rank_ + ranks_ - 1) / ranks_; }
 
@@ -49,5 +46,4 @@ class ValidationBatches {
   int64_t in_data_;                   // micro-batches of the data among which these are at even distances
   int64_t full_ = 0, sequences_ = 0;  // micro-batches of sequences, over all ranks, and their sequences
   std::vector<SequenceRest> rests_ = {};
-  int64_t tokens_ = 0;
 };
