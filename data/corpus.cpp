@@ -21,39 +21,37 @@ static bool is_version_control(const std::filesystem::path& path) {
   return name == ".git" || name == ".hg" || name == ".svn";
 }
 
+// The regular files in a folder and its subfolders, sorted by path.
+static std::vector<std::string> files_in(const std::string& folder) {
+  std::vector<std::string> files;
+  for (std::filesystem::recursive_directory_iterator entry(folder), end; entry != end; ++entry) {
+    const std::string name = entry->path().string();
+    std::error_code broken_link;
+    const bool is_history = is_version_control(entry->path());
+    if (is_history) entry.disable_recursion_pending();
+    if (is_history || (entry->is_symlink() && !entry->exists(broken_link)))
+      print_warning(name + ": is left out: it is " + (is_history ? "a text's history" : "a link that leads nowhere"));
+    else if (entry->is_regular_file(broken_link)) files.push_back(name);
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
 std::vector<SourceFile> list_sources(const std::vector<std::string>& paths) {
   namespace fs = std::filesystem;
   std::vector<SourceFile> sources;
-  auto add = [&](const std::string& path) {
-    struct stat info = {};
-    if (path != "-" && stat(path.c_str(), &info) != 0) user_error("%s: cannot read: %s", path.c_str(), strerror(errno));
-    sources.push_back({path, info.st_size, info.st_mtim.tv_sec * 1000000000 + info.st_mtim.tv_nsec, 0});
-  };
   for (const std::string& path : paths) {
     try {
-      if (path == "-") {
-        add(path);
-        continue;
+      const bool is_stdin = path == "-", is_folder = !is_stdin && fs::is_directory(path);
+      if (!is_stdin && !fs::exists(path)) user_error("%s: no such file or folder", path.c_str());
+      if (!is_stdin && !is_folder && !fs::is_regular_file(path))
+        user_error("%s: is neither a file nor a folder", path.c_str());
+      for (const std::string& file : is_folder ? files_in(path) : std::vector<std::string>{path}) {
+        struct stat info = {};
+        if (!is_stdin && stat(file.c_str(), &info) != 0)
+          user_error("%s: cannot read: %s", file.c_str(), strerror(errno));
+        sources.push_back({file, info.st_size, info.st_mtim.tv_sec * 1000000000 + info.st_mtim.tv_nsec, 0});
       }
-      if (!fs::exists(path)) user_error("%s: no such file or folder", path.c_str());
-      if (fs::is_regular_file(path)) {
-        add(path);
-        continue;
-      }
-      if (!fs::is_directory(path)) user_error("%s: is neither a file nor a folder", path.c_str());
-      std::vector<std::string> files;
-      for (fs::recursive_directory_iterator entry(path), end; entry != end; ++entry) {
-        const std::string name = entry->path().string();
-        std::error_code broken_link;
-        const bool is_history = is_version_control(entry->path());
-        if (is_history) entry.disable_recursion_pending();
-        if (is_history || (entry->is_symlink() && !entry->exists(broken_link)))
-          print_warning(name + ": is left out: it is " +
-                        (is_history ? "a text's history" : "a link that leads nowhere"));
-        else if (entry->is_regular_file(broken_link)) files.push_back(name);
-      }
-      std::sort(files.begin(), files.end());
-      for (const std::string& file : files) add(file);
     } catch (const fs::filesystem_error& e) {
       user_error("%s: cannot read: %s", e.path1().c_str(), e.code().message().c_str());
     }

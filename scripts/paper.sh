@@ -164,35 +164,30 @@ rates_said() {
 
 # What the page of the paper's tables is about, in two paragraphs.
 opening() {
-  local says
-  says="The tables of the paper Skip-Layer Attention (arXiv 2406.11274) at SIZE=$size: $seeds seeds a row, $steps "
-  says+="updates of $((update > 0 ? update : micro_batch)) tokens. A row says \"lower\" or \"higher\" only where the "
-  says+="95 % interval of the differences to the first row, over seeds, has no 0 in it. Beside the differences stand "
-  says+="the paper's. What differs: the paper trains models of 124M to 774M for 18,000 updates of 524,288 of GPT-2's "
-  says+="tokens from OpenWebText, T = 4,096 to 16,384, its losses are in nats a token"
-  [ $corpus = linux ] && says+=" (those of this page in nats a byte)"
-  says+=", and each is of one run, without an interval."
-  local open n
-  open="What the paper leaves open: at equal tokens its baseline gets worse with T (124M: 3.1858, 3.2077 and 3.3826 "
-  open+="nats at 4,096, 8,192 and 16,384), as each learning rate and number of updates is the same; and what "
-  open+="skip-layer attention gains is largest where that baseline is worst. A baseline at its own best learning rate "
-  open+="might gain, too."
-  printf '%s\n' "$says" "$open"
+  local of_bytes=
+  [ $corpus != linux ] || of_bytes=" (those of this page in nats a byte)"
+  echo "The tables of the paper Skip-Layer Attention (arXiv 2406.11274) at SIZE=$size: $seeds seeds a row, $steps" \
+    "updates of $((update > 0 ? update : micro_batch)) tokens. A row says \"lower\" or \"higher\" only where" \
+    "the 95 % interval of the differences to the first row, over seeds, has no 0 in it. Beside the differences stand" \
+    "the paper's. What differs: the paper trains models of 124M to 774M for 18,000 updates of 524,288 of GPT-2's" \
+    "tokens from OpenWebText, T = 4,096 to 16,384, its losses are in nats a token$of_bytes, and each is of one run," \
+    "without an interval."
+  echo "What the paper leaves open: at equal tokens its baseline gets worse with T (124M: 3.1858, 3.2077 and 3.3826" \
+    "nats at 4,096, 8,192 and 16,384), as each learning rate and number of updates is the same; and what skip-layer" \
+    "attention gains is largest where that baseline is worst. A baseline at its own best learning rate might gain," \
+    "too."
 }
 
 # What the page of SIZE=night is about, in two paragraphs.
 opening_of_night() {
-  local says
-  says="The question of long contexts at a small size: models of $layers layers of $heads heads and 128 channels "
-  says+="that read up to 256, 1,024 and 4,096 bytes, $update a step and $((steps * update)) in all at each length, "
-  says+="$seeds seeds. Losses by position say whether a context is used: a model that uses it predicts better where "
-  says+="more of it is before. A row says \"lower\" or \"higher\" only where the 95 % interval of the differences to "
-  says+="the first row, over seeds, has no 0 in it. Losses are in nats a byte."
-  local open
-  open="What differs from the paper: the size; bytes in place of GPT-2's tokens; the kernel's drivers of sound codecs "
-  open+="in place of OpenWebText; and rotated q and k (rope) in place of learned positions, as small models learn to "
-  open+="use their context sooner with them."
-  printf '%s\n' "$says" "$open"
+  echo "The question of long contexts at a small size: models of $layers layers of $heads heads and 128 channels that" \
+    "read up to 256, 1,024 and 4,096 bytes, $update a step and $((steps * update)) in all at each length, $seeds" \
+    "seeds. Losses by position say whether a context is used: a model that uses it predicts better where more of it" \
+    "is before. A row says \"lower\" or \"higher\" only where the 95 % interval of the differences to the first row," \
+    "over seeds, has no 0 in it. Losses are in nats a byte."
+  echo "What differs from the paper: the size; bytes in place of GPT-2's tokens; the kernel's drivers of sound codecs" \
+    "in place of OpenWebText; and rotated q and k (rope) in place of learned positions, as small models learn to use" \
+    "their context sooner with them."
 }
 
 write_page() {

@@ -37,23 +37,6 @@ std::string positions_csv(const PositionLosses& positions) {
   return csv;
 }
 
-namespace {
-
-struct PositionRow {
-  int64_t position, tokens;
-  double loss, ponder;
-};
-
-// Throws UserError for a line that is not "POSITION,TOKENS,LOSS", or with `has_ponder` "POSITION,TOKENS,LOSS,PONDER".
-PositionRow read_row(const std::string& line, bool has_ponder) {
-  const std::vector<std::string> cells = split(line, ',');
-  if (cells.size() != (has_ponder ? 4 : 3)) user_error("it has not %s numbers", has_ponder ? "four" : "three");
-  return {parse_number<int64_t>(cells[0]), parse_number<int64_t>(cells[1]), parse_number<double>(cells[2]),
-          has_ponder ? parse_number<double>(cells[3]) : 0};
-}
-
-}  // namespace
-
 PositionLosses parse_positions(const std::string& path, const std::string& csv) {
   constexpr int64_t most = int64_t(1) << 24;  // positions: more than any context has
   PositionLosses positions(0);
@@ -69,16 +52,20 @@ PositionLosses parse_positions(const std::string& path, const std::string& csv) 
   const bool has_ponder = line == csv_head_with_ponder;
   check(has_ponder || line == csv_head, "the first one is " + csv_head);
   for (number = 2; std::getline(lines, line); number++) {
-    PositionRow row = {};
+    const std::vector<std::string> cells = split(line, ',');
+    check(cells.size() == (has_ponder ? 4 : 3), has_ponder ? "it has not four numbers" : "it has not three numbers");
+    int64_t position = 0, tokens = 0;
+    double loss = 0, ponder = 0;
     try {
-      row = read_row(line, has_ponder);
+      position = parse_number<int64_t>(cells[0]), tokens = parse_number<int64_t>(cells[1]);
+      loss = parse_number<double>(cells[2]), ponder = has_ponder ? parse_number<double>(cells[3]) : 0;
     } catch (const UserError& e) { check(false, e.what()); }
-    const bool is_next = int64_t(positions.counts.size()) <= row.position && row.position <= most;
-    check(is_next && row.tokens >= 1, "positions ascend, and each has tokens");
-    positions.resize(size_t(row.position) + 1);
-    positions.counts[size_t(row.position)] = row.tokens;
-    positions.sums[size_t(row.position)] = row.loss * double(row.tokens);
-    positions.ponder[size_t(row.position)] = row.ponder * double(row.tokens);
+    const bool is_next = int64_t(positions.counts.size()) <= position && position <= most;
+    check(is_next && tokens >= 1, "positions ascend, and each has tokens");
+    positions.resize(size_t(position) + 1);
+    positions.counts[size_t(position)] = tokens;
+    positions.sums[size_t(position)] = loss * double(tokens);
+    positions.ponder[size_t(position)] = ponder * double(tokens);
   }
   check(number > 2 && csv.back() == '\n', "the file is incomplete; measure them again");
   return positions;

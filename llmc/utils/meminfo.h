@@ -2,22 +2,19 @@
 #pragma once
 #include <unistd.h>
 #include <algorithm>
-#include <cstdio>
-#include <cstring>
 #include <cstddef>
+#include <cstdio>
+#include <fstream>
+#include <string>
 #include "cgroup.h"
 
 // A field of /proc/meminfo in bytes, for example "MemAvailable"; 0 if there is no such file or field.
-inline size_t meminfo_bytes(const char* field) {
-  size_t kib = 0;
-  if (FILE* file = fopen("/proc/meminfo", "r")) {
-    const size_t length = strlen(field);
-    char line[256];
-    while (fgets(line, sizeof line, file))
-      if (strncmp(line, field, length) == 0 && sscanf(line + length, ": %zu kB", &kib) == 1) break;
-    fclose(file);
-  }
-  return kib * 1024;
+inline size_t meminfo_bytes(const std::string& field) {
+  std::ifstream file("/proc/meminfo");
+  size_t kib;
+  for (std::string line; std::getline(file, line);)
+    if (sscanf(line.c_str(), (field + ": %zu kB").c_str(), &kib) == 1) return kib * 1024;
+  return 0;
 }
 
 // The kernel's estimate of memory that this process can have without swapping: of the machine's, and of what its

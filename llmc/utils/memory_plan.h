@@ -2,6 +2,7 @@
 #pragma once
 #include <array>
 #include <cstddef>
+#include <numeric>
 
 enum class MemoryGroup {
   weights,
@@ -34,9 +35,5 @@ struct MemoryPlan {
 
   size_t& operator[](MemoryGroup group) { return bytes[size_t(group)]; }
   size_t operator[](MemoryGroup group) const { return bytes[size_t(group)]; }
-  size_t total() const {
-    size_t sum = 0;
-    for (size_t b : bytes) sum += b;
-    return sum;
-  }
+  size_t total() const { return std::accumulate(bytes.begin(), bytes.end(), size_t(0)); }
 };
