@@ -218,18 +218,17 @@ void add_file(Evaluator& e, const std::string& path, const ModelConfig& config) 
     need_tokenizer(e, config.vocab_size);
     const std::string bytes = read_whole_file(path, most_text_bytes);
     const std::string why = why_no_text(bytes);
-    if (!why.empty()) user_error("%s: %s", path.c_str(), why.c_str());
+    if (!why.empty()) user_error("%s: %s", path, why);
     if (bytes.find('\0') != std::string::npos)
-      user_error("%s: is no text: it has bytes of zero; the name of a file of headerless tokens ends in .bin",
-                 path.c_str());
+      user_error("%s: is no text: it has bytes of zero; the name of a file of headerless tokens ends in .bin", path);
     text.encoded = encode_document(*e.tokenizer, bytes);
   }
   if (text.count() < 2)
     user_error(text.file ? "%s: has one token, and there is none before it that could predict it"
                          : "%s: is empty: there is nothing to predict",
-               path.c_str());
+               path);
   if (text.file && text.file->num_scored() == 0)
-    user_error("%s: the mask beside it leaves no token to score; remove it to score every token", path.c_str());
+    user_error("%s: the mask beside it leaves no token to score; remove it to score every token", path);
   e.texts.push_back(std::move(text));
 }
 
@@ -254,7 +253,7 @@ void check_scored(const Evaluator& e, const TextToScore& text) {
       if (is_scored) return;
   user_error("%s: the mask beside it leaves no token to score in %lld of its %lld windows; take others (--windows), or "
              "remove it to score every token",
-             text.path.c_str(), (long long)windows.count, (long long)windows.all.count());
+             text.path, (long long)windows.count, (long long)windows.all.count());
 }
 
 // Reads everything that is to be evaluated, and finds the longest sequence.
@@ -280,8 +279,8 @@ void read_inputs(Evaluator& e, const ModelConfig& config) {
   for (const TextToScore& text : e.texts) e.longest = std::max(e.longest, text.count() - 1);
   auto see = [&](const std::string& path, const char* what, size_t number, const ScoredSequence& s) {
     if (s.scored > context)
-      user_error("%s: %s %zu: what is to be predicted has %lld tokens, but the context length is %lld", path.c_str(),
-                 what, number, (long long)s.scored, (long long)context);
+      user_error("%s: %s %zu: what is to be predicted has %lld tokens, but the context length is %lld", path, what,
+                 number, (long long)s.scored, (long long)context);
     e.longest = std::max(e.longest, s.inputs());
   };
   for (const ChoicesToScore& c : e.choices)
@@ -293,7 +292,7 @@ void read_inputs(Evaluator& e, const ModelConfig& config) {
   stride = std::min(stride, context);
   for (const TextToScore& text : e.texts) check_scored(e, text);
   if (!o.positions.empty() && e.texts.empty())
-    user_error("--positions %s: only texts and files of tokens have losses by position; name one", o.positions.c_str());
+    user_error("--positions %s: only texts and files of tokens have losses by position; name one", o.positions);
 }
 
 // ----------------------------------------------------------------------------
@@ -475,7 +474,7 @@ void write_results(const Evaluator& e) {
       if (!path.empty()) write_file_durably(path, text);
     } catch (const UserError& error) { failed += (failed.empty() ? "" : "; ") + std::string(error.what()); }
   }
-  if (!failed.empty()) user_error("%s", failed.c_str());
+  if (!failed.empty()) user_error("%s", failed);
   if (o.quiet) return;
   const double seconds = seconds_now() - e.start;
   fprintf(stderr, "%lld tokens read in %s, %.0f tokens/s; %s, %s; context %lld, stride %lld\n",
@@ -488,8 +487,7 @@ std::vector<std::string> all_matching_files(const std::vector<std::string>& patt
   std::vector<std::string> all;
   for (const std::string& pattern : patterns) {
     const std::vector<std::string> files = matching_files(pattern);
-    if (files.empty())
-      user_error("%s: cannot be read: there is no such file, nor one that it matches", pattern.c_str());
+    if (files.empty()) user_error("%s: cannot be read: there is no such file, nor one that it matches", pattern);
     all.insert(all.end(), files.begin(), files.end());
   }
   return all;
@@ -515,7 +513,7 @@ void tell_learned_sources(const EvaluateOptions& o, const ModelConfig& config) {
   if (sources.empty())
     user_error("%s: the wiring, \"%s\", has neither `router` nor `dense`: there is nothing that it has learned of "
                "sources",
-               o.model.c_str(), config.wiring.text.c_str());
+               o.model, config.wiring.text);
   if (o.suggest_wiring) printf("%s", learned_sources_text(sources, config.wiring, config.num_heads).c_str());
   if (!o.sources.empty()) write_file_durably(o.sources, learned_sources_csv(sources));
 }
@@ -545,7 +543,7 @@ int run_evaluator(int argc, char** argv) {
   } catch (const UserError& error) {
     e.end_progress();
     print_results(e.results);  // of what is before it
-    user_error("%s: %s", path.c_str(), error.what());
+    user_error("%s: %s", path, error.what());
   }
   write_results(e);
   return 0;

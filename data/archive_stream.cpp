@@ -27,10 +27,9 @@ struct ArchiveStream::Level {
 
   [[noreturn]] void fail() const {
     for (const Level* level = this; level; level = level->outer)
-      if (level->source.error) user_error("%s: cannot read: %s", level->name.c_str(), strerror(level->source.error));
+      if (level->source.error) user_error("%s: cannot read: %s", level->name, strerror(level->source.error));
     const char* why = archive_error_string(unpacked.get());
-    user_error("%s: is damaged or cut short: %s; fetch it again or leave it out", name.c_str(),
-               why ? why : "unknown error");
+    user_error("%s: is damaged or cut short: %s; fetch it again or leave it out", name, why ? why : "unknown error");
   }
 
   // Reads bytes before decompression. -1 on error.
@@ -74,8 +73,7 @@ int64_t ArchiveStream::bytes_read() const {
 
 void ArchiveStream::open_level(const std::string& name, int fd) {
   if (levels_.size() == max_nesting)
-    user_error("%s: is nested %zu files deep, more than are opened; unpack the outer ones", name.c_str(),
-               max_nesting + 1);
+    user_error("%s: is nested %zu files deep, more than are opened; unpack the outer ones", name, max_nesting + 1);
   levels_.push_back(std::make_unique<Level>());
   Level& level = *levels_.back();
   level.name = name;

@@ -55,8 +55,7 @@ struct HostModel {
 static HostModel read_model(const Options& o) {
   HostModel model;
   const bool from_folder = is_folder(o.in);
-  if (!from_folder && !is_llmc_file(o.in))
-    user_error("%s: neither a model's folder nor a model of llm.c", o.in.c_str());
+  if (!from_folder && !is_llmc_file(o.in)) user_error("%s: neither a model's folder nor a model of llm.c", o.in);
   const bool from_llama = from_folder && is_llama_folder(o.in);
   model.config = from_llama ? read_llama_config(o.in) : from_folder ? read_config_json(o.in) : read_llmc_config(o.in);
   check_parameters_fit(model.config, sizeof(float), "weights", host_memory_available(), "machine");
@@ -106,9 +105,8 @@ static ChoiceQuestion read_question(const std::string& line, Encoder& encoder) {
 }
 
 static void convert_questions(const Options& o) {
-  if (o.tokenizer.empty())
-    user_error("%s: questions become tokens; name the vocabulary with --tokenizer", o.in.c_str());
-  if (!has_ending(o.out, ".bin")) user_error("%s: a file of questions is NAME.bin", o.out.c_str());
+  if (o.tokenizer.empty()) user_error("%s: questions become tokens; name the vocabulary with --tokenizer", o.in);
+  if (!has_ending(o.out, ".bin")) user_error("%s: a file of questions is NAME.bin", o.out);
   const Tokenizer tokenizer = Tokenizer::load(o.tokenizer);
   Encoder encoder(tokenizer);
   std::vector<ChoiceQuestion> questions;
@@ -116,10 +114,10 @@ static void convert_questions(const Options& o) {
     try {
       questions.push_back(read_question(line, encoder));
     } catch (const std::exception& e) {
-      user_error("%s: line %zu is no question of HellaSwag: %s", o.in.c_str(), questions.size() + 1, e.what());
+      user_error("%s: line %zu is no question of HellaSwag: %s", o.in, questions.size() + 1, e.what());
     }
   }
-  if (questions.empty()) user_error("%s: has no line", o.in.c_str());
+  if (questions.empty()) user_error("%s: has no line", o.in);
   write_choice_file(o.out, questions);
   printf("%s: %zu questions\n", o.out.c_str(), questions.size());
 }

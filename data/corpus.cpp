@@ -43,17 +43,15 @@ std::vector<SourceFile> list_sources(const std::vector<std::string>& paths) {
   for (const std::string& path : paths) {
     try {
       const bool is_stdin = path == "-", is_folder = !is_stdin && fs::is_directory(path);
-      if (!is_stdin && !fs::exists(path)) user_error("%s: no such file or folder", path.c_str());
-      if (!is_stdin && !is_folder && !fs::is_regular_file(path))
-        user_error("%s: is neither a file nor a folder", path.c_str());
+      if (!is_stdin && !fs::exists(path)) user_error("%s: no such file or folder", path);
+      if (!is_stdin && !is_folder && !fs::is_regular_file(path)) user_error("%s: is neither a file nor a folder", path);
       for (const std::string& file : is_folder ? files_in(path) : std::vector<std::string>{path}) {
         struct stat info = {};
-        if (!is_stdin && stat(file.c_str(), &info) != 0)
-          user_error("%s: cannot read: %s", file.c_str(), strerror(errno));
+        if (!is_stdin && stat(file.c_str(), &info) != 0) user_error("%s: cannot read: %s", file, strerror(errno));
         sources.push_back({file, info.st_size, info.st_mtim.tv_sec * 1000000000 + info.st_mtim.tv_nsec, 0});
       }
     } catch (const fs::filesystem_error& e) {
-      user_error("%s: cannot read: %s", e.path1().c_str(), e.code().message().c_str());
+      user_error("%s: cannot read: %s", e.path1().c_str(), e.code().message());
     }
   }
   return sources;
@@ -83,7 +81,7 @@ bool CorpusReader::next_block() {
   const size_t got = stream_.read(block_.data(), block_.size());
   rest_ = {block_.data(), got};
   const std::string why = begins ? why_no_text(rest_) : "";
-  if (!why.empty()) user_error("%s: %s, or leave it out", stream_.name().c_str(), why.c_str());
+  if (!why.empty()) user_error("%s: %s, or leave it out", stream_.name(), why);
   file_open_ = got > 0;
   return true;
 }
@@ -205,7 +203,7 @@ void CorpusReader::cut_tail(Batch& batch) {
 bool CorpusReader::finish(Batch& batch) {
   const std::string_view open = std::string_view(batch.text).substr(part_begin_);
   if (!options_.fields.empty() && open.size() > longest_line)
-    user_error("%s: line %lld is longer than %zu MB; JSON lines have a document a line", stream_.name().c_str(),
+    user_error("%s: line %lld is longer than %zu MB; JSON lines have a document a line", stream_.name(),
                (long long)line_, longest_line >> 20);
   size_t cut = open.empty() || !options_.fields.empty() ? 0 : tokenizer_.last_cut(open, no_cut_before_);
   if (cut == 0 && open.size() >= longest_run && options_.fields.empty()) {

@@ -19,7 +19,7 @@ struct ArchiveStream::Level {
       return n;
     }
     const ssize_t n = source.read(bytes, size);
-    if (n < 0) user_error("%s: cannot read: %s", name.c_str(), strerror(source.error));
+    if (n < 0) user_error("%s: cannot read: %s", name, strerror(source.error));
     return size_t(n);
   }
 };
@@ -51,7 +51,7 @@ void ArchiveStream::open_level(const std::string& name, int fd) {
   if (is_packed(head))
     user_error("%s: is compressed or a tar file, and this program was built without libarchive; unpack it, or install "
                "libarchive-dev and run make again",
-               name.c_str());
+               name);
   level.head = head;
 }
 

@@ -41,7 +41,7 @@ static void append_bits(std::vector<uint8_t>& bits, int64_t size, const uint8_t*
 
 std::string ShardWriter::name() const { return format("%s_%06zu.bin", prefix_.c_str(), shards_.size()); }
 
-void ShardWriter::fail() const { user_error("%s: cannot write: %s", path().c_str(), strerror(errno)); }
+void ShardWriter::fail() const { user_error("%s: cannot write: %s", path(), strerror(errno)); }
 
 void ShardWriter::add(const uint16_t* tokens, int64_t count, const uint8_t* scored) {
   if (count > 0 && total_ == 0) has_mask_ = scored != nullptr;
@@ -185,19 +185,17 @@ static void remove_shard_folder(const std::string& folder) noexcept {
 OutputFolder::OutputFolder(const std::string& final_path) : final_(final_path), path_(final_path + ".tmp") {
   for (;;) {
     if (mkdir(path_.c_str(), 0777) != 0 && errno != EEXIST)
-      user_error("%s: cannot create the folder: %s; --out needs a writable parent folder", path_.c_str(),
-                 strerror(errno));
+      user_error("%s: cannot create the folder: %s; --out needs a writable parent folder", path_, strerror(errno));
     lock_ = FileDescriptor(open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (lock_.fd < 0 && errno == ENOENT) continue;  // another run has just renamed it
-    if (lock_.fd < 0) user_error("%s: cannot open the folder: %s; move it away", path_.c_str(), strerror(errno));
+    if (lock_.fd < 0) user_error("%s: cannot open the folder: %s; move it away", path_, strerror(errno));
     if (flock(lock_.fd, LOCK_EX | LOCK_NB) != 0)
-      user_error("%s: another run is writing it; wait until that has finished", final_.c_str());
+      user_error("%s: another run is writing it; wait until that has finished", final_);
     struct stat named, locked;  // it may have been renamed between open and flock
     if (stat(path_.c_str(), &named) == 0 && fstat(lock_.fd, &locked) == 0 && named.st_ino == locked.st_ino) break;
   }
   for (const std::string& name : list_folder(path_)) {
-    if (!is_ours(name))
-      user_error("%s: exists and holds %s, which is no shard; move it away", path_.c_str(), name.c_str());
+    if (!is_ours(name)) user_error("%s: exists and holds %s, which is no shard; move it away", path_, name);
     if (is_unfinished_output(name)) unlink((path_ + "/" + name).c_str());  // of a run that was killed
   }
 }
@@ -210,8 +208,7 @@ OutputFolder::~OutputFolder() {
 void OutputFolder::clear() {
   unlink(progress_path().c_str());
   for (const std::string& name : list_folder(path_))
-    if (unlink((path_ + "/" + name).c_str()) != 0)
-      user_error("%s/%s: cannot delete: %s", path_.c_str(), name.c_str(), strerror(errno));
+    if (unlink((path_ + "/" + name).c_str()) != 0) user_error("%s/%s: cannot delete: %s", path_, name, strerror(errno));
 }
 
 void OutputFolder::publish() {
@@ -223,7 +220,7 @@ void OutputFolder::publish() {
   if (rename(path_.c_str(), final_.c_str()) != 0) {
     const int error = errno;
     if (replaces) rename(old.c_str(), final_.c_str());
-    user_error("%s: cannot rename to %s: %s", path_.c_str(), final_.c_str(), strerror(error));
+    user_error("%s: cannot rename to %s: %s", path_, final_, strerror(error));
   }
   published_ = true;
   sync_folder(parent_folder(final_));
@@ -233,8 +230,7 @@ void OutputFolder::publish() {
 bool shards_exist(const std::string& folder) {
   bool shards = false;
   for (const std::string& name : list_folder(folder)) {
-    if (!is_ours(name))
-      user_error("%s: exists and holds %s, which is no shard; choose another --out", folder.c_str(), name.c_str());
+    if (!is_ours(name)) user_error("%s: exists and holds %s, which is no shard; choose another --out", folder, name);
     shards = true;
   }
   return shards;

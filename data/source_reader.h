@@ -13,7 +13,7 @@
 // The file descriptor of `path`, or of standard input if that is "-". Throws UserError if it cannot be opened.
 inline int open_source(const std::string& path) {
   const int fd = path == "-" ? STDIN_FILENO : open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) user_error("%s: cannot open: %s", path.c_str(), strerror(errno));
+  if (fd < 0) user_error("%s: cannot open: %s", path, strerror(errno));
   return fd;
 }
 

@@ -151,8 +151,8 @@ struct BatchEncoder {
       const Batch::Lines& lines = batch.lines[line];
       const std::string wrong = strings_of_line(text, options.corpus.fields, strings, result.counts.replaced);
       if (!wrong.empty())
-        user_error("%s: line %lld %s%s", lines.file.c_str(), (long long)(lines.line + int64_t(i - lines.first_part)),
-                   wrong.c_str(), options.pairs || begins_with(wrong, "is no JSON object") ? which_fields() : "");
+        user_error("%s: line %lld %s%s", lines.file, (long long)(lines.line + int64_t(i - lines.first_part)), wrong,
+                   options.pairs || begins_with(wrong, "is no JSON object") ? which_fields() : "");
       add_line(part, tokens, result.counts);
     }
     return result;
@@ -606,8 +606,8 @@ void tokenize(const Options& options) {
       return;
     }
     if (!options.update)
-      user_error("%s: holds other tokens: %s; --update replaces them, or choose another --out", options.out.c_str(),
-                 difference.c_str());
+      user_error("%s: holds other tokens: %s; --update replaces them, or choose another --out", options.out,
+                 difference);
     printf("%s is made again: %s\n", options.out.c_str(), difference.c_str());
   }
   Run run(options, tokenizer);
@@ -621,7 +621,7 @@ void tokenize(const Options& options) {
                kept ? "the same command resumes after the shards that are written" : "nothing was written");
   }
   if (run.counts.bytes == 0)
-    user_error("%s%s: no text in it: %lld files, 0 bytes", options.corpus.paths[0].c_str(),
+    user_error("%s%s: no text in it: %lld files, 0 bytes", options.corpus.paths[0],
                options.corpus.paths.size() > 1 ? " and the others" : "", (long long)run.position.files);
   if (run.train->total() == 0 || (run.val->total() == 0 && (run.split.every > 0 || run.split.train_bytes >= 0)))
     user_error("%lld bytes are too few to split into train and val; name more text, or another --val-fraction",

@@ -31,7 +31,7 @@ inline void load_model(GPT2& model, const std::string& folder, const ModelConfig
   const size_t needed = model.memory_plan.total();
   if (needed > available)
     user_error("the model and its K/V cache take %s, but %s are free on the %s; take fewer --slots or shorter texts",
-               bytes_text(double(needed)).c_str(), bytes_text(double(available)).c_str(), device_name());
+               bytes_text(double(needed)), bytes_text(double(available)), device_name());
   gpt2_allocate(model);
   read_weights(folder, model.parameters, store_weights(model));
 }

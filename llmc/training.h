@@ -114,7 +114,7 @@ inline void print_memory(const GPT2& model, const PlanOptions& o, size_t host_by
          largest_micro_batch(available - std::min(available, beside), plan_of));
   if (total > available)
     user_error("the plan exceeds the free memory by %s; take a smaller -b or -t%s",
-               bytes_text(double(total - available)).c_str(),
+               bytes_text(double(total - available)),
                shape.recompute < Recompute::chunks ? ", or recompute more (-r 4)" : "");
 }
 
@@ -163,7 +163,7 @@ inline ModelConfig choose_model(Run& run, const std::string& checkpoint, std::op
 // UserError if it is not known, or does not occur.
 inline void find_documents(Trainer& t, ModelConfig& config) {
   const Run& run = t.run;
-  const char* wiring = config.wiring.text.c_str();
+  const std::string& wiring = config.wiring.text;
   if (run.tokenizer && config.end_of_text >= 0 && config.end_of_text != run.tokenizer->end_of_text())
     user_error("wiring \"%s\": documents begin at token %d by the model's config.json (eos_token_id), and at %d by the "
                "vocabulary; name the model's own (--tokenizer)",
@@ -178,7 +178,7 @@ inline void find_documents(Trainer& t, ModelConfig& config) {
   if (t.documents->ends_of_text == 0)
     user_error("wiring \"%s\": documents begin at token %d, the end of text, and %s has none; make it with "
                "data/tokenize --end-of-text before, or leave documents out",
-               wiring, config.end_of_text, run.options.train_data.c_str());
+               wiring, config.end_of_text, run.options.train_data);
 }
 
 // How a sequence of the run attends, from the segment `first` of a stream to before `end`.

@@ -177,7 +177,7 @@ HostAndPort host_and_port_of(const Ranks& ranks) {
   if (at.host.size() > 1 && at.host.front() == '[' && at.host.back() == ']')
     at.host = at.host.substr(1, at.host.size() - 2);
   if (at.host.empty() || at.port < 1 || at.port > 65535)
-    user_error("%s: it must be tcp:HOST:PORT, with a port from 1 to 65535", rendezvous_name(ranks).c_str());
+    user_error("%s: it must be tcp:HOST:PORT, with a port from 1 to 65535", rendezvous_name(ranks));
   return at;
 }
 
@@ -224,7 +224,7 @@ void write_rendezvous_file(const Ranks& ranks, const std::string& text) {
   std::string temporary = path + ".tmp.XXXXXX";
   const FileDescriptor file(mkstemp(temporary.data()));
   if (file.fd < 0 || write_all(file.fd, text.data(), text.size()) != text.size() || fsync(file.fd) != 0)
-    user_error("%s: cannot write %s: %s", rendezvous_name(ranks).c_str(), temporary.c_str(), strerror(errno));
+    user_error("%s: cannot write %s: %s", rendezvous_name(ranks), temporary, strerror(errno));
   rename_durably(temporary, path);
   rendezvous_text(ranks);  // a file system may keep no permissions
 }
@@ -249,12 +249,12 @@ void check_secret(const Ranks& ranks) {
   const HostAndPort at = host_and_port_of(ranks);
   int error = 0;
   const std::vector<Address> all = addresses_of(at.host, "0", error);
-  if (error != 0) user_error("%s: %s", rendezvous_name(ranks).c_str(), gai_strerror(error));
+  if (error != 0) user_error("%s: %s", rendezvous_name(ranks), gai_strerror(error));
   for (const Address& address : all)
     if (is_own(address)) return;
   user_error("%s: %s is not this machine, and ranks of several need a secret; give all of them the same "
              "SLA_RENDEZVOUS_SECRET or --rendezvous-secret",
-             rendezvous_name(ranks).c_str(), at.host.c_str());
+             rendezvous_name(ranks), at.host);
 }
 
 std::string name_of(int rank, int pid, const std::string& host) {
@@ -282,9 +282,9 @@ Connection handshake(const Ranks& ranks, const std::string& token, const Address
   if (answer->kind == Kind::stranger && is_by_tcp(ranks))
     user_error("%s: rank 0 has another secret than rank %d; give all ranks the same SLA_RENDEZVOUS_SECRET or "
                "--rendezvous-secret",
-               rendezvous_name(ranks).c_str(), ranks.rank);
+               rendezvous_name(ranks), ranks.rank);
   const std::optional<std::string> text = proven_text(key, challenge->bytes + nonce, *answer);
-  if (text && answer->kind == Kind::reject) user_error("%s: %s", rendezvous_name(ranks).c_str(), text->c_str());
+  if (text && answer->kind == Kind::reject) user_error("%s: %s", rendezvous_name(ranks), *text);
   if (!text || answer->kind != Kind::accept) return Connection();
   std::istringstream in(*text);
   int pid = 0;
@@ -306,11 +306,11 @@ Connection connect_to_rank_0(const Ranks& ranks, const std::string& by_mpi, doub
         Connection c = handshake(ranks, endpoint.token, address, name_of_rank_0);
         if (c.fd >= 0) return c;
       }
-      if (error != 0 && is_by_tcp(ranks)) user_error("%s: %s", rendezvous_name(ranks).c_str(), gai_strerror(error));
+      if (error != 0 && is_by_tcp(ranks)) user_error("%s: %s", rendezvous_name(ranks), gai_strerror(error));
     }
   }
-  user_error("%s: rank %d of %d has waited %.0f s for rank 0; %s", rendezvous_name(ranks).c_str(), ranks.rank,
-             ranks.size, timeout_seconds, problem.c_str());
+  user_error("%s: rank %d of %d has waited %.0f s for rank 0; %s", rendezvous_name(ranks), ranks.rank, ranks.size,
+             timeout_seconds, problem);
 }
 
 void write_error(const std::string& error) {  // without stdio, whose lock another thread may hold
@@ -634,7 +634,7 @@ void RankChannel::State::connect_as_rank_0(double timeout_seconds) {
   const std::string token = is_by_tcp(ranks) ? "" : random_hex();
   key = key_of(ranks, token);
   listener = listen_at(is_by_tcp(ranks) ? host_and_port_of(ranks).port : 0, is_for_this_machine_alone(ranks));
-  if (listener < 0) user_error("%s: cannot listen: %s", rendezvous_name(ranks).c_str(), strerror(errno));
+  if (listener < 0) user_error("%s: cannot listen: %s", rendezvous_name(ranks), strerror(errno));
   if (is_for_this_machine_alone(ranks)) {
     printf("--rendezvous without a secret: rank 0 listens at %s, for ranks of this machine alone\n", loopback_address);
     fflush(stdout);
@@ -653,9 +653,8 @@ void RankChannel::State::connect_as_rank_0(double timeout_seconds) {
   const std::string refused =
       format("%d that did not know the secret were refused, the last from %s; ", num_refused, last_refused.c_str());
   if (!all_connected)
-    user_error("%s: of %d ranks these have not connected within %.0f s: %s; %s%s", rendezvous_name(ranks).c_str(),
-               ranks.size, timeout_seconds, missing_ranks().c_str(), num_refused > 0 ? refused.c_str() : "",
-               timeout_hint(ranks));
+    user_error("%s: of %d ranks these have not connected within %.0f s: %s; %s%s", rendezvous_name(ranks), ranks.size,
+               timeout_seconds, missing_ranks(), num_refused > 0 ? refused : "", timeout_hint(ranks));
 }
 
 void RankChannel::send(int to, Topic topic, const std::string& bytes) {
@@ -663,7 +662,7 @@ void RankChannel::send(int to, Topic topic, const std::string& bytes) {
   const std::lock_guard lock(state_->mutex);
   const Peer& peer = state_->peers[to];
   CHECK(peer.is_connected);
-  if (peer.has_finalized) user_error("%s has ended its run before this rank", state_->watchdog.name(to).c_str());
+  if (peer.has_finalized) user_error("%s has ended its run before this rank", state_->watchdog.name(to));
   state_->queue(to, Kind::data, bytes, topic);
 }
 
@@ -673,7 +672,7 @@ std::string RankChannel::receive(int from, Topic topic) {
   Peer& peer = state_->peers[from];
   std::deque<std::string>& messages = peer.received[size_t(topic)];
   state_->changed.wait(lock, [&] { return !messages.empty() || peer.has_finalized; });
-  if (messages.empty()) user_error("%s has ended its run before this rank", state_->watchdog.name(from).c_str());
+  if (messages.empty()) user_error("%s has ended its run before this rank", state_->watchdog.name(from));
   const std::string message = std::move(messages.front());
   messages.pop_front();
   return message;
@@ -690,7 +689,7 @@ void RankChannel::broadcast(void* bytes, size_t count) {
   const std::string received = broadcast(std::string(static_cast<const char*>(bytes), count));
   if (received.size() != count)
     user_error("%s has sent %zu bytes in place of %zu; start the same program on all machines",
-               state_->watchdog.name(0).c_str(), received.size(), count);
+               state_->watchdog.name(0), received.size(), count);
   memcpy(bytes, received.data(), count);
 }
 

@@ -84,17 +84,17 @@ std::string read_private_file(const std::string& path, const char* otherwise) {
   struct stat status;
   const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // a named pipe must not block
   std::string bytes(max_bytes + 1, '\0');
-  if (file.fd < 0 || fstat(file.fd, &status) != 0) user_error("%s: cannot be read: %s", path.c_str(), strerror(errno));
-  if (!S_ISREG(status.st_mode)) user_error("%s: is no file; name one", path.c_str());
+  if (file.fd < 0 || fstat(file.fd, &status) != 0) user_error("%s: cannot be read: %s", path, strerror(errno));
+  if (!S_ISREG(status.st_mode)) user_error("%s: is no file; name one", path);
   if (status.st_uid != geteuid())
-    user_error("%s: belongs to another user (%u), who may know what it says; remove it, or %s", path.c_str(),
+    user_error("%s: belongs to another user (%u), who may know what it says; remove it, or %s", path,
                unsigned(status.st_uid), otherwise);
   if ((status.st_mode & 077) != 0)
-    user_error("%s: other users may read or write it (mode %04o); chmod 600 it, or %s", path.c_str(),
+    user_error("%s: other users may read or write it (mode %04o); chmod 600 it, or %s", path,
                unsigned(status.st_mode & 0777), otherwise);
   const ssize_t size = read(file.fd, bytes.data(), bytes.size());
-  if (size < 0) user_error("%s: cannot be read: %s", path.c_str(), strerror(errno));
-  if (size_t(size) > max_bytes) user_error("%s: has more than %zu bytes; name another file", path.c_str(), max_bytes);
+  if (size < 0) user_error("%s: cannot be read: %s", path, strerror(errno));
+  if (size_t(size) > max_bytes) user_error("%s: has more than %zu bytes; name another file", path, max_bytes);
   return bytes.substr(0, size_t(size));
 }
 
@@ -103,15 +103,15 @@ static std::string secret_of(const RankOptions& o) {
   const char* const variable = getenv("SLA_RENDEZVOUS_SECRET");
   if (variable == nullptr && o.secret_file.empty()) return "";
   if (variable != nullptr && !o.secret_file.empty())
-    user_error("--rendezvous-secret %s: there is SLA_RENDEZVOUS_SECRET, too; give one of them", o.secret_file.c_str());
+    user_error("--rendezvous-secret %s: there is SLA_RENDEZVOUS_SECRET, too; give one of them", o.secret_file);
   std::string secret =
       variable != nullptr ? variable : read_private_file(o.secret_file, "give it as SLA_RENDEZVOUS_SECRET");
   secret.erase(secret.find_last_not_of(" \t\r\n") + 1);
   constexpr size_t min_bytes = 16;  // a shorter one could be guessed by who overhears a handshake
   if (secret.size() < min_bytes)
     user_error("%s: a secret needs at least %zu characters, and it has %zu; draw one: head -c 32 /dev/urandom | base64",
-               variable != nullptr ? "SLA_RENDEZVOUS_SECRET" : ("--rendezvous-secret " + o.secret_file).c_str(),
-               min_bytes, secret.size());
+               variable != nullptr ? "SLA_RENDEZVOUS_SECRET" : ("--rendezvous-secret " + o.secret_file), min_bytes,
+               secret.size());
   return secret;
 }
 
@@ -137,8 +137,7 @@ static std::string rendezvous_of(const Launcher& l) {
              "--rendezvous file:%s/rendezvous%s (a path that all machines share), on a single machine "
              "scripts/launch.sh %s %s ..., or --ranks 1 for a run of this process alone",
              number_of(l.rank, -1), size, l.name, l.name, program_invocation_name,
-             std::filesystem::current_path().c_str(), run.empty() ? "" : ("-" + run).c_str(), size,
-             program_invocation_name);
+             std::filesystem::current_path().c_str(), run.empty() ? "" : ("-" + run), size, program_invocation_name);
 }
 
 // The ranks without --rendezvous.
@@ -162,7 +161,7 @@ Ranks init_ranks(const RankOptions& o) {
       user_error("--rank, --ranks, --local-rank and --rendezvous-secret belong to --rendezvous; mpirun's processes "
                  "know theirs");
   } else if (!begins_with(o.rendezvous, "file:") && !begins_with(o.rendezvous, "tcp:")) {
-    user_error("--rendezvous %s: it must be file:PATH or tcp:HOST:PORT", o.rendezvous.c_str());
+    user_error("--rendezvous %s: it must be file:PATH or tcp:HOST:PORT", o.rendezvous);
   }
   const Launcher* l = launcher_of(2);
   Ranks r;

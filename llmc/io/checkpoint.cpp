@@ -85,7 +85,7 @@ std::string write_checkpoint_shard(const std::string& out, int64_t step, const P
 static std::vector<MomentPiece> read_report(const std::string& report, int rank, int64_t step,
                                             const ParameterTable& table) {
   if (begins_with(report, error_prefix))
-    user_error("rank %d could not write its shard: %s", rank, report.c_str() + strlen(error_prefix));
+    user_error("rank %d could not write its shard: %s", rank, report.substr(strlen(error_prefix)));
   ParameterTable its_table = table;
   its_table.shard.index = rank;
   const std::vector<SafetensorsSpec> specs = moment_specs(table);
@@ -93,14 +93,14 @@ static std::vector<MomentPiece> read_report(const std::string& report, int rank,
   try {
     const json j = json::parse(report), &by_tensor = j.at("pieces");
     if (j.at("step") != step)
-      user_error("rank %d reports on step %s, not on %lld", rank, j["step"].dump().c_str(), (long long)step);
+      user_error("rank %d reports on step %s, not on %lld", rank, j["step"].dump(), (long long)step);
     for (size_t i = 0; i < specs.size(); i++) {
       const json& piece = by_tensor.at(specs[i].name);
       const FilePart part = own_moment(its_table, int(i % table.specs.size()));
       pieces.push_back({part.count, piece.at(1).get<uint32_t>()});
       if (piece != json({pieces[i].count, pieces[i].checksum}))
-        user_error("rank %d reports %s for tensor %s, of which its shard has %lld elements", rank, piece.dump().c_str(),
-                   specs[i].name.c_str(), (long long)part.count);
+        user_error("rank %d reports %s for tensor %s, of which its shard has %lld elements", rank, piece.dump(),
+                   specs[i].name, (long long)part.count);
     }
   } catch (const json::exception& e) { user_error("rank %d did not report what it wrote (%s)", rank, e.what()); }
   return pieces;
@@ -229,7 +229,7 @@ int64_t checkpoint_step(const std::string& out, const std::string& checkpoint) {
   std::error_code error;
   for (const auto& [step, path] : checkpoints_in(out))
     if (fs::equivalent(path, checkpoint, error)) return step;
-  user_error("%s: is not a checkpoint in %s", checkpoint.c_str(), out.c_str());
+  user_error("%s: is not a checkpoint in %s", checkpoint, out);
 }
 
 void remove_old_checkpoints(const std::string& out, int64_t keep, int64_t keep_every) {
@@ -242,7 +242,7 @@ void remove_old_checkpoints(const std::string& out, int64_t keep, int64_t keep_e
     rename_durably(path, away);
     std::error_code error;
     fs::remove_all(away, error);
-    if (error) user_error("%s: cannot be removed: %s", away.c_str(), error.message().c_str());
+    if (error) user_error("%s: cannot be removed: %s", away, error.message());
   }
 }
 
@@ -274,10 +274,10 @@ static json read_state(const std::string& path) {
   const std::string text = read_whole_file(path);
   const size_t seal = sealed("").size();
   if (text.size() < seal || sealed(text.substr(0, text.size() - seal)) != text)
-    user_error("%s: is damaged, or of another version of this program: its checksum does not fit", path.c_str());
+    user_error("%s: is damaged, or of another version of this program: its checksum does not fit", path);
   json j = json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!j.is_object() || !j.contains("format") || j["format"] != state_format)
-    user_error("%s: is not of format %d, which this program knows", path.c_str(), state_format);
+    user_error("%s: is not of format %d, which this program knows", path, state_format);
   return j;
 }
 
@@ -288,14 +288,13 @@ static void with_state(const std::string& checkpoint, F f) {
   const json j = read_state(path);
   try {
     f(j);
-  } catch (const json::exception& e) { user_error("%s: is not a run's state (%s)", path.c_str(), e.what()); }
+  } catch (const json::exception& e) { user_error("%s: is not a run's state (%s)", path, e.what()); }
 }
 
 static void demand_equal(const std::string& what, uint32_t found, const json& expected) {
   const std::string text = expected.get<std::string>();
   if (crc32c_hex(found) != text)
-    user_error("%s is damaged: its checksum is %s; state.json says %s", what.c_str(), crc32c_hex(found).c_str(),
-               text.c_str());
+    user_error("%s is damaged: its checksum is %s; state.json says %s", what, crc32c_hex(found), text);
 }
 
 // Throws UserError unless the text files and these files of tensors are what was written.
@@ -363,7 +362,7 @@ RunState read_run_state(const std::string& checkpoint) {
   if (state.step < 0 || state.next_sequence < 0 || state.num_sequences < 1 || state.skipped_steps < 0 ||
       state.skipped_steps > state.step || state.bad_steps_in_row < 0 || state.bad_steps_in_row > state.skipped_steps ||
       state.loss_scale < 0 || (state.loss_scale & (state.loss_scale - 1)) != 0 || state.good_updates < 0)
-    user_error("%s/state.json: holds an impossible state", checkpoint.c_str());
+    user_error("%s/state.json: holds an impossible state", checkpoint);
   return state;
 }
 

@@ -180,18 +180,18 @@ struct OpenFiles {
       files.push_back(std::make_unique<SafetensorsFile>(path));
       for (const SafetensorsTensor& tensor : files.back()->tensors())
         if (!by_name.insert({plain_name(tensor.name), {files.back().get(), &tensor}}).second)
-          user_error("%s: tensor %s is in this file twice, or in another one too", path.c_str(), tensor.name.c_str());
+          user_error("%s: tensor %s is in this file twice, or in another one too", path, tensor.name);
     }
   }
   bool has(const std::string& tensor) const { return by_name.count(tensor) != 0; }
 
   Tensor take(const SafetensorsSpec& spec) {
     auto it = by_name.find(spec.name);
-    if (it == by_name.end()) user_error("%s: tensor %s is missing", name.c_str(), spec.name.c_str());
+    if (it == by_name.end()) user_error("%s: tensor %s is missing", name, spec.name);
     const Tensor tensor = it->second;
     if (tensor.shape() != spec.shape)
-      user_error("%s: tensor %s has shape %s; by its config.json it is %s", name.c_str(), spec.name.c_str(),
-                 shape_text(tensor.shape()).c_str(), shape_text(spec.shape).c_str());
+      user_error("%s: tensor %s has shape %s; by its config.json it is %s", name, spec.name, shape_text(tensor.shape()),
+                 shape_text(spec.shape));
     by_name.erase(it);
     return tensor;
   }
@@ -202,7 +202,7 @@ struct OpenFiles {
   }
   void check_no_others() const {
     for (const auto& [tensor, source] : by_name)
-      if (!is_mask(tensor)) user_error("%s: tensor %s is no part of this model", name.c_str(), tensor.c_str());
+      if (!is_mask(tensor)) user_error("%s: tensor %s is no part of this model", name, tensor);
   }
 };
 
@@ -222,7 +222,7 @@ static void check_zero_biases(OpenFiles& in, const ParameterTable& table) {
     values.resize(size_t(bias.shape[0]));
     in.take(bias).read(values.data());
     if (!std::all_of(values.begin(), values.end(), [](float x) { return x == 0.0f; }))
-      user_error("%s: tensor %s is not zero, but config.json says \"bias\": false", in.name.c_str(), bias.name.c_str());
+      user_error("%s: tensor %s is not zero, but config.json says \"bias\": false", in.name, bias.name);
   }
 }
 
@@ -236,8 +236,7 @@ static void check_tied_head(OpenFiles& in, const ParameterTable& table, const Op
   for (int64_t v = 0; v < V; v++) {
     head.read(row.data(), v * C, C);
     wte.read(wte_row.data(), v * C, C);
-    if (row != wte_row)
-      user_error("%s: lm_head.weight is not wte.weight, but the wiring has no `untied`", in.name.c_str());
+    if (row != wte_row) user_error("%s: lm_head.weight is not wte.weight, but the wiring has no `untied`", in.name);
   }
 }
 
@@ -286,7 +285,7 @@ static void refuse_other_weights(const std::string& folder) {
     if (path_exists(folder + "/" + name))
       user_error("%s/%s: has the weights in another format than model.safetensors; fetch that file of the model, or "
                  "let transformers write it: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)",
-                 folder.c_str(), name);
+                 folder, name);
 }
 
 std::vector<std::string> weight_files(const std::string& folder) {
@@ -301,13 +300,12 @@ std::vector<std::string> weight_files(const std::string& folder) {
     for (const nlohmann::json& name : json["weight_map"])
       names.insert(name.is_string() && name.get<std::string>().find('/') == std::string::npos ? name.get<std::string>()
                                                                                               : "");
-  if (names.empty() || names.count(""))
-    user_error("%s: has no weight_map of tensors and files beside it", index.c_str());
+  if (names.empty() || names.count("")) user_error("%s: has no weight_map of tensors and files beside it", index);
   std::vector<std::string> paths;
   for (const std::string& name : names) paths.push_back(folder + "/" + name);
   for (const std::string& path : paths)
     if (!path_exists(path))
-      user_error("%s: is not there; %s names %zu files of weights, and all of them are needed: fetch it, too",
-                 path.c_str(), index.c_str(), paths.size());
+      user_error("%s: is not there; %s names %zu files of weights, and all of them are needed: fetch it, too", path,
+                 index, paths.size());
   return paths;
 }

@@ -81,12 +81,12 @@ static float float_from_f16(uint16_t bits) {
 static json parse_header(const std::string& path, const char* begin, const char* end, std::vector<std::string>& names) {
   std::vector<std::set<std::string>> keys;  // of the objects that are open
   auto check = [&](int depth, json::parse_event_t event, const json& value) {
-    if (depth > 4) user_error("%s: the header is nested deeper than tensors are", path.c_str());
+    if (depth > 4) user_error("%s: the header is nested deeper than tensors are", path);
     if (event == json::parse_event_t::object_start) keys.emplace_back();
     if (event == json::parse_event_t::object_end) keys.pop_back();
     if (event != json::parse_event_t::key) return true;
     const std::string& key = value.get_ref<const std::string&>();
-    if (!keys.back().insert(key).second) user_error("%s: the header has %s twice", path.c_str(), escaped(key).c_str());
+    if (!keys.back().insert(key).second) user_error("%s: the header has %s twice", path, escaped(key));
     if (keys.size() == 1) names.push_back(key);
     return true;
   };
@@ -94,25 +94,24 @@ static json parse_header(const std::string& path, const char* begin, const char*
     return json::parse(begin, end, check);
   } catch (const json::parse_error& e) {
     const bool utf8 = strstr(e.what(), "ill-formed UTF-8");
-    user_error("%s: the header is not %s (at its byte %zu)", path.c_str(), utf8 ? "UTF-8" : "valid JSON", e.byte);
-  } catch (const json::out_of_range&) { user_error("%s: the header has a number that is out of range", path.c_str()); }
+    user_error("%s: the header is not %s (at its byte %zu)", path, utf8 ? "UTF-8" : "valid JSON", e.byte);
+  } catch (const json::out_of_range&) { user_error("%s: the header has a number that is out of range", path); }
 }
 
 static void check_metadata(const std::string& path, const json& metadata) {
   const bool are_strings =
       std::all_of(metadata.begin(), metadata.end(), [](const json& value) { return value.is_string(); });
-  if (!metadata.is_object() || !are_strings)
-    user_error("%s: %s is not an object of strings", path.c_str(), kMetadataKey);
+  if (!metadata.is_object() || !are_strings) user_error("%s: %s is not an object of strings", path, kMetadataKey);
 }
 
 static SafetensorsTensor tensor_of(const std::string& path, const std::string& name, const json& fields) {
   const std::string where = path + ": tensor " + escaped(name);
-  if (!fields.is_object()) user_error("%s is not an object", where.c_str());
+  if (!fields.is_object()) user_error("%s is not an object", where);
   for (const auto& [field, value] : fields.items())
     if (field != "dtype" && field != "shape" && field != "data_offsets")
-      user_error("%s has an unknown field %s", where.c_str(), escaped(field).c_str());
+      user_error("%s has an unknown field %s", where, escaped(field));
   for (const char* needed : {"dtype", "shape", "data_offsets"})
-    if (!fields.contains(needed)) user_error("%s has no %s", where.c_str(), needed);
+    if (!fields.contains(needed)) user_error("%s has no %s", where, needed);
   auto numbers = [&](const char* field, const char* what) {
     std::vector<int64_t> found;
     bool fits = fields[field].is_array();
@@ -121,13 +120,13 @@ static SafetensorsTensor tensor_of(const std::string& path, const std::string& n
       if (fits) found.push_back(number.get<int64_t>());
     }
     fits = fits && (field == std::string("shape") || found.size() == 2);
-    if (!fits) user_error("%s: its %s between 0 and 2^63 - 1", where.c_str(), what);
+    if (!fits) user_error("%s: its %s between 0 and 2^63 - 1", where, what);
     return found;
   };
-  if (!fields["dtype"].is_string()) user_error("%s: its dtype is not a string", where.c_str());
+  if (!fields["dtype"].is_string()) user_error("%s: its dtype is not a string", where);
   const std::vector<int64_t> shape = numbers("shape", "shape is not a list of integers");
   const std::vector<int64_t> offsets = numbers("data_offsets", "data_offsets are not two integers");
-  if (shape.size() > kMaxDimensions) user_error("%s has more than %zu dimensions", where.c_str(), kMaxDimensions);
+  if (shape.size() > kMaxDimensions) user_error("%s has more than %zu dimensions", where, kMaxDimensions);
   return {name, fields["dtype"], shape, size_t(offsets[0]), size_t(offsets[1])};
 }
 
@@ -136,14 +135,14 @@ static void check_tensor(const std::string& path, const SafetensorsTensor& t, si
   const std::string where = path + ": tensor " + escaped(t.name);
   const int64_t element_bytes = dtype_bytes(t.dtype);
   int64_t bytes;
-  if (element_bytes == 0) user_error("%s has the unknown dtype %s", where.c_str(), escaped(t.dtype).c_str());
-  if (!byte_size(t.shape, element_bytes, &bytes)) user_error("%s: its shape overflows 63 bits", where.c_str());
-  if (t.begin > t.end) user_error("%s begins at byte %zu, after its end, %zu", where.c_str(), t.begin, t.end);
+  if (element_bytes == 0) user_error("%s has the unknown dtype %s", where, escaped(t.dtype));
+  if (!byte_size(t.shape, element_bytes, &bytes)) user_error("%s: its shape overflows 63 bits", where);
+  if (t.begin > t.end) user_error("%s begins at byte %zu, after its end, %zu", where, t.begin, t.end);
   if (t.end > data_bytes)
-    user_error("%s ends at byte %zu, but the file has %zu bytes of data; it may be cut short", where.c_str(), t.end,
+    user_error("%s ends at byte %zu, but the file has %zu bytes of data; it may be cut short", where, t.end,
                data_bytes);
   if (t.end - t.begin != size_t(bytes))
-    user_error("%s has %zu bytes, but its shape and dtype need %zu", where.c_str(), t.end - t.begin, size_t(bytes));
+    user_error("%s has %zu bytes, but its shape and dtype need %zu", where, t.end - t.begin, size_t(bytes));
 }
 
 // Throws unless the tensors, each of which check_tensor has passed, cover the data part exactly once.
@@ -157,16 +156,14 @@ static void check_cover(const std::string& path, const std::vector<SafetensorsTe
   const SafetensorsTensor* previous = nullptr;
   for (const SafetensorsTensor* t : sorted) {
     if (t->begin < covered)
-      user_error("%s: tensors %s and %s overlap", path.c_str(), escaped(previous->name).c_str(),
-                 escaped(t->name).c_str());
+      user_error("%s: tensors %s and %s overlap", path, escaped(previous->name), escaped(t->name));
     if (t->begin > covered)
-      user_error("%s: bytes %zu to %zu, before tensor %s, belong to no tensor", path.c_str(), covered, t->begin,
-                 escaped(t->name).c_str());
+      user_error("%s: bytes %zu to %zu, before tensor %s, belong to no tensor", path, covered, t->begin,
+                 escaped(t->name));
     covered = t->end;
     previous = t;
   }
-  if (covered < data_bytes)
-    user_error("%s: the last %zu bytes belong to no tensor", path.c_str(), data_bytes - covered);
+  if (covered < data_bytes) user_error("%s: the last %zu bytes belong to no tensor", path, data_bytes - covered);
 }
 
 // ----------------------------------------------------------------------------
@@ -178,15 +175,15 @@ void Unmap::operator()(const uint8_t* start) const { munmap(const_cast<uint8_t*>
 static std::unique_ptr<const uint8_t[], Unmap> map_file(const std::string& path) {
   // O_NONBLOCK: opening a pipe without a writer must not block. It has no effect on a regular file.
   FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (file.fd < 0 && errno == ENOENT) user_error("%s: no such file", path.c_str());
+  if (file.fd < 0 && errno == ENOENT) user_error("%s: no such file", path);
   struct stat info;
-  if (file.fd < 0 || fstat(file.fd, &info) != 0) user_error("%s: cannot open it: %s", path.c_str(), strerror(errno));
-  if (S_ISDIR(info.st_mode)) user_error("%s: is a folder, not a safetensors file", path.c_str());
-  if (!S_ISREG(info.st_mode)) user_error("%s: is not a regular file", path.c_str());
+  if (file.fd < 0 || fstat(file.fd, &info) != 0) user_error("%s: cannot open it: %s", path, strerror(errno));
+  if (S_ISDIR(info.st_mode)) user_error("%s: is a folder, not a safetensors file", path);
+  if (!S_ISREG(info.st_mode)) user_error("%s: is not a regular file", path);
   const size_t bytes = info.st_size;
-  if (bytes < kLengthBytes) user_error("%s: is not a safetensors file: it has only %zu bytes", path.c_str(), bytes);
+  if (bytes < kLengthBytes) user_error("%s: is not a safetensors file: it has only %zu bytes", path, bytes);
   void* start = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file.fd, 0);
-  if (start == MAP_FAILED) user_error("%s: cannot map its %zu bytes: %s", path.c_str(), bytes, strerror(errno));
+  if (start == MAP_FAILED) user_error("%s: cannot map its %zu bytes: %s", path, bytes, strerror(errno));
   return {static_cast<const uint8_t*>(start), Unmap{bytes}};
 }
 
@@ -198,19 +195,19 @@ SafetensorsFile::SafetensorsFile(const std::string& path) : path_(path), file_(m
   if (header_bytes > after_length)
     user_error("%s: is not a safetensors file, or is cut short: its header should have %llu bytes, and the file has "
                "%zu",
-               path.c_str(), (unsigned long long)header_bytes, after_length);
+               path, (unsigned long long)header_bytes, after_length);
   if (header_bytes > kMaxHeaderBytes)
-    user_error("%s: its header of %zu bytes is longer than the format's limit, %zu", path.c_str(), size_t(header_bytes),
+    user_error("%s: its header of %zu bytes is longer than the format's limit, %zu", path, size_t(header_bytes),
                kMaxHeaderBytes);
   const char* header = reinterpret_cast<const char*>(file_.get()) + kLengthBytes;
   data_ = file_.get() + kLengthBytes + header_bytes;
   data_bytes_ = after_length - header_bytes;
 
   if (header_bytes == 0 || header[0] != '{')
-    user_error("%s: its header is not a JSON object: it does not begin with {", path.c_str());
+    user_error("%s: its header is not a JSON object: it does not begin with {", path);
   // The parser takes a zero byte for the end of its input and would ignore what follows.
   if (const void* zero = memchr(header, 0, header_bytes))
-    user_error("%s: the header is not valid JSON (at its byte %zu)", path.c_str(),
+    user_error("%s: the header is not valid JSON (at its byte %zu)", path,
                size_t(static_cast<const char*>(zero) - header) + 1);
   std::vector<std::string> names;
   const json entries = parse_header(path_, header, header + header_bytes, names);
@@ -249,8 +246,7 @@ void SafetensorsFile::read_f32(const SafetensorsTensor& t, float* out, int64_t f
   if (t.dtype == "F16") convert(float_from_f16);
   else if (t.dtype == "BF16") convert(float_from_bf16);
   else if (t.dtype != "F32")
-    user_error("%s: tensor %s is %s; only F32, F16 and BF16 can be read as floats", path_.c_str(),
-               escaped(t.name).c_str(), t.dtype.c_str());
+    user_error("%s: tensor %s is %s; only F32, F16 and BF16 can be read as floats", path_, escaped(t.name), t.dtype);
   else if (count > 0) memcpy(out, data_ + t.begin + first * sizeof(float), count * sizeof(float));
 }
 
@@ -258,7 +254,7 @@ void SafetensorsFile::read_f32(const SafetensorsTensor& t, float* out, int64_t f
 // Writing
 
 [[noreturn]] static void cannot_write(const std::string& path) {
-  user_error("%s: cannot write it: %s", path.c_str(), strerror(errno));
+  user_error("%s: cannot write it: %s", path, strerror(errno));
 }
 
 // Writes `count` bytes at `offset`, or throws UserError.
@@ -318,9 +314,7 @@ SafetensorsWriter SafetensorsWriter::attach(const std::string& path) {
   writer.file_ = FileDescriptor(open(path.c_str(), O_WRONLY | O_CLOEXEC));
   if (writer.file_.fd < 0) cannot_write(path);
   for (const SafetensorsTensor& t : layout.tensors()) {
-    if (t.dtype != "F32")
-      user_error("%s: tensor %s is %s; only F32 can be written", path.c_str(), escaped(t.name).c_str(),
-                 t.dtype.c_str());
+    if (t.dtype != "F32") user_error("%s: tensor %s is %s; only F32 can be written", path, escaped(t.name), t.dtype);
     writer.places_.push_back({layout.data_offset() + t.begin, t.num_elements()});
   }
   return writer;

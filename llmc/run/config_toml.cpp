@@ -36,13 +36,12 @@ std::vector<ConfigEntry> read_config_toml(const std::string& path) {
       else if (const auto* flag = node.as_boolean()) entry.value = flag->get() ? "true" : "false";
       else if (const auto bytes = node.is_array() ? joined(*node.as_array()) : std::nullopt) entry.value = *bytes;
       else
-        user_error("%s:%d: %s: is a section, a list or a date; an option has text, a number, true or false",
-                   path.c_str(), entry.line, entry.name.c_str());
+        user_error("%s:%d: %s: is a section, a list or a date; an option has text, a number, true or false", path,
+                   entry.line, entry.name);
       entries.push_back(std::move(entry));
     }
   } catch (const toml::parse_error& e) {
-    user_error("%s:%d: is not TOML: %s", path.c_str(), int(e.source().begin.line),
-               std::string(e.description()).c_str());
+    user_error("%s:%d: is not TOML: %s", path, int(e.source().begin.line), std::string(e.description()));
   }
   std::sort(entries.begin(), entries.end(), [](const ConfigEntry& a, const ConfigEntry& b) { return a.line < b.line; });
   return entries;

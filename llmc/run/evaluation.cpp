@@ -207,16 +207,16 @@ std::vector<std::pair<std::string, std::string>> read_last_words(const std::stri
   for (const std::string& line : lines_of(read_whole_file(path, most_text_bytes))) {
     const ordered_json json = parse_json(line);
     const size_t number = texts.size() + 1;
-    if (json.is_discarded()) user_error("%s: line %zu %s", path.c_str(), number, why_no_json(line).c_str());
+    if (json.is_discarded()) user_error("%s: line %zu %s", path, number, why_no_json(line));
     if (!json.is_object() || !json.contains("text") || !json["text"].is_string())
-      user_error("%s: line %zu is no JSON object with a text in the field \"text\"", path.c_str(), number);
+      user_error("%s: line %zu is no JSON object with a text in the field \"text\"", path, number);
     const std::string text = json["text"];
     const size_t space = text.rfind(' ');
     if (space == std::string::npos || space + 1 == text.size())
-      user_error("%s: line %zu: \"%s\" has no last word after a space", path.c_str(), number, printable(text).c_str());
+      user_error("%s: line %zu: \"%s\" has no last word after a space", path, number, printable(text));
     texts.push_back({text.substr(0, space), text.substr(space)});
   }
-  if (texts.empty()) user_error("%s: has no line", path.c_str());
+  if (texts.empty()) user_error("%s: has no line", path);
   return texts;
 }
 
@@ -225,7 +225,7 @@ void of_item(size_t number, const std::string& text, const std::function<void()>
     what();
   } catch (const std::exception& e) {
     const std::string beginning = text.size() > 60 ? text.substr(0, 60) + "..." : text;
-    user_error("item %zu (\"%s\"): %s", number + 1, printable(beginning, /*one_line=*/true).c_str(), e.what());
+    user_error("item %zu (\"%s\"): %s", number + 1, printable(beginning, /*one_line=*/true), e.what());
   }
 }
 
@@ -252,11 +252,11 @@ ServeRequest parse_serve_request(const std::string& line) {
     ServeRequest request;
     request.name = json.begin().key();
     const ordered_json& items = json.begin().value();
-    if (!items.is_array()) user_error("%s: its value is no list", request.name.c_str());
+    if (!items.is_array()) user_error("%s: its value is no list", request.name);
     const bool of_pairs = request.name == "loglikelihood", of_texts = request.name == "loglikelihood_rolling";
     if (!of_pairs && !of_texts && request.name != "generate_until")
       user_error("%s: no such request; there are loglikelihood, loglikelihood_rolling and generate_until",
-                 request.name.c_str());
+                 request.name);
     for (size_t i = 0; i < items.size(); i++)
       of_item(i, items[i].dump(), [&] {
         if (of_pairs) request.pairs.push_back(items[i]);

@@ -48,7 +48,7 @@ void EventFile::open(const std::string& out, int64_t step) {
       std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch()).count();
   path_ = out + format("/events.out.tfevents.%010lld.%s.%d", (long long)now, host_name().c_str(), int(getpid()));
   file_ = FileDescriptor(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  if (file_.fd < 0) user_error("%s: cannot be written: %s", path_.c_str(), strerror(errno));
+  if (file_.fd < 0) user_error("%s: cannot be written: %s", path_, strerror(errno));
   write_record(event(0, 3, "brain.Event:2"));
   const std::string start = key(1, Encoding::varint) + varint(1);  // SessionLog: status = 1, START = 1
   write_record(event(step + 1, 7, start));

@@ -13,7 +13,7 @@ using json = nlohmann::ordered_json;
 
 void RunLog::open(int flags) {
   file_ = FileDescriptor(::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0666));
-  if (file_.fd < 0) user_error("%s: cannot be written: %s", path_.c_str(), strerror(errno));
+  if (file_.fd < 0) user_error("%s: cannot be written: %s", path_, strerror(errno));
 }
 
 void RunLog::create(const std::string& out) {
@@ -85,13 +85,13 @@ void RunLog::write_line(const std::string& line) {
   const bool was_full = std::exchange(disk_full_, !waiting_.empty());
   if (!disk_full_) return;
   if (errno != ENOSPC && errno != EDQUOT && errno != EFBIG)
-    user_error("%s: cannot be written: %s", path_.c_str(), strerror(errno));
+    user_error("%s: cannot be written: %s", path_, strerror(errno));
   if (!was_full)
     print_error(format("%s: cannot be written: %s; its lines wait for room", path_.c_str(), strerror(errno)));
 }
 
 void RunLog::finish() {
   if (file_.fd >= 0) check_not_deleted();
-  if (is_deleted_) user_error("%s: was deleted while the run wrote it: the run has no log", path_.c_str());
-  if (!waiting_.empty()) user_error("%s: its last lines could not be written: the disk is full", path_.c_str());
+  if (is_deleted_) user_error("%s: was deleted while the run wrote it: the run has no log", path_);
+  if (!waiting_.empty()) user_error("%s: its last lines could not be written: the disk is full", path_);
 }

@@ -16,15 +16,14 @@ ModelConfig model_config(const ModelOptions& o, std::optional<ModelConfig>& in_f
     c.bias = !o.no_bias;
     c.wiring = default_wiring(c.num_layers, c.num_heads);
   } else {
-    const char* folder = o.model.c_str();
     if (!is_folder(o.model))
       user_error("-e %s: neither a preset (d12, d24, d36, d48, gpt3:CHANNELS) nor a folder; data/convert makes a "
                  "folder of a model of llm.c",
-                 folder);
+                 o.model);
     in_folder = c = read_config_json(o.model);
     for (const ShapeOption& shape : shape_options)
-      if (o.*shape.value) user_error("-e %s: a folder's model has its shape; leave out %s", folder, shape.flag);
-    if (o.no_bias && c.bias) user_error("-e %s: a folder's model has its shape; leave out --no-bias", folder);
+      if (o.*shape.value) user_error("-e %s: a folder's model has its shape; leave out %s", o.model, shape.flag);
+    if (o.no_bias && c.bias) user_error("-e %s: a folder's model has its shape; leave out --no-bias", o.model);
   }
   if (o.wiring) c.wiring = parse_wiring(*o.wiring);
   validate(c);
@@ -53,5 +52,5 @@ void check_resumed_model(const std::string& checkpoint, const ModelConfig& confi
   if (!all.empty())
     user_error("-y: %s is of another model than the options describe: %s; give the same, or start anew in another "
                "folder",
-               checkpoint.c_str(), all.c_str());
+               checkpoint, all);
 }

@@ -48,7 +48,7 @@ Range one_of(const std::vector<std::string>& names) {
 bool parse_flag(const std::string& text) {
   if (text == "true" || text == "1" || text.empty()) return true;
   if (text == "false" || text == "0") return false;
-  user_error("%s: is neither 1 (true) nor 0 (false)", text.c_str());
+  user_error("%s: is neither 1 (true) nor 0 (false)", text);
 }
 
 const Option& OptionTable::operator[](const std::string& flag) const {

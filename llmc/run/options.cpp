@@ -250,20 +250,19 @@ static void declare(CLI::App& app, const OptionTable& t, GivenValues& given) {
 static void set_option(const Option& option, const std::string& text, const std::string& where) {
   try {
     option.set(text);
-  } catch (const UserError& e) { user_error("%s %s", where.c_str(), e.what()); }
+  } catch (const UserError& e) { user_error("%s %s", where, e.what()); }
 }
 
 // Throws UserError for a name in a config file that is no option of it.
 [[noreturn]] static void refuse_entry(const OptionTable& t, const ConfigEntry& entry, const std::string& where) {
   for (const FormerOption& former : former_options)
     if (entry.name == former.name)
-      user_error("%s: is not an option any more; write %s = %s", where.c_str(), former.instead, former.value);
+      user_error("%s: is not an option any more; write %s = %s", where, former.instead, former.value);
   std::vector<std::string> names;
   for (const Option& option : t)
     if (option.in_config) names.push_back(option.name());
   const std::string nearest = nearest_name(entry.name, names);
-  user_error("%s: no such option%s; --help lists them", where.c_str(),
-             nearest.empty() ? "" : (": is it " + nearest + "?").c_str());
+  user_error("%s: no such option%s; --help lists them", where, nearest.empty() ? "" : (": is it " + nearest + "?"));
 }
 
 static void read_config(const OptionTable& t, const std::string& path) {
@@ -281,11 +280,11 @@ static void check_options(const OptionTable& t) {
   for (const Option& option : t) {
     const std::optional<Scalar> value = option.value();
     if (value && option.range && !option.range->holds(*value))
-      user_error("%s %s: it must %s", option.flag().c_str(), text_of(*value).c_str(), option.range->must.c_str());
+      user_error("%s %s: it must %s", option.flag(), text_of(*value), option.range->must);
   }
   for (const Option& option : t)
     for (const Option::Need& need : option.needs)
-      if (option.is_set() && !t[need.flag].is_set()) user_error("%s: %s", option.flag().c_str(), need.message);
+      if (option.is_set() && !t[need.flag].is_set()) user_error("%s: %s", option.flag(), need.message);
 }
 
 // What --config reads as the same options. Flags and texts that are not given have no line.

@@ -45,8 +45,8 @@ PositionLosses parse_positions(const std::string& path, const std::string& csv) 
   int number = 1;
   auto check = [&](bool is_right, const std::string& what) {
     if (!is_right)
-      user_error("%s:%d: is not a line of losses by position, as evaluate_gpt2_sla --positions writes them: %s",
-                 path.c_str(), number, what.c_str());
+      user_error("%s:%d: is not a line of losses by position, as evaluate_gpt2_sla --positions writes them: %s", path,
+                 number, what);
   };
   std::getline(lines, line);
   const bool has_ponder = line == csv_head_with_ponder;

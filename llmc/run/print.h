@@ -38,7 +38,7 @@ inline void print_over_progress(const std::string& text) {
 
 // A line that stays.
 template <class... Args>
-void print_line(const char* fmt, Args... args) {
+void print_line(const char* fmt, const Args&... args) {
   if constexpr (sizeof...(args) == 0) print_over_progress(fmt);
-  else print_over_progress(format(fmt, args...));
+  else print_over_progress(format(fmt, printf_argument(args)...));
 }

@@ -19,25 +19,25 @@ std::vector<ReportSection> read_outline(const std::string& path) {
       sections.push_back({line.substr(2), {}, {}});
       continue;
     }
-    if (sections.empty()) user_error("%s:%d: a title, `# TITLE`, must come first", path.c_str(), number);
+    if (sections.empty()) user_error("%s:%d: a title, `# TITLE`, must come first", path, number);
     ReportSection& section = sections.back();
     if (begins_with(line, "run ")) {
       section.folders.push_back(line.substr(4));
     } else if (begins_with(line, "published ")) {
       if (section.folders.empty())
-        user_error("%s:%d: `published` says something of the run before it, and there is none in this section",
-                   path.c_str(), number);
+        user_error("%s:%d: `published` says something of the run before it, and there is none in this section", path,
+                   number);
       section.published[section.folders.back()] = line.substr(10);
     } else if (begins_with(line, "level ")) {
       int end = 0;
       if (sscanf(line.c_str(), "level %" SCNd64 " of %n", &section.level, &end) != 1 || end == 0)
-        user_error("%s:%d: `%s`: it is `level NUMBER of TASK`", path.c_str(), number, line.c_str());
+        user_error("%s:%d: `%s`: it is `level NUMBER of TASK`", path, number, line);
       section.task = line.substr(size_t(end));
     } else if (begins_with(line, "chance ")) {
       char rest;
       if (sscanf(line.c_str(), "chance %lf%c", &section.chance, &rest) != 1 || !(section.chance >= 0) ||
           section.chance > 1)
-        user_error("%s:%d: `%s`: it is `chance SHARE`, a number from 0 to 1", path.c_str(), number, line.c_str());
+        user_error("%s:%d: `%s`: it is `chance SHARE`, a number from 0 to 1", path, number, line);
     } else {
       section.paragraphs.push_back(line);
     }

@@ -38,7 +38,7 @@ void plan_batches(Run& run, int context_length, bool from_folder, bool has_memor
   if (total_batch % micro_tokens != 0)
     user_error("-d %lld is not a multiple of B * T%s = %d * %d%s = %lld tokens; take one that is",
                (long long)total_batch, run.ranks.size > 1 ? " * ranks" : "", run.B, run.T,
-               run.ranks.size > 1 ? format(" * %d", run.ranks.size).c_str() : "", (long long)micro_tokens);
+               run.ranks.size > 1 ? format(" * %d", run.ranks.size) : "", (long long)micro_tokens);
   if (o.sample_every > 0 && o.sample_length > context_length && !has_memory)
     user_error("-g %lld: a sample can be at most as long as the context, %d tokens", (long long)o.sample_length,
                context_length);
@@ -84,7 +84,7 @@ void open_data(Run& run, const std::string& model_folder, int vocab_size) {
     run.val = std::make_unique<DataLoader>(o.val_data, vocab_size, run.T);
     if (run.val->num_sequences < run.B)
       user_error("-j %s: has %lld sequences of T = %d tokens, a micro-batch needs %d; take a smaller -b or more text",
-                 o.val_data.c_str(), (long long)run.val->num_sequences, run.T, run.B);
+                 o.val_data, (long long)run.val->num_sequences, run.T, run.B);
     if (run.has_memory) run.val->cut_into_streams(int64_t(run.B) * run.ranks.size);
   }
   run.tokenizer = choose_tokenizer(run, model_folder, vocab_size);
@@ -114,7 +114,7 @@ std::string checkpoint_to_resume(Run& run) {
   if (is_folder(o.out)) run.lock.take(o.out);
   const std::string newest = newest_checkpoint(o.out);
   if (!o.resume && !newest.empty())
-    user_error("-o %s: holds the checkpoints of an earlier run; resume it (-y), or name another folder", o.out.c_str());
+    user_error("-o %s: holds the checkpoints of an earlier run; resume it (-y), or name another folder", o.out);
   const std::string checkpoint = o.resume_from.empty() ? newest : o.resume_from;
   if (checkpoint.empty()) return "";
   const int64_t step = checkpoint_step(o.out, checkpoint);
@@ -122,8 +122,8 @@ std::string checkpoint_to_resume(Run& run) {
   if (what.empty()) return checkpoint;
   std::string older = newest_checkpoint(o.out, step);
   while (!older.empty() && !damage(older).empty()) older = newest_checkpoint(o.out, checkpoint_step(o.out, older));
-  if (older.empty()) user_error("%s; there is no older checkpoint in %s to resume from", what.c_str(), o.out.c_str());
-  user_error("%s; an older checkpoint is whole: resume from it with --resume-from %s", what.c_str(), older.c_str());
+  if (older.empty()) user_error("%s; there is no older checkpoint in %s to resume from", what, o.out);
+  user_error("%s; an older checkpoint is whole: resume from it with --resume-from %s", what, older);
 }
 
 // ----------------------------------------------------------------------------
@@ -131,8 +131,8 @@ std::string checkpoint_to_resume(Run& run) {
 
 // Warns of what a run does as it was asked to, but maybe not as it was meant: a line on stderr, from rank 0 alone.
 template <class... Args>
-static void warn(const Run& run, const char* fmt, Args... args) {
-  if (run.ranks.rank == 0) print_warning(format(fmt, args...));
+static void warn(const Run& run, const char* fmt, const Args&... args) {
+  if (run.ranks.rank == 0) print_warning(format(fmt, printf_argument(args)...));
 }
 
 // The settings that the run had. Of an option that must not change and is not recorded it is the default: a version of
@@ -169,8 +169,8 @@ static void warn_of_jump(const Run& run, const Settings& before, const std::stri
   warn(run,
        "-y: the learning rate jumps: by the schedule of %s (%s, -x %lld) step %lld would have %.3g, and by this one "
        "(%s, -x %lld) it has %.3g; constant can be trained for longer without that, and wsd until it decays",
-       checkpoint.c_str(), schedule.kind.c_str(), (long long)schedule.total_steps, (long long)next, schedule(next),
-       run.schedule.kind.c_str(), (long long)run.steps, run.schedule(next));
+       checkpoint, schedule.kind, (long long)schedule.total_steps, (long long)next, schedule(next), run.schedule.kind,
+       (long long)run.steps, run.schedule(next));
 }
 
 // The streams that a run with memory had which wrote a checkpoint. Throws UserError if now they are others, unless the
@@ -184,7 +184,7 @@ static int64_t saved_streams(const Run& run, const RunState& saved, const std::s
   if (before != streams && !run.options.reset_memory)
     user_error("-y: the memory in %s is of %lld streams of text (ranks * -b), and now there are %lld; give as many, or "
                "--reset-memory: it is empty then",
-               checkpoint.c_str(), (long long)before, (long long)streams);
+               checkpoint, (long long)before, (long long)streams);
   return before;
 }
 
@@ -196,7 +196,7 @@ static void compare_with_log(const Run& run, const OptionTable& table, const Set
   if (!found.empty())
     user_error("--same-options: %s/log.jsonl is of a run with other ones: %s; give the same, or start anew in another "
                "folder",
-               out.c_str(), list_of(found).c_str());
+               out, list_of(found));
 }
 
 // Whether a difference means that the checkpoint is of another run.
@@ -206,11 +206,11 @@ static bool is_refused(const SettingDifference& d) {
 
 static void warn_of_difference(const Run& run, const SettingDifference& d, const std::string& checkpoint) {
   if ((d.option != nullptr && d.option->on_resume == OnResume::warned_of) || d.key == "precision")
-    warn(run, "-y: %s was written with another %s: %s; training continues with %s", checkpoint.c_str(), d.name.c_str(),
-         d.before.c_str(), d.now.c_str());
+    warn(run, "-y: %s was written with another %s: %s; training continues with %s", checkpoint, d.name, d.before,
+         d.now);
   if ((d.key == val_checksum_key && d.before != "none" && d.now != "none") || d.key == "val_batches")
-    warn(run, "-y: %s: what validation reads is not the same as before: %s; its losses cannot be compared",
-         checkpoint.c_str(), list_of({d}).c_str());
+    warn(run, "-y: %s: what validation reads is not the same as before: %s; its losses cannot be compared", checkpoint,
+         list_of({d}));
 }
 
 void resume_progress(Run& run, const std::string& checkpoint, const LogFields& description) {
@@ -229,26 +229,25 @@ void resume_progress(Run& run, const std::string& checkpoint, const LogFields& d
   for (const SettingDifference& d : found)
     if (is_refused(d) && d.option != nullptr)
       user_error("-y: %s was written with another %s: %s; now it is %s; give the same, or start anew in another folder",
-                 checkpoint.c_str(), d.name.c_str(), d.before.c_str(), d.now.c_str());
+                 checkpoint, d.name, d.before, d.now);
   if (saved.num_sequences != num_sequences)
     user_error("-y: %s was written with other training data (-i): of %lld sequences, and now there are %lld; give the "
                "same, or start anew in another folder",
-               checkpoint.c_str(), (long long)saved.num_sequences, (long long)num_sequences);
+               checkpoint, (long long)saved.num_sequences, (long long)num_sequences);
   for (const SettingDifference& d : found)
     if (is_refused(d))
       user_error("-y: %s was written with other training data (-i), of as many sequences: their checksum was %s, and "
                  "now it is %s; give the same, or start anew in another folder",
-                 checkpoint.c_str(), d.before.c_str(), d.now.c_str());
+                 checkpoint, d.before, d.now);
   if (saved.step > run.steps)
-    user_error("-y: %s is past step %lld, the last one by -x; ask for more steps", checkpoint.c_str(),
-               (long long)run.steps);
+    user_error("-y: %s is past step %lld, the last one by -x; ask for more steps", checkpoint, (long long)run.steps);
   if (!found.empty() && run.options.same_options)
     user_error("--same-options: %s was written with other ones: %s; give the same, or start anew in another folder",
-               checkpoint.c_str(), list_of(found).c_str());
+               checkpoint, list_of(found));
   if (!found.empty() && saved.step == run.steps)
     user_error("-y: %s has done all of its steps, and none is left for what has changed: %s; give the same, ask for "
                "more steps (-x), or start anew in another folder",
-               checkpoint.c_str(), list_of(found).c_str());
+               checkpoint, list_of(found));
   run.step = saved.step;
   run.skipped_steps = saved.skipped_steps;
   run.bad_steps_in_row = saved.bad_steps_in_row;
@@ -324,8 +323,7 @@ void open_output(Run& run, const std::string& checkpoint, LogFields description)
   run.lock.take(o.out);
   // Another run has made the folder, and ended, since this one looked.
   if (checkpoint.empty() && !newest_checkpoint(o.out).empty())
-    user_error("-o %s: another process has trained there meanwhile; resume it (-y), or name another folder",
-               o.out.c_str());
+    user_error("-o %s: another process has trained there meanwhile; resume it (-y), or name another folder", o.out);
   remove_unfinished_checkpoints(o.out);
   if (!checkpoint.empty()) {
     for (const std::string& name : set_aside_checkpoints_after(o.out, run.step))
@@ -359,7 +357,7 @@ static void warn_of_short_files(const Run& run, const char* option, const DataLo
   const std::vector<std::string> files = data->files_shorter_than(least_tokens);
   if (files.empty()) return;
   warn(run, "%s %s: %zu of %zu files are not used, for they have fewer than %lld tokens: %s%s", option,
-       data->shards.pattern.c_str(), files.size(), data->shards.files.size(), (long long)least_tokens, files[0].c_str(),
+       data->shards.pattern, files.size(), data->shards.files.size(), (long long)least_tokens, files[0],
        files.size() > 1 ? ", ..." : "");
 }
 
@@ -510,15 +508,15 @@ void report_validation(Run& run, const Validation& v) {
   }
   run.log.write(fields);
   run.events.write(run.step, scalars);
-  print_line("val loss %s%s%s%s after step %lld (%lld tokens, %s)\n", loss_text(v.loss, v.scored_tokens).c_str(),
-             bits_text.c_str(), ponder_text(v.ponder).c_str(), accuracy_text.c_str(), (long long)run.step,
-             (long long)v.scored_tokens, time_text(v.seconds).c_str());
+  print_line("val loss %s%s%s%s after step %lld (%lld tokens, %s)\n", loss_text(v.loss, v.scored_tokens), bits_text,
+             ponder_text(v.ponder), accuracy_text, (long long)run.step, (long long)v.scored_tokens,
+             time_text(v.seconds));
   if (!run.report_writer.is_busy()) write_report(run);
   if (v.scored_tokens == 0)
     warn(run,
          "-j %s: of the %lld tokens that were validated none is scored, by the masks beside them, so that there is no "
          "loss; take more micro-batches (-m) or longer sequences (-t)",
-         run.options.val_data.c_str(), (long long)v.tokens);
+         run.options.val_data, (long long)v.tokens);
   if (std::isfinite(v.loss) || v.scored_tokens == 0) return;
   const char* nothing_saved = ": training stops, and no checkpoint of this step is written; resume from an earlier "
                               "checkpoint (--resume-from), or try a lower learning rate (-l) or more warm-up (-u)";
@@ -561,7 +559,7 @@ void print_sample(Run& run, const std::vector<int>& tokens, const std::vector<fl
     fields.push_back({"ponder", std::vector<double>(ponder.begin(), ponder.end())});
   }
   run.log.write(fields);
-  print_line("--- sample after step %lld\n%s\n---\n", (long long)run.step, printable(text).c_str());
+  print_line("--- sample after step %lld\n%s\n---\n", (long long)run.step, printable(text));
 }
 
 // ----------------------------------------------------------------------------
@@ -629,13 +627,13 @@ void report_saved(Run& run, bool wait) {
                    {"checkpoint", name_as_text(saved->folder)},
                    {"stall_ms", run.stall_seconds * 1e3},
                    {"write_ms", saved->seconds * 1e3}});
-    print_line("saved %s (training waited %.3f s, written in %.3f s beside it)\n", saved->folder.c_str(),
-               run.stall_seconds, saved->seconds);
+    print_line("saved %s (training waited %.3f s, written in %.3f s beside it)\n", saved->folder, run.stall_seconds,
+               saved->seconds);
   }
   if (!run.save_failed) return;
   run.log.write({{"step", saved->step}, {"save_error", saved->error}});
   if (run.options.stop_on_save_error)
-    user_error("%s; training stops, earlier checkpoints are as they were (--stop-on-save-error)", saved->error.c_str());
+    user_error("%s; training stops, earlier checkpoints are as they were (--stop-on-save-error)", saved->error);
   print_line("");
   print_error(saved->error + "; earlier checkpoints are as they were");
 }
@@ -658,8 +656,7 @@ void share_data_error(Run& run) {
 int finish_run(Run& run, double seconds) {
   if (run.save_failed) user_error("the last checkpoint of the run could not be written");
   if (!run.data_error.empty() && run.ranks.rank == 0)
-    user_error("%s; the run ended after step %lld of %lld%s", run.data_error.c_str(), (long long)run.step,
-               (long long)run.steps,
+    user_error("%s; the run ended after step %lld of %lld%s", run.data_error, (long long)run.step, (long long)run.steps,
                run.options.out.empty() || run.step == 0 ? "" : ", of which there is a checkpoint; -y resumes");
   if (run.step < run.steps) {
     print_line("stopped by %s after step %lld of %lld; -y resumes\n", signal_name(stop_signal()), (long long)run.step,
@@ -669,6 +666,6 @@ int finish_run(Run& run, double seconds) {
     return 128 + (stop_signal() != 0 ? stop_signal() : SIGTERM);  // where only another rank had one
   }
   print_line("done: %lld steps, %s in all, %s of it training\n", (long long)(run.step - run.first_step),
-             time_text(seconds).c_str(), time_text(run.training_seconds).c_str());
+             time_text(seconds), time_text(run.training_seconds));
   return 0;
 }

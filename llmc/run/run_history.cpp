@@ -128,7 +128,7 @@ std::vector<std::string> files_of_run(const std::string& out) {
 RunHistory read_run(const std::string& out) {
   const std::vector<std::string> files = files_of_run(out);
   const std::optional<std::string> log = try_read_file(files[0], most_text_bytes);
-  if (!log) user_error("%s: cannot be read: %s; name the folder of a run (-o)", files[0].c_str(), strerror(errno));
+  if (!log) user_error("%s: cannot be read: %s; name the folder of a run (-o)", files[0], strerror(errno));
   RunHistory run;
   run.name = out;
   while (run.name.size() > 1 && run.name.back() == '/') run.name.pop_back();

@@ -20,7 +20,7 @@ struct RunLock {
     if (file_.fd >= 0) return;
     const std::string path = out + "/lock";
     FileDescriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
-    if (file.fd < 0) user_error("%s: cannot be written: %s", path.c_str(), strerror(errno));
+    if (file.fd < 0) user_error("%s: cannot be written: %s", path, strerror(errno));
     struct flock whole = {};  // the whole file
     whole.l_type = F_WRLCK;
     whole.l_whence = SEEK_SET;
@@ -28,8 +28,8 @@ struct RunLock {
       if (errno == EAGAIN || errno == EACCES) {
         usleep(200000);  // it writes its name right after it takes the lock
         const std::string holder = try_read_file(path).value_or("");
-        user_error("-o %s: is in use by %s; wait until it ends, or name another folder", out.c_str(),
-                   holder.empty() ? "another process" : holder.c_str());
+        user_error("-o %s: is in use by %s; wait until it ends, or name another folder", out,
+                   holder.empty() ? "another process" : holder);
       }
       print_warning(format("%s: this file system has no locks (%s): make sure that no other process writes to %s",
                            path.c_str(), strerror(errno), out.c_str()));

@@ -82,7 +82,7 @@ Tokenizer model_tokenizer(const std::string& folder, const std::string& named, i
   std::optional<Tokenizer> tokenizer = Tokenizer::of_model(named, {folder}, vocab_size);
   if (!tokenizer)
     user_error("%s has no vocabulary (tokenizer.json, or encoder.json and vocab.bpe); name one with --tokenizer",
-               folder.c_str());
+               folder);
   return *std::move(tokenizer);
 }
 
@@ -122,9 +122,9 @@ std::vector<SampleRequest> sample_requests(const SampleOptions& o, const Tokeniz
   for (const std::string& line : lines_of(read_input(o.batch))) {
     try {
       requests.push_back(sample_request(o, tokenizer, line, uint64_t(o.seed) + requests.size(), context_length));
-    } catch (const UserError& e) { user_error("%s: line %zu: %s", o.batch.c_str(), requests.size() + 1, e.what()); }
+    } catch (const UserError& e) { user_error("%s: line %zu: %s", o.batch, requests.size() + 1, e.what()); }
   }
-  if (requests.empty() && stop_signal() == 0) user_error("%s: has no line", o.batch.c_str());
+  if (requests.empty() && stop_signal() == 0) user_error("%s: has no line", o.batch);
   return requests;
 }
 

@@ -18,7 +18,7 @@ struct ChoiceReader {
 
   template <class... Args>
   [[noreturn]] void fail(const char* fmt, Args... args) const {
-    user_error("%s: question %lld: %s; make the file again", path, question, format(fmt, args...).c_str());
+    user_error("%s: question %lld: %s; make the file again", path, question, format(fmt, args...));
   }
   int next() {
     if (at == numbers.size()) fail("the file ends in it: it is truncated");
@@ -59,26 +59,26 @@ std::vector<ChoiceQuestion> read_choice_file(const std::string& path, int vocab_
   const size_t header_bytes = header_ints * sizeof(int32_t);
   memcpy(header, bytes.data(), std::min(bytes.size(), sizeof header));
   if (header[0] != choice_file_magic)
-    user_error("%s: bad magic %d; a file of questions begins with %d", path.c_str(), header[0], choice_file_magic);
+    user_error("%s: bad magic %d; a file of questions begins with %d", path, header[0], choice_file_magic);
   if (header[1] != choice_file_version)
-    user_error("%s: is a file of questions of version %d; only version %d is known", path.c_str(), header[1],
+    user_error("%s: is a file of questions of version %d; only version %d is known", path, header[1],
                choice_file_version);
   if (bytes.size() < header_bytes || bytes.size() % 2 != 0 || header[2] < 1)
-    user_error("%s: has %zu bytes and says %d questions: it is truncated or empty; make it again", path.c_str(),
-               bytes.size(), header[2]);
+    user_error("%s: has %zu bytes and says %d questions: it is truncated or empty; make it again", path, bytes.size(),
+               header[2]);
   ChoiceReader reader = {path.c_str(), vocab_size,
                          std::vector<uint16_t>((bytes.size() - header_bytes) / sizeof(uint16_t))};
   memcpy(reader.numbers.data(), bytes.data() + header_bytes, bytes.size() - header_bytes);
   std::vector<ChoiceQuestion> questions;
   for (; reader.question < header[2]; reader.question++) questions.push_back(reader.next_question());
   if (reader.at != reader.numbers.size())
-    user_error("%s: is longer than its %d questions; make it again", path.c_str(), header[2]);
+    user_error("%s: is longer than its %d questions; make it again", path, header[2]);
   return questions;
 }
 
 void write_choice_file(const std::string& path, const std::vector<ChoiceQuestion>& questions) {
   if (questions.size() > 65535)
-    user_error("%s: %zu questions, but the format has room for 65535", path.c_str(), questions.size());
+    user_error("%s: %zu questions, but the format has room for 65535", path, questions.size());
   std::vector<uint16_t> numbers;
   size_t longest = 0;
   auto add_tokens = [&](const std::vector<uint16_t>& tokens) {
@@ -93,7 +93,7 @@ void write_choice_file(const std::string& path, const std::vector<ChoiceQuestion
     for (const std::vector<uint16_t>& answer : q.answers) add_tokens(answer);
     const size_t bytes = (numbers.size() - begin) * sizeof(uint16_t);
     if (bytes > 65535)
-      user_error("%s: question %zu takes %zu bytes, but the format has room for 65535", path.c_str(), i, bytes);
+      user_error("%s: question %zu takes %zu bytes, but the format has room for 65535", path, i, bytes);
     numbers[begin + 1] = uint16_t(bytes);
     longest = std::max(longest, bytes);
   }

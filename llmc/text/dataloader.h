@@ -59,7 +59,7 @@ struct TokenFile {
       if (tokens[i] >= vocab_size)
         user_error("%s: has been changed since it was opened: token %d at position %lld is outside the vocabulary of "
                    "%d; make it again, under another name while it is in use",
-                   path.c_str(), int(tokens[i]), (long long)(begin + i), vocab_size);
+                   path, int(tokens[i]), (long long)(begin + i), vocab_size);
     return tokens;
   }
 
@@ -92,19 +92,18 @@ struct TokenFile {
   // Detects the format and sets first_byte_ and num_tokens. llm.c's magic numbers cannot begin a file of GPT-2 tokens:
   // read as uint16 they are 55,238 and more, beyond its vocabulary of 50,257.
   void find_tokens() {
-    const char* name = path.c_str();
     int32_t header[3] = {0, 0, 0};  // magic, version, number of tokens
     file_.read(0, std::min<int64_t>(file_.bytes, sizeof header), header);
     if (is_mask(file_))
       user_error("%s: is a mask, which says what tokens of the .bin beside it are scored; name only the tokens, for "
                  "example 'train_*.bin'",
-                 name);
+                 path);
     if (header[0] == shard_magic) {
       if (file_.bytes < shard_header_bytes)
-        user_error("%s: truncated: %lld bytes, but a shard's header alone has %lld; make it again", name,
+        user_error("%s: truncated: %lld bytes, but a shard's header alone has %lld; make it again", path,
                    (long long)file_.bytes, (long long)shard_header_bytes);
       if (header[1] != shard_version)
-        user_error("%s: is a token shard of version %d; only version %d is known", name, header[1], shard_version);
+        user_error("%s: is a token shard of version %d; only version %d is known", path, header[1], shard_version);
       set_tokens(shard_header_bytes, header[2]);
       return;
     }
@@ -118,29 +117,28 @@ struct TokenFile {
                                       {20240326, "an llm.c model"},
                                       {int32_t(__builtin_bswap32(shard_magic)), "a shard in big-endian order"}})
       if (header[0] == magic)
-        user_error("%s: bad magic %d: this is %s; a shard of uint16 tokens begins with %d", name, magic, what,
+        user_error("%s: bad magic %d: this is %s; a shard of uint16 tokens begins with %d", path, magic, what,
                    shard_magic);
     if (header[1] == shard_version && shard_header_bytes + int64_t(header[2]) * 2 == file_.bytes)
-      user_error("%s: bad magic %d in what is otherwise a shard, which begins with %d; make it again", name, header[0],
+      user_error("%s: bad magic %d in what is otherwise a shard, which begins with %d; make it again", path, header[0],
                  shard_magic);
     const std::string why = why_no_tokens(sample(), is_named_text() ? max_vocab_size : vocab_size);
-    if (!why.empty()) user_error("%s: %s", name, why.c_str());
+    if (!why.empty()) user_error("%s: %s", path, why);
     if (file_.bytes % 2 != 0)
       user_error("%s: odd size, %lld bytes: neither a shard (bad magic %d; it would be %d) nor a headerless file of "
                  "uint16 tokens; data/text.sh makes tokens of text",
-                 name, (long long)file_.bytes, header[0], shard_magic);
+                 path, (long long)file_.bytes, header[0], shard_magic);
     num_tokens = file_.bytes / 2;
   }
 
   // The tokens after a header of so many bytes, which says how many there are.
   void set_tokens(int64_t header_bytes, int64_t count) {
-    const char* name = path.c_str();
     first_byte_ = header_bytes, num_tokens = count;
-    if (count < 1) user_error("%s: its header says %lld tokens; make it again", name, (long long)count);
+    if (count < 1) user_error("%s: its header says %lld tokens; make it again", path, (long long)count);
     const int64_t expected = header_bytes + count * 2;
     if (file_.bytes != expected)
       user_error("%s: %s: its header says %lld tokens, which take %lld bytes, but the file has %lld; make it again",
-                 name, file_.bytes < expected ? "truncated" : "longer than its header says", (long long)count,
+                 path, file_.bytes < expected ? "truncated" : "longer than its header says", (long long)count,
                  (long long)expected, (long long)file_.bytes);
   }
 
@@ -193,7 +191,7 @@ struct TokenFile {
         if (tokens[k] >= vocab_size)
           user_error("%s: token %d at position %lld is outside the vocabulary of %d; train a model with at least %d on "
                      "it (--vocab-size), or name the data that was made for this vocabulary",
-                     path.c_str(), int(tokens[k]), (long long)(i * block + int64_t(k)), vocab_size, largest + 1);
+                     path, int(tokens[k]), (long long)(i * block + int64_t(k)), vocab_size, largest + 1);
     }
   }
 };
@@ -219,7 +217,7 @@ struct TokenShards {
     if (has_mask() && num_scored() == 0)
       user_error("%s: the masks beside these files leave no token to score; make them again, or remove them to score "
                  "every token",
-                 pattern.c_str());
+                 pattern);
   }
 
   // Whether a file has a mask; if none has, every token is scored.
@@ -237,8 +235,8 @@ struct TokenShards {
     const std::vector<std::string> paths = matching_files(pattern);
     if (!paths.empty()) return paths;
     if (pattern.find_first_of("*?[") != std::string::npos)
-      user_error("%s: no file matches; data/README.md says how to make token files", pattern.c_str());
-    user_error("%s: no such file; data/README.md says how to make token files", pattern.c_str());
+      user_error("%s: no file matches; data/README.md says how to make token files", pattern);
+    user_error("%s: no such file; data/README.md says how to make token files", pattern);
   }
 };
 
@@ -306,7 +304,7 @@ struct DataLoader {
     all_sequences_ = num_sequences;
     if (num_sequences == 0)
       user_error("%s: has %lld tokens%s, a sequence needs T + 1 = %lld; use a shorter length (-t) or more text",
-                 shards.pattern.c_str(), (long long)longest, shards.files.size() > 1 ? " in its longest file" : "",
+                 shards.pattern, (long long)longest, shards.files.size() > 1 ? " in its longest file" : "",
                  (long long)T + 1);
   }
 
@@ -316,7 +314,7 @@ struct DataLoader {
     if (num_sequences < count)
       user_error("%s: has %lld sequences of T = %d tokens, but with memory each of the %lld rows of a micro-batch, "
                  "over all ranks, reads a stream of its own; take a smaller -b or more text",
-                 shards.pattern.c_str(), (long long)num_sequences, T, (long long)count);
+                 shards.pattern, (long long)num_sequences, T, (long long)count);
     streams = count, shuffle = false;
     segments_ = num_sequences / count, num_sequences = segments_ * count;
   }

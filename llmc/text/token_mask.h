@@ -46,21 +46,20 @@ struct TokenMask {
   TokenMask() = default;
   // Throws UserError, naming the file, if it is not the mask of a shard of `num_tokens` tokens.
   TokenMask(const std::string& path, int64_t num_tokens) : file_(path), num_tokens_(num_tokens) {
-    const char* name = path.c_str();
     if (file_.bytes < mask_header_bytes)
-      user_error("%s: truncated: %lld bytes, but a mask's header alone has %lld; make it and its shard again", name,
+      user_error("%s: truncated: %lld bytes, but a mask's header alone has %lld; make it and its shard again", path,
                  (long long)file_.bytes, (long long)mask_header_bytes);
     file_.read(0, sizeof header_, &header_);
     if (header_.magic != mask_magic)
       user_error("%s: bad magic %d: a mask of tokens begins with %d; make it and its shard again, or move it away",
-                 name, header_.magic, mask_magic);
+                 path, header_.magic, mask_magic);
     if (header_.version != mask_version)
-      user_error("%s: is a mask of version %d; only version %d is known", name, header_.version, mask_version);
+      user_error("%s: is a mask of version %d; only version %d is known", path, header_.version, mask_version);
     if (header_.tokens != num_tokens)
-      user_error("%s: is a mask of %d tokens, but its shard has %lld; make both again", name, header_.tokens,
+      user_error("%s: is a mask of %d tokens, but its shard has %lld; make both again", path, header_.tokens,
                  (long long)num_tokens);
     if (file_.bytes != mask_bytes(num_tokens))
-      user_error("%s: a mask of %lld tokens takes %lld bytes, but the file has %lld; make it and its shard again", name,
+      user_error("%s: a mask of %lld tokens takes %lld bytes, but the file has %lld; make it and its shard again", path,
                  (long long)num_tokens, (long long)mask_bytes(num_tokens), (long long)file_.bytes);
   }
 
@@ -103,7 +102,7 @@ struct TokenMask {
     if (exists() && tokens_crc32c != header_.checksum)
       user_error("%s: was made for other tokens than its shard has (another CRC-32C); make both again, or remove the "
                  "mask to score every token",
-                 file_.path.c_str());
+                 file_.path);
   }
 
  private:

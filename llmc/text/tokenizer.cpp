@@ -202,12 +202,11 @@ void Tokenizer::build(const std::string& path) {
   }
   const int twice = ids_.build(tokens_, [&](size_t id) { return !is_special[id] && !tokens_[id].empty(); });
   if (twice != TokenTable::none)
-    user_error("%s: the ids %d and %d are the same token; fetch it again", path.c_str(), ids_.find(tokens_[twice]),
-               twice);
+    user_error("%s: the ids %d and %d are the same token; fetch it again", path, ids_.find(tokens_[twice]), twice);
   for (int byte = 0; byte < 256; byte++) {
     const int id = ids_.find(std::string(1, char(byte)));
     if (id == TokenTable::none)
-      user_error("%s: no token for the byte 0x%02x; a byte-level vocabulary has all 256", path.c_str(), byte);
+      user_error("%s: no token for the byte 0x%02x; a byte-level vocabulary has all 256", path, byte);
     byte_ids_[byte] = uint16_t(id);
   }
 
@@ -289,24 +288,24 @@ struct Tokenizer::VocabularyFile {
 
   static std::string read(const std::string& path) {
     std::optional<std::string> text = try_read_file(path);
-    if (!text) user_error("%s: cannot be read; name a vocabulary, or a folder with one", path.c_str());
+    if (!text) user_error("%s: cannot be read; name a vocabulary, or a folder with one", path);
     const std::string why = why_no_text(*text);
-    if (!why.empty()) user_error("%s: %s", path.c_str(), why.c_str());
+    if (!why.empty()) user_error("%s: %s", path, why);
     return *std::move(text);
   }
   static json parse(const std::string& path, const std::string& text) {
     json j = parse_json<json>(text);
-    if (!j.is_object()) user_error("%s: is not a whole JSON object; fetch it again", path.c_str());
+    if (!j.is_object()) user_error("%s: is not a whole JSON object; fetch it again", path);
     return j;
   }
 
   void add(int64_t id, const std::string& bytes) {
     if (id < 0 || id >= max_vocab_size)
-      user_error("%s: id %lld: token shards hold ids below %d", path.c_str(), (long long)id, max_vocab_size);
-    if (bytes.empty()) user_error("%s: id %lld is a token without a byte; fetch it again", path.c_str(), (long long)id);
+      user_error("%s: id %lld: token shards hold ids below %d", path, (long long)id, max_vocab_size);
+    if (bytes.empty()) user_error("%s: id %lld is a token without a byte; fetch it again", path, (long long)id);
     if (size_t(id) >= tokenizer.tokens_.size()) tokenizer.tokens_.resize(id + 1);
     std::string& token = tokenizer.tokens_[id];
-    if (!token.empty()) user_error("%s: id %lld occurs twice; fetch it again", path.c_str(), (long long)id);
+    if (!token.empty()) user_error("%s: id %lld occurs twice; fetch it again", path, (long long)id);
     token = bytes;
   }
   void add_special(int64_t id, const std::string& name) {
@@ -326,7 +325,7 @@ struct Tokenizer::VocabularyFile {
       if (c.code_point >= byte_of.size() || byte_of[c.code_point] < 0)
         user_error("%s: the token \"%s\" has a character that stands for no byte; only byte-level vocabularies are "
                    "known",
-                   path.c_str(), token.c_str());
+                   path, token);
       bytes += char(byte_of[c.code_point]);
       rest.remove_prefix(c.length);
     }
@@ -366,7 +365,7 @@ void Tokenizer::VocabularyFile::read_ranks() {
     if (number.empty() || number.size() > 9 || number.find_first_not_of("0123456789") != std::string::npos)
       user_error("%s: line %zu is not a token in base64, a space and an id: neither tiktoken's ranks, nor vocab.bpe, "
                  "encoder.json or tokenizer.json; name such a file",
-                 path.c_str(), line_number);
+                 path, line_number);
     add(parse_number<int64_t>(number), bytes);
   }
   size_t free = 0;
@@ -382,18 +381,17 @@ void Tokenizer::VocabularyFile::check_merges(const std::vector<std::string>& mer
   size_t last = 0;
   for (const std::string& merge : merges) {
     const auto found = ids.find(bytes_of(merge));
-    if (found == ids.end())
-      user_error("%s: \"%s\" is merged, but is no token; fetch it again", path.c_str(), merge.c_str());
+    if (found == ids.end()) user_error("%s: \"%s\" is merged, but is no token; fetch it again", path, merge);
     if (found->second <= last)
       user_error("%s: the ids of \"%s\" and the merge before it are not in the merges' order; only such vocabularies "
                  "are known",
-                 path.c_str(), merge.c_str());
+                 path, merge);
     last = found->second;
   }
   size_t single = 0, special = tokenizer.special_.size(), all = 0;
   for (const std::string& token : tokenizer.tokens_) all += !token.empty(), single += token.size() == 1;
   if (all != single + special + merges.size())
-    user_error("%s: %zu tokens of several bytes, but %zu merges; fetch it again", path.c_str(), all - single - special,
+    user_error("%s: %zu tokens of several bytes, but %zu merges; fetch it again", path, all - single - special,
                merges.size());
 }
 
@@ -402,19 +400,17 @@ void Tokenizer::VocabularyFile::read_encoder_json(const std::string& encoder, co
   path = encoder;
   const json vocabulary = parse(encoder, read(encoder));
   for (const auto& [token, id] : vocabulary.items()) {
-    if (!id.is_number_integer())
-      user_error("%s: the id of \"%s\" is no integer; fetch it again", path.c_str(), token.c_str());
+    if (!id.is_number_integer()) user_error("%s: the id of \"%s\" is no integer; fetch it again", path, token);
     if (token == end_of_text_name) add_special(id, token);
     else add(id, bytes_of(token));
   }
-  if (tokenizer.special_.empty()) user_error("%s: has no <|endoftext|>; name GPT-2's", path.c_str());
+  if (tokenizer.special_.empty()) user_error("%s: has no <|endoftext|>; name GPT-2's", path);
   path = merges_path;
   std::vector<std::string> merges;
   for (const std::string& line : lines_of(read(merges_path))) {
     if (line.empty() || (merges.empty() && begins_with(line, "#version"))) continue;
     const size_t space = line.find(' ');
-    if (space == std::string::npos)
-      user_error("%s: \"%s\" is not a merge of two tokens; fetch it again", path.c_str(), line.c_str());
+    if (space == std::string::npos) user_error("%s: \"%s\" is not a merge of two tokens; fetch it again", path, line);
     merges.push_back(line.substr(0, space) + line.substr(space + 1));
   }
   check_merges(merges);
@@ -425,9 +421,7 @@ void Tokenizer::VocabularyFile::read_tokenizer_json(const json& j) {
   auto is_set = [](const json& object, const char* key) {
     return object.contains(key) && !object[key].is_null() && object[key] != json(false) && object[key] != json("");
   };
-  auto refuse = [&](const char* what) {
-    user_error("%s: %s; only GPT-2's byte-level BPE is known", path.c_str(), what);
-  };
+  auto refuse = [&](const char* what) { user_error("%s: %s; only GPT-2's byte-level BPE is known", path, what); };
   try {
     const json& model = j.at("model");
     if (model.value("type", "BPE") != "BPE") refuse("model.type is not BPE");
@@ -461,7 +455,7 @@ void Tokenizer::VocabularyFile::read_tokenizer_json(const json& j) {
     }
     check_merges(merges);
   } catch (const json::exception& e) {
-    user_error("%s: is not a tokenizer.json as Hugging Face tokenizers writes it: %s", path.c_str(), e.what());
+    user_error("%s: is not a tokenizer.json as Hugging Face tokenizers writes it: %s", path, e.what());
   }
 }
 
@@ -488,14 +482,13 @@ Tokenizer Tokenizer::load(const std::string& path) {
   if (is_folder(path)) {
     const std::string file = file_in(path);
     if (file.empty())
-      user_error("%s: has no tokenizer.json, no encoder.json or vocab.json, and no ranks in a file *.tiktoken",
-                 path.c_str());
+      user_error("%s: has no tokenizer.json, no encoder.json or vocab.json, and no ranks in a file *.tiktoken", path);
     return load(file);
   }
   VocabularyFile file(path);
   auto beside = [&](std::initializer_list<const char*> names) {
     const std::string found = first_in(fs::path(path).parent_path(), names);
-    if (found.empty()) user_error("%s: needs %s beside it", path.c_str(), *names.begin());
+    if (found.empty()) user_error("%s: needs %s beside it", path, *names.begin());
     return found;
   };
   if (begins_with(file.text, "#version")) {
@@ -543,14 +536,14 @@ std::optional<Tokenizer> Tokenizer::of_model(const std::string& named, const std
     if (chosen && !chosen->agrees_with(tokenizer))
       user_error("%s and %s are different vocabularies, but data and model must have the same; name the model's own "
                  "(--tokenizer), or --tokenizer none for tokens that are not compared, and stay numbers",
-                 from.c_str(), path.c_str());
+                 from, path);
     if (!chosen) chosen = std::move(tokenizer), from = path;
   }
   if (!chosen && vocab_size == byte_vocab_size) return bytes();
   if (chosen && chosen->vocab_size() > vocab_size)
     user_error("%s: has %d tokens, the model %d; name the model's own vocabulary (--tokenizer), or train a model with "
                "as many (--vocab-size)",
-               from.c_str(), chosen->vocab_size(), vocab_size);
+               from, chosen->vocab_size(), vocab_size);
   return chosen;
 }
 

@@ -25,20 +25,19 @@ struct DataFile {
   // Throws UserError, naming the file, if it cannot be read, is not a regular file, is empty, or is one of another
   // kind (foreign_format), except a NumPy array.
   explicit DataFile(const std::string& file_path) : path(file_path), file_(open_to_read()) {
-    const char* name = path.c_str();
     struct stat info;
-    if (file_.fd < 0) user_error("%s: cannot open: %s", name, strerror(errno));
-    if (fstat(file_.fd, &info) != 0) user_error("%s: cannot be read: %s", name, strerror(errno));
+    if (file_.fd < 0) user_error("%s: cannot open: %s", path, strerror(errno));
+    if (fstat(file_.fd, &info) != 0) user_error("%s: cannot be read: %s", path, strerror(errno));
     if (S_ISDIR(info.st_mode))
-      user_error("%s: is a folder; name the files in it, for example '%s/train_*.bin'", name, name);
-    if (!S_ISREG(info.st_mode)) user_error("%s: is not a regular file", name);
-    if (info.st_size == 0) user_error("%s: is empty; make it again", name);
+      user_error("%s: is a folder; name the files in it, for example '%s/train_*.bin'", path, path);
+    if (!S_ISREG(info.st_mode)) user_error("%s: is not a regular file", path);
+    if (info.st_size == 0) user_error("%s: is empty; make it again", path);
     bytes = info.st_size;
     std::string head(size_t(std::min(bytes, int64_t(foreign_head_bytes))), 0);
     read(0, int64_t(head.size()), head.data());
     const std::string what = foreign_format(head);
     is_numpy = head.rfind("\x93NUMPY", 0) == 0;
-    if (!what.empty() && !is_numpy) user_error("%s: %s", name, what.c_str());
+    if (!what.empty() && !is_numpy) user_error("%s: %s", path, what);
   }
 
   // to (count) = the bytes from `offset` on. Throws UserError, naming the file, if it no longer has them or cannot be
@@ -48,11 +47,11 @@ struct DataFile {
     while (count > 0) {
       const ssize_t n = pread(file_.fd, next, size_t(count), offset);
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) user_error("%s: cannot be read: %s", path.c_str(), strerror(errno));
+      if (n < 0) user_error("%s: cannot be read: %s", path, strerror(errno));
       if (n == 0)
         user_error("%s: has become shorter since it was opened: it had %lld bytes, and now has none at %lld; make it "
                    "again, under another name while it is in use",
-                   path.c_str(), (long long)bytes, (long long)offset);
+                   path, (long long)bytes, (long long)offset);
       next += n, offset += n, count -= n;
     }
   }

@@ -26,12 +26,19 @@ __attribute__((format(printf, 1, 2))) inline std::string format(const char* fmt,
   return text;
 }
 
+// What printf takes for an argument: of a text its characters.
+inline const char* printf_argument(const std::string& text) { return text.c_str(); }
+template <class T>
+T printf_argument(T value) {
+  return value;
+}
+
 // Throws UserError with the formatted text, which says what is wrong, where, and what to do about it:
 // `user_error("%s: no such file; ...", path)`. Without arguments the text is taken literally.
 template <class... Args>
-[[noreturn]] void user_error(const char* fmt, Args... args) {
+[[noreturn]] void user_error(const char* fmt, const Args&... args) {
   if constexpr (sizeof...(args) == 0) throw UserError(fmt);
-  else throw UserError(format(fmt, args...));
+  else throw UserError(format(fmt, printf_argument(args)...));
 }
 
 // Prints file, line and condition and aborts if the condition is false; in every build.

@@ -24,10 +24,10 @@ static bool has_status(const std::string& path, struct stat& status) {
   if (stat(path.c_str(), &status) == 0) return true;
   if (errno == ENOENT && lstat(path.c_str(), &status) == 0) {
     if (!S_ISLNK(status.st_mode)) return true;  // another process has made it since
-    user_error("%s: is a link that leads nowhere; remove it, or put back what it names", path.c_str());
+    user_error("%s: is a link that leads nowhere; remove it, or put back what it names", path);
   }
   if (errno == ENOENT || errno == ENOTDIR) return false;
-  user_error("%s: cannot be read: %s", path.c_str(), strerror(errno));
+  user_error("%s: cannot be read: %s", path, strerror(errno));
 }
 
 bool path_exists(const std::string& path) {
@@ -42,7 +42,7 @@ bool is_folder(const std::string& path) {
 
 void refuse_lfs_pointer(const std::string& path, const void* bytes, size_t count) {
   if (std::string_view(static_cast<const char*>(bytes), count).substr(0, strlen(lfs_pointer)) == lfs_pointer)
-    user_error("%s: %s", path.c_str(), lfs_advice);
+    user_error("%s: %s", path, lfs_advice);
 }
 
 std::vector<std::string> matching_files(const std::string& pattern) {
@@ -68,7 +68,7 @@ std::optional<std::string> try_read_file(const std::string& path, int64_t most, 
   struct stat status;
   if (file.fd < 0 || fstat(file.fd, &status) != 0) return std::nullopt;
   if (kind == FileKind::regular && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode))
-    user_error("%s: is a pipe or a device; a regular file must be there", path.c_str());
+    user_error("%s: is a pipe or a device; a regular file must be there", path);
   std::string text;
   char block[1 << 16];
   for (;;) {
@@ -83,7 +83,7 @@ std::optional<std::string> try_read_file(const std::string& path, int64_t most, 
     if (n == 0) break;
     text.append(block, n);
     if (int64_t(text.size()) > most)
-      user_error("%s: has more than %lld bytes, and is no such file; remove it, or name another", path.c_str(),
+      user_error("%s: has more than %lld bytes, and is no such file; remove it, or name another", path,
                  (long long)most);
   }
   refuse_lfs_pointer(path, text.data(), text.size());
@@ -92,7 +92,7 @@ std::optional<std::string> try_read_file(const std::string& path, int64_t most, 
 
 std::string read_whole_file(const std::string& path, int64_t most, FileKind kind) {
   std::optional<std::string> text = try_read_file(path, most, kind);
-  if (!text) user_error("%s: cannot be read: %s", path.c_str(), strerror(errno));
+  if (!text) user_error("%s: cannot be read: %s", path, strerror(errno));
   return *std::move(text);
 }
 
@@ -109,7 +109,7 @@ std::set<std::string> list_folder(const std::string& folder) {
   for (const std::filesystem::directory_entry& entry : std::filesystem::directory_iterator(folder, error))
     names.insert(entry.path().filename());
   if (error && error != std::errc::no_such_file_or_directory)
-    user_error("%s: cannot be listed: %s", folder.c_str(), error.message().c_str());
+    user_error("%s: cannot be listed: %s", folder, error.message());
   return names;
 }
 
@@ -128,7 +128,7 @@ size_t write_all(int fd, const void* bytes, size_t count, int64_t offset) {
 }
 
 [[noreturn]] static void cannot_be_written(const std::string& path) {
-  user_error("%s: cannot be written: %s", path.c_str(), strerror(errno));
+  user_error("%s: cannot be written: %s", path, strerror(errno));
 }
 
 void write_file_durably(const std::string& path, const std::string& text) {
@@ -145,8 +145,7 @@ void write_file_in_unfinished_folder(const std::string& path, const std::string&
 
 void sync_folder(const std::string& path) {
   const FileDescriptor folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder.fd < 0 || fsync(folder.fd) != 0)
-    user_error("%s: cannot be synced to disk: %s", path.c_str(), strerror(errno));
+  if (folder.fd < 0 || fsync(folder.fd) != 0) user_error("%s: cannot be synced to disk: %s", path, strerror(errno));
 }
 
 std::string parent_folder(const std::string& path) {
@@ -157,12 +156,11 @@ std::string parent_folder(const std::string& path) {
 void make_folders(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
-  if (error) user_error("%s: the folder cannot be made: %s", path.c_str(), error.message().c_str());
+  if (error) user_error("%s: the folder cannot be made: %s", path, error.message());
 }
 
 void rename_durably(const std::string& temporary, const std::string& path) {
-  if (rename(temporary.c_str(), path.c_str()) != 0)
-    user_error("%s: cannot be put in place: %s", path.c_str(), strerror(errno));
+  if (rename(temporary.c_str(), path.c_str()) != 0) user_error("%s: cannot be put in place: %s", path, strerror(errno));
   sync_folder(parent_folder(path));
 }
 
@@ -186,10 +184,10 @@ struct OutputTarget {
     if (!exists && errno != ENOENT) cannot_be_written(name);
     // What is no link has been made since by another process.
     if (!exists && lstat(name.c_str(), &link) == 0 && S_ISLNK(link.st_mode))
-      user_error("%s: is a link that leads nowhere; remove it, or choose another name", name.c_str());
+      user_error("%s: is a link that leads nowhere; remove it, or choose another name", name);
     if (!exists) return;
-    if (S_ISDIR(status.st_mode)) user_error("%s: is a folder; choose another name", name.c_str());
-    if (S_ISBLK(status.st_mode)) user_error("%s: is a disk; name a file", name.c_str());
+    if (S_ISDIR(status.st_mode)) user_error("%s: is a folder; choose another name", name);
+    if (S_ISBLK(status.st_mode)) user_error("%s: is a disk; name a file", name);
     is_standard_output = fstat(STDOUT_FILENO, &standard_output) == 0 && is_same_file(status, standard_output);
     is_written_to_as_it_is = is_standard_output || !S_ISREG(status.st_mode);
     if (is_written_to_as_it_is) return;
@@ -245,8 +243,7 @@ std::string make_unfinished(const std::string& path, bool is_folder, FileDescrip
 
 void check_free_name(const std::string& path) {
   struct stat status;
-  if (lstat(path.c_str(), &status) == 0)
-    user_error("%s: exists already; remove it, or choose another name", path.c_str());
+  if (lstat(path.c_str(), &status) == 0) user_error("%s: exists already; remove it, or choose another name", path);
   if (errno != ENOENT) cannot_be_written(path);
 }
 
@@ -257,8 +254,7 @@ void check_output(const std::string& path, const std::vector<std::string>& other
     struct stat status;
     const bool is_same = target.exists ? stat(other.c_str(), &status) == 0 && is_same_file(status, target.status)
                                        : canonical_name(other) == canonical_name(path);
-    if (is_same)
-      user_error("%s: this command reads or writes it as %s, too; choose another name", path.c_str(), other.c_str());
+    if (is_same) user_error("%s: this command reads or writes it as %s, too; choose another name", path, other);
   }
   if (access(parent_folder(target.path).c_str(), W_OK | X_OK) != 0) cannot_be_written(path);
 }

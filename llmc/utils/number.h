@@ -19,7 +19,7 @@ T parse_number(std::string_view text) {
   T value = 0;
   const auto [stop, failure] = std::from_chars(is_signed && *begin == '+' ? digits : begin, end, value);
   if (!begins_as_number || stop != end)
-    user_error("%s: is not a %s", std::string(text).c_str(), std::is_integral_v<T> ? "whole number" : "number");
-  if (failure != std::errc()) user_error("%s: is out of range", std::string(text).c_str());
+    user_error("%s: is not a %s", std::string(text), std::is_integral_v<T> ? "whole number" : "number");
+  if (failure != std::errc()) user_error("%s: is out of range", std::string(text));
   return value;
 }

@@ -31,7 +31,7 @@ void flush_output() {
   const int copy = is_written ? dup(STDOUT_FILENO) : -1;  // a file system may tell of errors when a file is closed
   if (is_written && (copy < 0 || close(copy) == 0)) return;
   const std::string reason = errno != 0 ? std::string(": ") + strerror(errno) : "";
-  user_error("standard output cannot be written%s; what was printed is incomplete", reason.c_str());
+  user_error("standard output cannot be written%s; what was printed is incomplete", reason);
 }
 
 // A pipe cannot be written only if its reader has gone.
