@@ -87,13 +87,14 @@ void ArchiveStream::open_level(const std::string& name, int fd) {
   archive_read_support_filter_zstd(a);
   archive_read_support_format_raw(a);
   archive_read_support_format_empty(a);
-  // To libarchive zeros are a tar file, too: an empty one.
+  // To libarchive zeros are an empty tar file. What is not compressed is known to be none.
   if (level.fill() > 0 && level.input[0] != '\0') archive_read_support_format_tar(a);
   level.is_unread = true;
   if (archive_read_open(a, &level, nullptr, Level::give, nullptr) < ARCHIVE_WARN) level.fail();
   level.first = level.next_header();
   level.at_end = level.first == nullptr;  // an empty file
-  level.is_tar = !level.at_end && (archive_format(a) & ARCHIVE_FORMAT_BASE_MASK) == ARCHIVE_FORMAT_TAR;
+  level.is_tar = (archive_format(a) & ARCHIVE_FORMAT_BASE_MASK) == ARCHIVE_FORMAT_TAR;
+  if (level.is_tar && level.at_end) user_error("%s: begins with zeros, as an empty tar file does; leave it out", name);
 }
 
 // Opens the next regular file in the innermost tar file; false at its end.

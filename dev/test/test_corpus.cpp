@@ -722,6 +722,8 @@ TEST_F(Corpus, DamagedTruncatedOrTooDeepArchivesAreNamed) {
   std::string deep = "text";
   for (int i = 20; i > 0; i--) deep = packed({{"level" + std::to_string(i), deep}});
   expect_failure(write("deep.tar", deep), {"deep.tar: level1: level2: ", "is nested 9 files deep"});
+  const std::string zeros = packed({{"", std::string(10240, '\0')}}, ARCHIVE_FILTER_GZIP);
+  expect_failure(write("zeros.gz", zeros), {in("zeros.gz") + ": begins with zeros, as an empty tar file does"});
 }
 
 TEST_F(Corpus, NamesInAnArchiveAreNotPaths) {
