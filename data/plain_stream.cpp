@@ -6,21 +6,19 @@
 #include "llmc/utils/text.h"
 #include "source_reader.h"
 
-// A source, of which the first bytes have been read to see what it is.
+// A source.
 struct ArchiveStream::Level {
-  std::string name, head;
-  size_t head_given = 0;
+  std::string name, head;  // head: its first bytes, which have been read to see what it is, until they are given
   SourceReader source;
 
   size_t read(char* bytes, size_t size) {
-    if (head_given < head.size()) {
-      const size_t n = head.copy(bytes, size, head_given);
-      head_given += n;
-      return n;
+    size_t got = head.copy(bytes, size);
+    head.erase(0, got);
+    for (ssize_t n = 1; got < size && n > 0; got += size_t(n)) {
+      n = source.read(bytes + got, size - got);
+      if (n < 0) user_error("%s: cannot read: %s", name, strerror(source.error));
     }
-    const ssize_t n = source.read(bytes, size);
-    if (n < 0) user_error("%s: cannot read: %s", name, strerror(source.error));
-    return size_t(n);
+    return got;
   }
 };
 
@@ -45,9 +43,7 @@ void ArchiveStream::open_level(const std::string& name, int fd) {
   level.name = name;
   level.source.fd = fd;
   std::string head(512, 0);  // of a tar file, the header of its first entry
-  size_t got = 0;
-  while (const size_t n = level.read(head.data() + got, head.size() - got)) got += n;
-  head.resize(got);
+  head.resize(level.read(head.data(), head.size()));
   if (is_packed(head))
     user_error("%s: is compressed or a tar file, and this program was built without libarchive; unpack it, or install "
                "libarchive-dev and run make again",
@@ -75,12 +71,4 @@ bool ArchiveStream::next_file() {
   return true;
 }
 
-size_t ArchiveStream::read(char* bytes, size_t size) {
-  size_t got = 0;
-  while (got < size) {
-    const size_t n = levels_.front()->read(bytes + got, size - got);
-    if (n == 0) break;
-    got += n;
-  }
-  return got;
-}
+size_t ArchiveStream::read(char* bytes, size_t size) { return levels_.front()->read(bytes, size); }

@@ -20,10 +20,7 @@ static const Mark marks[] = {
     {0, lfs_pointer, lfs_advice},
     {0, "\x1f\x8b\x08", "is compressed by gzip; unpack it (gunzip)"},
     {4, "1AY&SY", "is compressed by bzip2; unpack it (bunzip2)"},
-    {0,
-     "\xfd"
-     "7zXZ",
-     "is compressed by xz; unpack it (unxz)"},
+    {0, "\3757zXZ", "is compressed by xz; unpack it (unxz)"},
     {0, "\x28\xb5\x2f\xfd", "is compressed by zstd; unpack it (unzstd)"},
     {0, "\x04\x22\x4d\x18", "is compressed by lz4; unpack it (unlz4)"},
     {0, "7z\xbc\xaf", "is a 7z archive; unpack it"},
