@@ -138,15 +138,19 @@ static json write_tensors(const std::string& path, const std::vector<CheckpointT
   return to_json(sums);
 }
 
-// Writes all files but state.json into the folder `temporary`. Returns what state.json says of them. `tell` and
-// `reports` as in OtherRanks, or null in a process alone.
+// How far the other ranks have come.
+struct OthersProgress {
+  bool are_told = false, have_reported = false;
+};
+
+// Writes all files but state.json into the folder `temporary`. Returns what state.json says of them.
 static json write_files(const std::string& temporary, const ParameterTable& table, const CheckpointContents& c,
-                        const OtherRanks& others) {
+                        const OtherRanks& others, OthersProgress& progress) {
   const std::string moments = temporary + "/optimizer.safetensors";
   make_folders(temporary);
   // The file is on disk before the other ranks, which may run on other machines, open it.
   const uint32_t header = lay_out_moment_file(moments, table);
-  if (others.tell) others.tell(true);
+  if (others.tell) progress.are_told = true, others.tell(true);
   json checksums;
   for (const auto& [name, text] : c.files) {
     write_file_in_unfinished_folder(temporary + "/" + name, text);
@@ -157,6 +161,7 @@ static json write_files(const std::string& temporary, const ParameterTable& tabl
   std::vector<std::vector<MomentPiece>> pieces = {write_moment_shard(moments, table, c.m, c.v)};
   if (others.tell) {
     const std::vector<std::string> reports = others.reports();
+    progress.have_reported = true;
     CHECK(int(reports.size()) == table.shard.count - 1);
     for (const std::string& report : reports)
       pieces.push_back(read_report(report, int(pieces.size()), c.state.step, table));
@@ -170,26 +175,16 @@ std::string write_checkpoint(const std::string& out, const ParameterTable& table
   CHECK(table.shard.index == 0 && bool(others.tell) == (table.shard.count > 1));
   const int64_t step = contents.state.step;
   const std::string temporary = folder_in(out, unfinished_prefix, step), folder = folder_in(out, "step_", step);
-  // `tracked` forwards the calls of `others` and keeps in `others_are` how far the other ranks have come.
-  enum { not_told, writing, done } others_are = others.tell ? not_told : done;
-  OtherRanks tracked;
-  if (others.tell) {
-    tracked.tell = [&](bool begin) { others_are = writing, others.tell(begin); };
-    tracked.reports = [&] {
-      auto reports = others.reports();
-      others_are = done;
-      return reports;
-    };
-  }
+  OthersProgress progress;
   try {
-    const json checksums = write_files(temporary, table, contents, tracked);
+    const json checksums = write_files(temporary, table, contents, others, progress);
     write_file_in_unfinished_folder(temporary + "/state.json", state_text(contents.state, checksums));
     sync_folder(temporary);
     rename_durably(temporary, folder);
   } catch (...) {
     // No rank writes into a folder that is being removed, and no report is left for the next checkpoint.
-    if (others_are == not_told) others.tell(false);
-    if (others_are == writing) others.reports();
+    if (others.tell && !progress.are_told) others.tell(false);
+    if (progress.are_told && !progress.have_reported) others.reports();
     std::error_code ignored;
     fs::remove_all(temporary, ignored);
     throw;
