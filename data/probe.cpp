@@ -30,14 +30,14 @@ struct Parameter {
 };
 
 static const Parameter parameters[] = {
-    {"pairs", &ProbeSettings::pairs, 1, 10000, "key-value pairs of an example; records of depth"},
+    {"pairs", &ProbeSettings::pairs, 1, 10000, "key-value pairs of an example; edges of hops"},
     {"distance", &ProbeSettings::distance, 0, 100000,
      "tokens that lie at least from where the answer is to be found to the question"},
     {"noise", &ProbeSettings::noise, 0, 100000, "tokens among the pairs that mean nothing"},
     {"width", &ProbeSettings::width, 1, 16, "tokens of a key, and of a value"},
     {"length", &ProbeSettings::length, 2, 10000, "tokens to copy, to continue or to compress"},
     {"facts", &ProbeSettings::facts, 1, 60000, "keys of the dictionary"},
-    {"hops", &ProbeSettings::hops, 0, 10000, "pointers to follow"},
+    {"hops", &ProbeSettings::hops, 1, 10000, "most edges to follow; each question says how many of them"},
     {"symbols", &ProbeSettings::symbols, 2, 30000, "tokens of an alphabet: of keys, of values, of noise"},
 };
 

@@ -1,4 +1,5 @@
-// Synthetic tasks with known answers ("probes"), after MQAR of Zoology (Arora et al. 2023) and MAD (Poli et al. 2024).
+// Synthetic tasks with known answers ("probes"), after MQAR of Zoology (Arora et al. 2023), MAD (Poli et al. 2024) and
+// Depo (Physics of Language Models 4.1, Allen-Zhu 2025).
 //
 // An example takes exactly T tokens: a context, and then questions with their answers, in slots between which blanks
 // lie. Only answers are scored. In the papers a model is asked at the question's last token and never sees its answer;
@@ -19,13 +20,13 @@ struct ProbeSettings {
   std::string task;
   int seq_len = 64;  // T
   int symbols = 32;  // tokens of each alphabet: keys, values, nodes
-  int pairs = 8;     // key-value pairs, or records of depth
+  int pairs = 8;     // key-value pairs, or edges of hops
   int distance = 0;  // tokens that lie at least between where an answer is to be found and its question
   int noise = 16;    // noise tokens among the pairs
   int width = 2;     // tokens of a key, and of a value
   int length = 16;   // tokens to copy, to continue or to compress
   int facts = 64;    // in the dictionary of memorize
-  int hops = 1;      // along the chain of depth
+  int hops = 1;      // most edges from a question's node to its answer
   uint64_t seed = 1;
 };
 
@@ -69,11 +70,11 @@ inline const std::vector<ProbeTask>& probe_tasks() {
        "facts",
        {"facts", "symbols"},
        "knows a dictionary that is the same in all examples and does not stand in them: weights must hold it (MAD)"},
-      {"depth",
+      {"hops",
        "hops",
        {"pairs", "hops", "distance", "symbols"},
-       "follows pointers from node to node, and names the token beside the last: a high layer, which knows the node "
-       "only after the hops, must fetch what a low layer has of the token there (of this project)"},
+       "follows a ring of edges, in random order, from a node as many edges further as the question says, 1 to --hops "
+       "of them, and names the node there: questions of few edges teach what those of many need (k-hop recall, Depo)"},
   };
   return tasks;
 }
@@ -98,9 +99,10 @@ struct Alphabet {
   bool has(int token) const { return token >= first && token < first + size; }
 };
 
-// keys: what questions consist of; values: what answers consist of. induction has one alphabet for both.
+// keys: what questions consist of; values: what answers consist of. induction and hops have one alphabet for both.
 struct ProbeVocabulary {
   Alphabet keys, values, noise;
+  Alphabet counts;  // of edges: questions of hops begin with one, the first for 1
   int size = 0;
 };
 
@@ -117,13 +119,14 @@ inline ProbeVocabulary probe_vocabulary(const ProbeSettings& s) {
   ProbeVocabulary v;
   v.keys = {2, s.symbols};
   if (s.task == "fuzzy-recall") v.keys.size = fuzzy_key_symbols(s);
-  if (s.task == "copy" || s.task == "induction") v.keys.size = 0;
+  if (s.task == "copy" || s.task == "induction" || s.task == "hops") v.keys.size = 0;
   if (s.task == "compress") v.keys.size = s.length;
   if (s.task == "memorize") v.keys.size = s.facts;
   v.values = {v.keys.first + v.keys.size, s.symbols};
-  if (s.task == "induction") v.keys = v.values;
+  if (s.task == "induction" || s.task == "hops") v.keys = v.values;
   v.noise = {v.values.first + v.values.size, s.task == "noisy-recall" ? s.symbols : 0};
-  v.size = v.noise.first + v.noise.size;
+  v.counts = {v.noise.first + v.noise.size, s.task == "hops" ? s.hops : 0};
+  v.size = v.counts.first + v.counts.size;
   return v;
 }
 
@@ -132,10 +135,12 @@ inline double probe_chance(const ProbeSettings& s) { return 1.0 / s.symbols; }
 
 // The share of right answers of a model that picks one of the places in the context that hold an answer, which is what
 // a model can do that has learned everything but to find the right one; memorize has none there. In all tasks but
-// induction another place may hold the same token; elimination of those that were asked before is not counted there.
+// induction and hops another place may hold the same token; elimination of those that were asked before is not counted
+// there.
 inline double probe_chance_in_context(const ProbeSettings& s) {
   if (s.task == "memorize") return probe_chance(s);
   if (s.task == "induction") return 1.0 / s.length;
+  if (s.task == "hops") return 1.0 / s.pairs;
   const int places = s.task == "copy" || s.task == "compress" ? s.length : s.pairs;
   return 1.0 / places + (1 - 1.0 / places) * probe_chance(s);
 }
@@ -173,6 +178,13 @@ struct Draws {
     numbers.resize(n);
     return numbers;
   }
+  // `n` numbers below `limit`, in their order.
+  std::vector<int> with_repetitions(int n, int limit) {
+    std::vector<int> numbers(n);
+    for (int& number : numbers) number = below(limit);
+    std::sort(numbers.begin(), numbers.end());
+    return numbers;
+  }
   // Which of `n` places `k` things take, in their order.
   std::vector<int> places(int k, int n) {
     std::vector<int> chosen = different(k, n);
@@ -191,11 +203,11 @@ struct ProbeExample {
 
 // What is asked, and where in the context its answer is to be found.
 struct ProbeQuestion {
-  int source;  // position of the first token of the pair or record
+  int source;  // position of the first token of the pair or edge
   std::vector<uint16_t> question, answer;
 };
 
-// How many tokens the context takes, and each pair or record in it; how many a question with its answer takes, and how
+// How many tokens the context takes, and each pair or edge in it; how many a question with its answer takes, and how
 // many questions there are.
 struct ProbeLayout {
   int context, item, slot, questions;
@@ -209,7 +221,7 @@ inline ProbeLayout probe_layout(const ProbeSettings& s) {
   if (s.task == "induction") return {s.length, 2, 2, (s.length + 1) / 3};
   if (s.task == "compress") return {s.length + 1, 1, 2, s.length};
   if (s.task == "memorize") return {0, 0, 2, std::min(s.facts, s.seq_len / 2)};
-  if (s.task == "depth") return {3 * s.pairs, 3, 2, s.pairs};
+  if (s.task == "hops") return {2 * s.pairs, 2, 3, s.pairs};
   return {2 * s.pairs, 2, 2, s.pairs};
 }
 
@@ -247,12 +259,12 @@ inline void check_probe(const ProbeSettings& s) {
   if (vocabulary.size > 65535)
     user_error("%s: a vocabulary of %d tokens, more than the 65535 of a shard; use fewer --symbols", task,
                vocabulary.size);
-  const bool has_keys = s.task == "recall" || s.task == "noisy-recall" || s.task == "depth";
+  const bool has_keys = s.task == "recall" || s.task == "noisy-recall" || s.task == "hops";
   const int different = s.task == "induction" ? s.length : has_keys ? s.pairs : 0;
   if (different > s.symbols)
     user_error("%s: %d different tokens of an alphabet of %d; use more --symbols", task, different, s.symbols);
-  if (s.task == "depth" && s.hops >= s.pairs)
-    user_error("depth: a chain of %d nodes comes back within %d hops; use more --pairs than --hops", s.pairs, s.hops);
+  if (s.task == "hops" && s.hops >= s.pairs)
+    user_error("hops: a ring of %d nodes comes back within %d hops; use more --pairs than --hops", s.pairs, s.hops);
   if (s.distance == 0 || s.task == "copy" || s.task == "memorize") return;
   if (probe_slots(s) - first_probe_slot(s) < layout.questions)
     user_error("%s: questions at a --distance of %d do not fit into %d tokens; use a smaller one, or a larger "
@@ -316,7 +328,7 @@ class ProbeGenerator {
   std::vector<ProbeQuestion> make_context(Draws& draws, ProbeExample& e) const {
     if (s_.task == "induction") return make_induction(draws, e);
     if (s_.task == "compress") return make_compress(draws, e);
-    if (s_.task == "depth") return make_depth(draws, e);
+    if (s_.task == "hops") return make_hops(draws, e);
     return make_pairs(draws, e);
   }
 
@@ -378,21 +390,20 @@ class ProbeGenerator {
     return questions;
   }
 
-  // Records of a node, the token beside it, and the next node, in random order. The nodes form one ring, so that
-  // records before and after a record in the context point to it alike. The question is a node, and its answer the
-  // token beside the node `hops` further.
-  std::vector<ProbeQuestion> make_depth(Draws& draws, ProbeExample& e) const {
+  // Edges of a node and the next one, in random order. The nodes form one ring, so that edges before and after an edge
+  // in the context point to it alike. A question is how many edges and a node, and its answer the node that many edges
+  // further. Questions are drawn with repetitions, as are the values of other tasks: no answer is less likely because
+  // it was given before.
+  std::vector<ProbeQuestion> make_hops(Draws& draws, ProbeExample& e) const {
     const int n = s_.pairs;
-    const std::vector<int> ring = draws.different(n, vocabulary_.keys.size);
-    std::vector<uint16_t> beside;
-    for (int i = 0; i < n; i++) beside.push_back(value(draws));
-    const std::vector<int> order = draws.different(n, n);  // which node's record comes first, second, ...
+    const std::vector<int> ring = draws.different(n, s_.symbols);
+    const auto node = [&](int i) { return vocabulary_.keys.token(ring[(i + n) % n]); };
+    const std::vector<int> order = draws.different(n, n);  // which node's edge comes first, second, ...
+    for (int i = 0; i < n; i++) put(e, 2 * i, {node(order[i]), node(order[i] + 1)}, false);
     std::vector<ProbeQuestion> questions;
-    for (int i = 0; i < n; i++) {
-      const int node = order[i], asked = (node + n - s_.hops) % n;
-      const uint16_t token = beside[node];
-      put(e, 3 * i, {vocabulary_.keys.token(ring[node]), token, vocabulary_.keys.token(ring[(node + 1) % n])}, false);
-      questions.push_back({3 * i, {vocabulary_.keys.token(ring[asked])}, {token}});
+    for (int source : draws.with_repetitions(n, n)) {  // the edge that ends in the answer
+      const int hops = 1 + draws.below(s_.hops), answer = order[source] + 1;
+      questions.push_back({2 * source, {vocabulary_.counts.token(hops - 1), node(answer - hops)}, {node(answer)}});
     }
     return questions;
   }

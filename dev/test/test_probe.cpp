@@ -46,22 +46,20 @@ static int solve_compress(const ProbeSettings& s, const Tokens& seen) {
   return token_at(seen, seen.back() - probe_vocabulary(s).keys.first);
 }
 
-static int solve_depth(const ProbeSettings& s, const Tokens& seen) {
-  std::map<int, int> next, beside;
-  for (int i = 0; i < s.pairs; i++) {
-    beside[seen[3 * i]] = seen[3 * i + 1];
-    next[seen[3 * i]] = seen[3 * i + 2];
-  }
+static int solve_hops(const ProbeSettings& s, const Tokens& seen) {
+  std::map<int, int> next;
+  for (int i = 0; i < s.pairs; i++) next[seen[2 * i]] = seen[2 * i + 1];
   int node = seen.back();
-  for (int i = 0; i < s.hops; i++) node = next[node];
-  return beside[node];
+  const int hops = 1 + seen[seen.size() - 2] - probe_vocabulary(s).counts.first;
+  for (int i = 0; i < hops; i++) node = next[node];
+  return node;
 }
 
 static int solve(const ProbeSettings& s, const Tokens& dictionary, const Tokens& seen) {
   if (s.task == "copy") return solve_copy(s, seen);
   if (s.task == "induction") return solve_induction(s, seen);
   if (s.task == "compress") return solve_compress(s, seen);
-  if (s.task == "depth") return solve_depth(s, seen);
+  if (s.task == "hops") return solve_hops(s, seen);
   if (s.task == "memorize") return token_at(dictionary, seen.back() - probe_vocabulary(s).keys.first);
   return solve_recall(s, seen);
 }
@@ -86,7 +84,7 @@ static std::vector<ProbeSettings> many_settings() {
     all.push_back(s);
     s.seq_len = 512, s.pairs = 12, s.width = 3, s.length = 24, s.distance = 150, s.hops = 11;
     all.push_back(s);
-    s.seq_len = 33, s.pairs = 2, s.length = 3, s.noise = 0, s.distance = 0, s.hops = 0, s.width = 1, s.facts = 2;
+    s.seq_len = 33, s.pairs = 2, s.length = 3, s.noise = 0, s.distance = 0, s.hops = 1, s.width = 1, s.facts = 2;
     all.push_back(s);
   }
   return all;
@@ -98,7 +96,7 @@ static std::string text_of(const ProbeSettings& s) {
 
 static int count_scored(const ProbeExample& e) { return int(std::count(e.scored.begin(), e.scored.end(), 1)); }
 
-// BUG data/probe_tasks.h: `(node + n - s_.hops) % n` -> `(node + n - s_.hops + 1) % n`
+// BUG data/probe_tasks.h: `node(answer - hops)` -> `node(answer - hops + 1)`
 TEST(Probe, SolversAnswerEveryQuestion) {
   for (const ProbeSettings& s : many_settings()) {
     const ProbeGenerator generator(s);
@@ -120,7 +118,7 @@ TEST(Probe, SolversAnswerEveryQuestion) {
 // BUG data/probe_tasks.h: `= draws.different(s_.pairs, int(possible));` -> `= std::vector<int>(s_.pairs);`
 // BUG data/probe_tasks.h: `!is_free[i] || !is_free[i + 1]` -> `!is_free[i]`
 TEST(Probe, NoQuestionOfAnExampleIsAskedTwice) {
-  for (const char* task : {"recall", "noisy-recall", "induction", "depth"}) {
+  for (const char* task : {"recall", "noisy-recall", "induction"}) {
     const ProbeGenerator generator(settings_of(task));
     for (int i = 0; i < 200; i++) {
       const ProbeExample e = generator.make(ProbeSplit::train, i);
@@ -137,11 +135,11 @@ TEST(Probe, NoQuestionOfAnExampleIsAskedTwice) {
 
 // A model that names values which were not asked yet does no better than one that picks any of the context.
 // BUG data/probe_tasks.h: `q.answer.push_back(value(draws))` -> `q.answer.push_back(vocabulary_.values.token(i))`
-// BUG data/probe_tasks.h: `beside.push_back(value(draws))` -> `beside.push_back(vocabulary_.values.token(i))`
+// BUG data/probe_tasks.h: `draws.with_repetitions(n, n)` -> `draws.places(n, n)`
 TEST(Probe, ValuesRepeat) {
-  for (const char* task : {"recall", "noisy-recall", "fuzzy-recall", "depth"}) {
+  for (const char* task : {"recall", "noisy-recall", "fuzzy-recall", "hops"}) {
     ProbeSettings s = settings_of(task);
-    s.symbols = 16;
+    s.symbols = s.pairs = 8;
     const ProbeGenerator generator(s);
     int same = 0, pairs = 0;
     for (int i = 0; i < 1000; i++) {
@@ -151,8 +149,23 @@ TEST(Probe, ValuesRepeat) {
         for (int before = 1; before < t; before++)
           if (is_first(t) && is_first(before)) same += e.tokens[t] == e.tokens[before], pairs++;
     }
-    EXPECT_NEAR(double(same) / pairs, 1.0 / 16, 0.01) << task;
+    EXPECT_NEAR(double(same) / pairs, 1.0 / 8, 0.01) << task;
   }
+}
+
+// Each count of hops is asked as often as any other.
+// BUG data/probe_tasks.h: `1 + draws.below(s_.hops)` -> `s_.hops`
+TEST(Probe, HopsAskForAllDistances) {
+  ProbeSettings s = settings_of("hops");
+  s.hops = 4;
+  const ProbeGenerator generator(s);
+  const Alphabet counts = probe_vocabulary(s).counts;
+  std::map<int, int> asked;
+  for (int i = 0; i < 1000; i++)
+    for (uint16_t token : generator.make(ProbeSplit::train, i).tokens)
+      if (counts.has(token)) asked[1 + token - counts.first]++;
+  ASSERT_EQ(asked.size(), 4u);
+  for (auto [hops, count] : asked) EXPECT_NEAR(count, 2000, 200) << hops;
 }
 
 TEST(Probe, GuessingIsRightAsOftenAsChanceSays) {
@@ -172,7 +185,7 @@ TEST(Probe, GuessingIsRightAsOftenAsChanceSays) {
 }
 
 TEST(Probe, PickingAnAnswerIsRightAsChanceInContextSays) {
-  for (const char* task : {"recall", "noisy-recall", "copy", "compress", "depth"}) {
+  for (const char* task : {"recall", "noisy-recall", "copy", "compress", "hops"}) {
     const ProbeSettings s = settings_of(task);
     const ProbeGenerator generator(s);
     Draws guesses{2, ProbeSplit::train, 0};
@@ -182,7 +195,9 @@ TEST(Probe, PickingAnAnswerIsRightAsChanceInContextSays) {
       Tokens answers;
       for (int t = 0; t < s.seq_len; t++)
         if (e.scored[t]) answers.push_back(e.tokens[t]);
-      for (uint16_t answer : answers) right += answer == answers[guesses.below(int(answers.size()))], n++;
+      Tokens places = answers;  // of the context that hold an answer: hops asks for some of them twice
+      if (s.task == "hops") places = Tokens(e.tokens.begin(), e.tokens.begin() + s.pairs * 2);
+      for (uint16_t answer : answers) right += answer == places[guesses.below(int(places.size()))], n++;
     }
     const double chance = probe_chance_in_context(s);
     EXPECT_NEAR(right / n, chance, 5 * std::sqrt(chance / n)) << task;
@@ -191,7 +206,7 @@ TEST(Probe, PickingAnAnswerIsRightAsChanceInContextSays) {
 
 // BUG data/probe_tasks.h: `s.distance - (layout.context - last)` -> `s.distance - layout.context`
 TEST(Probe, NoAnswerLiesNearerThanAsked) {
-  for (const char* task : {"recall", "noisy-recall", "fuzzy-recall", "induction", "compress", "depth"}) {
+  for (const char* task : {"recall", "noisy-recall", "fuzzy-recall", "induction", "compress", "hops"}) {
     for (int distance : {40, 41, 60, 100}) {
       ProbeSettings s = settings_of(task);
       s.seq_len = 200, s.distance = distance;
@@ -206,7 +221,8 @@ TEST(Probe, NoAnswerLiesNearerThanAsked) {
           const Tokens key(e.tokens.begin() + t - width, e.tokens.begin() + t);
           int source = find(e.tokens, t - width, key);
           if (s.task == "compress") source = key[0] - v.keys.first;
-          if (s.task == "depth") source = find(e.tokens, t - width, {e.tokens[t]}) - 1;
+          for (int i = 0; s.task == "hops" && i < s.pairs; i++)
+            if (e.tokens[2 * i + 1] == e.tokens[t]) source = 2 * i;
           nearest = std::min(nearest, t - width - source);
         }
       }
@@ -286,7 +302,7 @@ TEST(Probe, AllMachinesMakeTheSameExamples) {
   const std::map<std::string, uint32_t> expected = {{"recall", 0x49bf3028},       {"noisy-recall", 0xa74a4a3d},
                                                     {"fuzzy-recall", 0x24314a33}, {"copy", 0xeef2bcaa},
                                                     {"induction", 0x29eadf30},    {"compress", 0xc3b734fe},
-                                                    {"memorize", 0xbe6af910},     {"depth", 0x780430b5}};
+                                                    {"memorize", 0xbe6af910},     {"hops", 0xcda2afa3}};
   for (const ProbeTask& task : probe_tasks()) {
     ProbeSettings s = settings_of(task.name);
     const uint32_t checksum = checksum_of(s, ProbeSplit::train);
@@ -310,11 +326,11 @@ class ProbeProgram : public CommandLine {
 
 // BUG data/probe.cpp: `writer.add(&probe_blank, 1, &not_scored)` -> `(void)not_scored`
 TEST_F(ProbeProgram, WritesExamplesAndTheirMasks) {
-  const Outcome o = run("data/probe depth --hops 2 -t 50 --examples 7 --val-examples 3 -o " + in("d"));
+  const Outcome o = run("data/probe hops --hops 2 -t 50 --examples 7 --val-examples 3 -o " + in("d"));
   ASSERT_EQ(o.exit_status, 0) << o.err;
   EXPECT_EQ(names_in(in("d")), (std::set<std::string>{"MANIFEST.json", "train_000000.bin", "train_000000.mask",
                                                       "val_000000.bin", "val_000000.mask"}));
-  ProbeSettings s = settings_of("depth");
+  ProbeSettings s = settings_of("hops");
   s.hops = 2, s.seq_len = 50;
   const ProbeGenerator generator(s);
   for (const char* name : {"train", "val"}) {
@@ -333,9 +349,9 @@ TEST_F(ProbeProgram, WritesExamplesAndTheirMasks) {
   const json manifest = json::parse(read_file(in("d/MANIFEST.json")));
   EXPECT_EQ(manifest, json::parse(o.out));
   EXPECT_EQ(manifest["parameters"], json::parse(R"({"pairs": 8, "distance": 0, "hops": 2, "symbols": 32})"));
-  EXPECT_EQ(manifest["vocab_size"], 66);
+  EXPECT_EQ(manifest["vocab_size"], 2 + 32 + 2);
   EXPECT_EQ(manifest["chance"], 1.0 / 32);
-  EXPECT_EQ(manifest["chance_in_context"], 1.0 / 8 + 7.0 / 8 / 32);
+  EXPECT_EQ(manifest["chance_in_context"], 1.0 / 8);
   EXPECT_EQ(manifest["train_scored"], 7 * 8);
 }
 
@@ -347,7 +363,8 @@ TEST_F(ProbeProgram, SaysWhatIsWrongWithSettings) {
   expect_failure("recall --distance 60", "a --distance of 60 do not fit into 64 tokens");
   expect_failure("recall --pairs 40 -t 256", "40 different tokens of an alphabet of 32; use more --symbols");
   expect_failure("copy --length 32", "copy: 32 tokens, a mark and their copy do not fit into 64");
-  expect_failure("depth --hops 8", "depth: a chain of 8 nodes comes back within 8 hops");
+  expect_failure("hops --hops 8", "hops: a ring of 8 nodes comes back within 8 hops");
+  expect_failure("hops --hops 0", "--hops");
   expect_failure("memorize --facts 60000 --symbols 6000", "a vocabulary of 66002 tokens");
   expect_failure("recall --pairs 0", "--pairs");
   expect_failure("recall --examples 2000000000", "2000000000 examples of 64 tokens");
