@@ -68,6 +68,23 @@ TEST(Statistics, MediansAreMiddleValues) {
   EXPECT_TRUE(std::isnan(median({1, NAN, 2})));
 }
 
+// The example of Kaplan and Meier (1958): deaths at 0.8, 3.1, 5.4 and 9.2, losses at 1.0, 2.7, 7.0 and 12.1.
+// The shares that survive are 7/8, 7/8 * 4/5 = 0.7, 0.7 * 3/4 = 0.525, 0.525 / 2 = 0.2625.
+// BUG llmc/run/statistics.h: `1.0 / double(watched.size() - i)` -> `1.0 / double(watched.size())`
+// BUG llmc/run/statistics.h: `a.happened > b.happened` -> `a.happened < b.happened`
+// BUG llmc/run/statistics.h: `if (waiting < 0.5 + 1e-9)` -> `if (waiting < 0.5 - 1e-9)`
+TEST(Statistics, KaplanMeierMedian) {
+  std::vector<Watched> watched = {{0.8, true},  {3.1, true},  {5.4, true},  {9.2, true},
+                                  {1.0, false}, {2.7, false}, {7.0, false}, {12.1, false}};
+  EXPECT_EQ(kaplan_meier_median(watched), 9.2);
+  watched[3].happened = false;
+  EXPECT_EQ(kaplan_meier_median(watched), INFINITY);
+  EXPECT_EQ(kaplan_meier_median({{2, false}, {2, true}, {3, false}}), INFINITY) << "what is lost at a time was watched "
+                                                                                   "until then";
+  EXPECT_EQ(kaplan_meier_median({{1, true}, {2, true}, {3, false}, {3, false}}), 2);
+  EXPECT_EQ(kaplan_meier_median({}), INFINITY);
+}
+
 // ----------------------------------------------------------------------------
 // Thinning
 
@@ -359,7 +376,7 @@ TEST_F(Report, OverSeedsHasMeansIntervalsAndAPairedTest) {
 
 // Two wirings, of which rope takes half of the FLOPs, and two sections, of which the second has plain runs only.
 // BUG llmc/run/report_sections.cpp: `if (flops_at(kind, point) <= flops)` -> `if (flops_at(kind, point) <= 2 * flops)`
-// BUG llmc/run/report_sections.cpp: `if (point.accuracy > solved) {` -> `if (point.accuracy >= solved) {`
+// BUG llmc/run/report_sections.cpp: `{ return point.accuracy > solved; }` -> `{ return point.accuracy >= solved; }`
 // BUG llmc/run/report_sections.cpp: `least = std::fmin(least, flops_at` -> `least = std::fmax(least, flops_at`
 // BUG llmc/run/report_sections.cpp: `share_cell({column.chance})` -> `share_cell({1 - column.chance})`
 // BUG llmc/run/report_sections.cpp: `is_known |= std::isfinite(column.chance);` ->
@@ -394,11 +411,37 @@ TEST_F(Report, MapsOfAccuraciesAreOverWiringsAndSections) {
       << "after 5 of 10 updates " << map("Accuracy at equal FLOPs");
   EXPECT_TRUE(has(map("Accuracy at equal FLOPs"), "<td>chance</td><td>-</td><td style=\"--share:0.250\">25.0</td>"));
   const std::string updates = map("Updates until solved");
-  EXPECT_TRUE(has(updates, "<td>plain</td><td>10 (1 of 2)</td><td>-</td>")) << updates;
-  EXPECT_TRUE(has(updates, "<td>rope</td><td>10 &#177; 0</td><td>-</td>")) << updates;
+  EXPECT_TRUE(has(updates, "<td>plain</td><td>10 (1 of 2)</td><td>&gt; 10 (0 of 1)</td>")) << updates;
+  EXPECT_TRUE(has(updates, "<td>rope</td><td>10</td><td>-</td>")) << updates;
   EXPECT_FALSE(has(updates, "<td>chance</td>")) << updates;
   EXPECT_FALSE(has(sections_page("none", {{"recall", {}, {}}}), "Accuracy after the last update"));
   EXPECT_FALSE(has(page, "Hardest level solved"));
+}
+
+// Of three seeds each: plain solves the task after 2, 6 and 4 updates; rope after 8, one seed of three; gru never.
+// BUG llmc/run/report_sections.cpp: `? points.back() : *first` -> `? points.front() : *first`
+// BUG llmc/run/report_sections.cpp: `last = std::max(last, points.back().step)` -> `last = point.step`
+TEST_F(Report, MedianOfTheUpdatesUntilSolved) {
+  std::vector<std::string> folders;
+  const auto add = [&](const std::string& wiring, std::vector<int> solved_at) {
+    for (int64_t seed = 1; seed <= 3; seed++) {
+      LogOf of;
+      of.wiring = wiring, of.seed = seed;
+      std::string log = of.head();
+      for (int step = 2; step <= 10; step += 2)
+        log += LogOf::steps(step - 1, step) + format("{\"step\":%d,\"val_loss\":1,\"val_accuracy\":%g}\n", step,
+                                                     step == solved_at[size_t(seed - 1)] ? 1 : 0.5);
+      folders.push_back(write_run(wiring + std::to_string(seed), log));
+    }
+  };
+  add("plain", {2, 6, 4}), add("rope", {0, 0, 8}), add("vres", {4, 0, 8}), add("gru", {0, 0, 0});
+  const std::string page = sections_page("probe", {{"recall", {}, folders}});
+  const size_t at = page.find("Updates until solved");
+  const std::string map = page.substr(at, page.find("</table>", at) - at);
+  EXPECT_TRUE(has(map, "<td>plain</td><td>4</td>")) << map;
+  EXPECT_TRUE(has(map, "<td>rope</td><td>&gt; 10 (1 of 3)</td>")) << map;
+  EXPECT_TRUE(has(map, "<td>vres</td><td>8 (2 of 3)</td>")) << map;
+  EXPECT_TRUE(has(map, "<td>gru</td><td>&gt; 10 (0 of 3)</td>")) << map;
 }
 
 // With two seeds each: plain solves level 4 with both and 8 with one; rope 8 with one alone; gru none.

@@ -98,22 +98,24 @@ std::string share_cell(const std::vector<double>& accuracies) {
 
 constexpr double solved = 0.99;
 
-// The mean of the steps of each seed's first validation above 0.99, its 95 % interval, and how many seeds have one if
-// not all.
+// The median over seeds of the step of the first validation above 0.99, where half of them have one; how many have one
+// if not all. A run without one was watched to its last validation.
 std::string solved_cell(const Kind& kind) {
-  std::vector<double> steps;
-  for (const auto& [seed, points] : kind.validations)
-    for (const ValPoint& point : points)
-      if (point.accuracy > solved) {
-        steps.push_back(double(point.step));
-        break;
-      }
-  if (steps.empty()) return "<td>-</td>";
-  const Estimate e = estimate(steps);
-  return "<td>" + format("%.0f", e.mean) + (std::isfinite(e.interval) ? format(" &#177; %.0f", e.interval) : "") +
-         (steps.size() < kind.validations.size() ? format(" (%zu of %zu)", steps.size(), kind.validations.size())
-                                                 : "") +
-         "</td>";
+  std::vector<Watched> runs;
+  size_t count = 0;
+  int64_t last = 0;
+  for (const auto& [seed, points] : kind.validations) {
+    if (points.empty()) continue;
+    const auto first =
+        std::find_if(points.begin(), points.end(), [](const ValPoint& point) { return point.accuracy > solved; });
+    const ValPoint& point = first == points.end() ? points.back() : *first;
+    runs.push_back({double(point.step), first != points.end()});
+    count += first != points.end(), last = std::max(last, points.back().step);
+  }
+  if (runs.empty()) return "<td>-</td>";
+  const double half = kaplan_meier_median(runs);
+  return "<td>" + (std::isfinite(half) ? format("%.0f", half) : format("&gt; %" PRId64, last)) +
+         (count < runs.size() ? format(" (%zu of %zu)", count, runs.size()) : "") + "</td>";
 }
 
 // The hardest level of `task` that all seeds solve, and the hardest of all if some seeds only solve it.
@@ -225,8 +227,9 @@ std::string accuracy_maps(const std::vector<Column>& columns) {
                return share_cell(accuracies_at(kind, least_flops(column)));
              },
              chance) +
-         "<h2>Updates until solved</h2>\n<p>The step of the first validation with an accuracy above 99 %, the mean of "
-         "the seeds that have one, with 95 % intervals.</p>\n" +
+         "<h2>Updates until solved</h2>\n<p>The step after which half of the seeds have had a validation with an "
+         "accuracy above 99 %, by Kaplan and Meier's estimate; in parentheses how many of the seeds have had one, if "
+         "not all.</p>\n" +
          map_of(columns, [](const Column&, const Kind& kind) { return solved_cell(kind); }) + hardest_map(columns);
 }
 

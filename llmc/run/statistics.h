@@ -72,6 +72,26 @@ inline double median(std::vector<double> values) {
   return n == 0 ? NAN : (values[(n - 1) / 2] + values[n / 2]) / 2;
 }
 
+// How long one of several was watched, and whether what it was watched for happened then.
+struct Watched {
+  double time;
+  bool happened;
+};
+
+// The time after which it has happened to half of them, by the estimate of Kaplan and Meier (1958), which counts those
+// that were watched for less time as long as they were; infinite if it is not seen to happen to half.
+inline double kaplan_meier_median(std::vector<Watched> watched) {
+  std::sort(watched.begin(), watched.end(), [](const Watched& a, const Watched& b) {
+    return a.time != b.time ? a.time < b.time : a.happened > b.happened;
+  });
+  double waiting = 1;  // the share to which it has not happened
+  for (size_t i = 0; i < watched.size(); i++) {
+    if (watched[i].happened) waiting *= 1 - 1.0 / double(watched.size() - i);
+    if (waiting < 0.5 + 1e-9) return watched[i].time;
+  }
+  return INFINITY;
+}
+
 struct Estimate {
   double mean;
   // The mean of all possible samples lies within mean +- interval, with 95 % confidence; NaN for a single value.
