@@ -6,11 +6,13 @@
 #   scripts/probe.sh [--wirings 'plain; sla(2,2)'] [--tasks 'recall --pairs 8 -t 32; ...'] [--seeds n] [--steps n]
 #                    [--out runs/probe]
 #
-# Tasks are options of data/probe. Those that differ in nothing but the parameter that makes a task harder, and in -t,
-# are levels of one. `--wirings all` is a wiring of each term of the README's table. The model has 4 layers of 4 heads
-# and 128 channels; Muon, at a constant learning rate after a warm-up, so that a run's curve is that of every shorter
-# run too. After each task it says how long the others take. The same command resumes where it was stopped. OUT/TASK has
-# the runs of a task, OUT/data its examples, and OUT/probe.html, written anew after each task, the maps.
+# Tasks are options of data/probe, with -x where a task takes other updates than --steps. Those that differ in nothing
+# but the parameter that makes a task harder, in -t and in -x are levels of one. Where the accuracies of a wiring's
+# seeds differ by more than 20 points, it gets five seeds. `--wirings all` is a wiring of each term of the README's
+# table. The model has 4 layers of 4 heads and 128 channels; Muon, at a constant learning rate after a warm-up, so
+# that a run's curve is that of every shorter run too. After each task it says how long the others take. The same
+# command resumes where it was stopped. OUT/TASK has the runs of a task, OUT/data its examples, and OUT/probe.html,
+# written anew after each task, the maps.
 #
 # Environment: TRAINER, JOBS: see compare.sh
 set -uo pipefail
@@ -49,6 +51,7 @@ for number in "$seeds" "$steps"; do
 done
 [ -n "$out" ] || die "--out: needs a folder"
 wirings=$(tr '\n' ' ' <<<"$wirings")
+most_seeds=$((seeds > 5 ? seeds : 5))
 texts=()
 while IFS= read -r text; do
   text=$(sed 's/^ *//; s/ *$//' <<<"$text")
@@ -61,26 +64,53 @@ mkdir -p "$out/data" || exit 1
 # setting_of <folder> <name>: a number in the manifest of a task's examples.
 setting_of() { sed -n "s/^ *\"$2\": *\([0-9.]*\),*\$/\1/p" "$1/MANIFEST.json"; }
 # level_of <task> <folder>: which level of what the task is, as an outline of ./report has it: the value of the
-# parameter that makes the task harder, and the task without it and without -t.
+# parameter that makes the task harder, and the task without it, -t and -x.
 level_of() {
   local parameter level
   parameter=$(sed -n 's/^ *"harder": *"\([a-z]*\)",*$/\1/p' "$2/MANIFEST.json")
   level=$(setting_of "$2" "$parameter")
-  sed -E "s/ *--$parameter[ =]+[0-9]+//; s/ *-t *[0-9]+//; s/^/level $level of /; s/\$/ --$parameter/" <<<"$1"
+  sed -E "s/ *--$parameter[ =]+[0-9]+//; s/ *-[tx] *[0-9]+//g; s/^/level $level of /; s/\$/ --$parameter/" <<<"$1"
 }
 name_of() { wiring_name "$1" | sed 's/_-*/_/g; s/_$//'; }
+# updates_of <task>: its -x, else --steps.
+updates_of() { sed -nE "s/.* -x *([0-9]+)( .*)?\$/\1/; T other; p; q; :other; s/.*/$steps/p" <<<"$1"; }
+each_wiring() { tr ';' '\n' <<<"$wirings" | sed 's/^ *//; s/ *$//; /^$/d'; }
+# runs_of <task> [wiring]: the folders of the runs that have begun, in the order of the wirings: differences are to the
+# first.
+runs_of() {
+  local wiring seed folder
+  while IFS= read -r wiring; do
+    for ((seed = 1; seed <= most_seeds; seed++)); do
+      folder=$out/$(name_of "$1")/$(wiring_name "$wiring")-$seed
+      [ ! -e "$folder/log.jsonl" ] || echo "$folder"
+    done
+  done < <(if [ $# -gt 1 ]; then echo "$2"; else each_wiring; fi)
+}
+# uneven <task>: the wirings, each with `;` after it, of which the last accuracies of the seeds differ by more than 20
+# points.
+uneven() {
+  local wiring folder
+  while IFS= read -r wiring; do
+    while IFS= read -r folder; do
+      sed -n 's/.*"val_accuracy":\([0-9.e-]*\).*/\1/p' "$folder/log.jsonl" | tail -n 1
+    done < <(runs_of "$1" "$wiring") | sort -g | awk 'NR == 1 { least = $1 } END { exit $1 - least <= 0.2 }' &&
+      printf '%s;' "$wiring"
+  done < <(each_wiring)
+}
 
 # All examples first: what is wrong with a task is said before the first run.
 for task in "${texts[@]}"; do
-  # shellcheck disable=SC2086 # options, split at spaces
-  data/probe $task -o "$out/data/$(name_of "$task")" --examples 64000 --val-examples 500 >/dev/null || exit 1
+  # shellcheck disable=SC2046 # options, split at spaces
+  data/probe $(sed -E 's/ -x *[0-9]+//' <<<"$task") -o "$out/data/$(name_of "$task")" --examples 64000 \
+    --val-examples 500 >/dev/null || exit 1
 done
 
 outline=$out/outline.txt
 write_page() {
-  local task examples wiring seed folder
-  local says="Models of 4 layers of 4 heads and 128 channels learn tasks whose answers are known, in $steps updates of "
-  says+="32 examples at a constant learning rate; $seeds seeds each. Only answers are scored. "
+  local task examples
+  local says="Models of 4 layers of 4 heads and 128 channels learn tasks whose answers are known, in $steps updates "
+  says+="(or what -x says) of 32 examples at a constant learning rate; $seeds seeds each, and $most_seeds where the "
+  says+="accuracies of a wiring's seeds differ by more than 20 points. Only answers are scored. "
   says+="Chance is what a model gets right that picks any of the answers in the context."
   {
     printf '# What this is\n%s\n' "$says"
@@ -88,34 +118,42 @@ write_page() {
       examples=$out/data/$(name_of "$task")
       printf '# %s\n%s\nchance %s\n' "$task" "$(level_of "$task" "$examples")" \
         "$(setting_of "$examples" chance_in_context)"
-      while IFS= read -r wiring; do  # in their order: differences are to the first
-        wiring=$(sed 's/^ *//; s/ *$//' <<<"$wiring")
-        for ((seed = 1; seed <= seeds; seed++)); do
-          folder=$out/$(name_of "$task")/$(wiring_name "$wiring")-$seed
-          [ ! -e "$folder/log.jsonl" ] || echo "run $folder"
-        done
-      done < <(tr ';' '\n' <<<"$wirings")
+      runs_of "$task" | sed 's/^/run /'
     done
   } >"$outline"
   ./report --outline "$outline" -o "$out/probe.html" >/dev/null
 }
 
-# compare <task> <more options of compare.sh ...>: sets status. Ends the script if runs are of other options.
+# compare <task> <wirings> <seeds> <more options of compare.sh ...>: sets status. Ends the script if runs are of other
+# options.
 compare() {
   local task=$1 examples
   examples=$out/data/$(name_of "$task")
-  stoppable scripts/compare.sh --wirings "$wirings" --seeds "$seeds" --out "$out/$(name_of "$task")" "${@:2}" -- \
+  stoppable scripts/compare.sh --wirings "$2" --seeds "$3" --out "$out/$(name_of "$task")" "${@:4}" -- \
     -i "$examples/train_*.bin" -j "$examples/val_*.bin" --layers 4 --heads 4 --channels 128 \
     --vocab-size "$(setting_of "$examples" vocab_size)" --tokenizer none \
     --max-seq-len "$(setting_of "$examples" seq_len)" -t "$(setting_of "$examples" seq_len)" -b 32 \
-    --shuffle --optimizer muon -l 2e-3 -u 50 -k constant -c 0 -m 0 -v 100 -x "$steps"
+    --shuffle --optimizer muon -l 2e-3 -u 50 -k constant -c 0 -m 0 -v 100 -x "$(updates_of "$task")"
   [ "$status" -ne 2 ] || exit 2
 }
-for task in "${texts[@]}"; do compare "$task" --check; done  # the page is of all tasks: before any of it is written
+# more_seeds <task>: five of the wirings whose seeds differ. compare.sh's page is of all again after it.
+more_seeds() {
+  local more runs
+  [ "$seeds" -lt "$most_seeds" ] || return
+  more=$(uneven "$1")
+  [ -n "$more" ] || return
+  echo "seeds $((seeds + 1)) to $most_seeds of ${more%;}"
+  compare "$1" "$more" "$((seeds + 1)):$most_seeds"
+  mapfile -t runs < <(runs_of "$1")
+  ./report "${runs[@]}" -o "$out/$(name_of "$1")/compare.html" >/dev/null
+}
+# The page is of all tasks: their options are compared before any of it is written.
+for task in "${texts[@]}"; do compare "$task" "$wirings" "1:$most_seeds" --check; done
 count=0 started=$SECONDS
 for task in "${texts[@]}"; do
   echo "task $((count + 1)) of ${#texts[@]}: $task"
-  compare "$task"
+  compare "$task" "$wirings" "$seeds"
+  [ -n "$stopped" ] || [ "$status" -ne 0 ] || more_seeds "$task"
   write_page
   [ -z "$stopped" ] && [ "$status" -eq 0 ] || exit "$status"
   count=$((count + 1)) spent=$((SECONDS - started))

@@ -441,6 +441,45 @@ TEST_F(ScriptRecords, AProbeTellsTheTimeThatIsLeft) {
   EXPECT_TRUE(has(o.out, "3 of 3 tasks after 5 min; the others take 0 min")) << o.out;
 }
 
+// A trainer whose accuracy is 0.5, but 0.9 of rope with the seeds 2 and 4.
+// BUG scripts/probe.sh: `least <= 0.2` -> `least <= 0.5`
+// BUG scripts/probe.sh: `"$((seeds + 1)):$most_seeds"` -> `"$((seeds + 1))"`
+// BUG scripts/probe.sh: `-x "$(updates_of "$task")"` -> `-x "$steps"`
+// BUG scripts/probe.sh: `<<<"$task") -o` -> `<<<"$task -x") -o`
+TEST_F(ScriptRecords, WhereSeedsDifferAProbeHasFive) {
+  write_program("data/probe", R"(echo "$*" >>"$0.txt"
+    while [ $# -gt 0 ]; do [ "$1" != -o ] || out=$2; shift; done; mkdir -p "$out"
+    printf ' "vocab_size": 4,\n "seq_len": 8,\n "harder": "pairs",\n "pairs": 2,\n' >"$out/MANIFEST.json")");
+  write_program("trainer", R"([[ "$*" != *--dry-run* ]] || exit 0
+    while [ $# -gt 0 ]; do
+      case $1 in -o) out=$2 ;; -x) steps=$2 ;; --wiring) wiring=$2 ;; --seed) seed=$2 ;; esac; shift
+    done
+    share=0.5; [ "$wiring" != rope ] || [ $((seed % 2)) = 1 ] || share=0.9
+    mkdir -p "$out"; printf '{"step":%s,"val_loss":1,"val_accuracy":%s}\n' "$steps" "$share" >>"$out/log.jsonl")");
+  setenv("TRAINER", in("tree/trainer").c_str(), 1);
+  const std::string command =
+      in("tree/scripts/probe.sh") + " --tasks 'a -x 7 --pairs 2; b' --wirings 'plain; rope' --steps 5 --out " + in("p");
+  for (int times = 0; times < 2; times++) {
+    const Outcome o = run(command);
+    EXPECT_EQ(o.exit_status, 0) << o.err;
+    const std::set<std::string> runs = {"plain-1", "plain-2", "rope-1", "rope-2", "rope-3", "rope-4", "rope-5"};
+    for (const char* task : {"a_x_7_pairs_2", "b"}) {
+      std::set<std::string> folders;
+      for (const auto& entry : fs::directory_iterator(in("p/") + task))
+        if (entry.is_directory()) folders.insert(entry.path().filename());
+      EXPECT_EQ(folders, runs) << task << o.out;
+    }
+    const std::string row = "{\"step\":%d,\"val_loss\":1,\"val_accuracy\":%s}\n";
+    EXPECT_EQ(read_file(in("p/a_x_7_pairs_2/rope-4/log.jsonl")), format(row.c_str(), 7, "0.9"));
+    EXPECT_EQ(read_file(in("p/b/plain-2/log.jsonl")), format(row.c_str(), 5, "0.5"));
+  }
+  const std::string outline = read_file(in("p/outline.txt"));
+  EXPECT_TRUE(has(outline, "# a -x 7 --pairs 2\nlevel 2 of a --pairs\n")) << outline;
+  EXPECT_TRUE(has(outline, "/b/plain-2\nrun " + in("p/b/rope-1\n"))) << outline;
+  EXPECT_TRUE(has(outline, "/b/rope-5\n")) << outline;
+  EXPECT_TRUE(has(read_file(in("tree/data/probe.txt")), "a --pairs 2 -o ")) << "data/probe knows no -x";
+}
+
 // `make train` where nothing is to be built, installed or tokenized, on a trainer that takes its word for how long an
 // update takes. It makes a checkpoint where a run has an output folder.
 class MakeTrain : public ScriptRecords {

@@ -373,8 +373,8 @@ using LongProbe = Scripts;
 // The last task is not lost, what is done is not done again, and a task that is impossible is said before the first
 // run.
 // BUG scripts/probe.sh: `done <<<"$(tr ';\n' '\n ' <<<"$tasks")"` -> `done < <(tr ';\n' '\n ' <<<"$tasks")`
-// BUG scripts/probe.sh: `echo "run $folder"` -> `:`
-// BUG scripts/probe.sh: `done < <(tr ';' '\n' <<<"$wirings")` -> `done < <(tr ';' '\n' <<<"$wirings" | sort)`
+// BUG scripts/probe.sh: `sed 's/^/run /'` -> `grep -v .`
+// BUG scripts/probe.sh: `else each_wiring; fi` -> `else each_wiring | sort; fi`
 TEST_F(LongProbe, HasTheAccuraciesOfTasksAndWirings) {
   const std::string tasks = " --tasks 'recall --pairs 2 --symbols 4 -t 16; copy --length 2 --symbols 4 -t 8' ";
   const std::string command = "scripts/probe.sh --wirings 'rope; plain' --seeds 1 --steps 5 --out " + in("out") + tasks;
