@@ -443,7 +443,8 @@ TEST_F(ScriptRecords, AProbeTellsTheTimeThatIsLeft) {
 
 // A trainer whose accuracy is 0.5, but 0.9 of rope with the seeds 2 and 4.
 // BUG scripts/probe.sh: `least <= 0.2` -> `least <= 0.5`
-// BUG scripts/probe.sh: `"$((seeds + 1)):$most_seeds"` -> `"$((seeds + 1))"`
+// BUG scripts/probe.sh: `elif [ "$last_seed" -lt 5 ]; then most_seeds=5; fi` -> `fi; most_seeds=9`
+// BUG scripts/probe.sh: `"$((last_seed + 1)):$most_seeds"` -> `"$((last_seed + 1))"`
 // BUG scripts/probe.sh: `-x "$(updates_of "$task")"` -> `-x "$steps"`
 // BUG scripts/probe.sh: `<<<"$task") -o` -> `<<<"$task -x") -o`
 TEST_F(ScriptRecords, WhereSeedsDifferAProbeHasFive) {
@@ -478,6 +479,10 @@ TEST_F(ScriptRecords, WhereSeedsDifferAProbeHasFive) {
   EXPECT_TRUE(has(outline, "/b/plain-2\nrun " + in("p/b/rope-1\n"))) << outline;
   EXPECT_TRUE(has(outline, "/b/rope-5\n")) << outline;
   EXPECT_TRUE(has(read_file(in("tree/data/probe.txt")), "a --pairs 2 -o ")) << "data/probe knows no -x";
+  const Outcome range = run(in("tree/scripts/probe.sh") + " --tasks b --wirings rope --seeds 6:7 --out " + in("r"));
+  EXPECT_EQ(names_in(in("r/b")),
+            (std::set<std::string>{"compare.html", "rope-6", "rope-6.txt", "rope-7", "rope-7.txt"}))
+      << "none but those: " << range.out << range.err;
 }
 
 // `make train` where nothing is to be built, installed or tokenized, on a trainer that takes its word for how long an
