@@ -27,7 +27,7 @@ die() { echo "error: probe.sh: $*" >&2; exit 1; }
 few='plain; rope; sla(2,2); window(4); gqa(2); lsh(4,2)'
 all='plain; rope; relative; sla(2,2); also(2,2); share(2); gqa(2); window(4); strided(8); fixed(8,2); topk(4); lsh(4,2);
   reuse(2); blend(0.3); gate; universal(1); universal(1) act(0.01); gru; reversible'
-tasks='recall --pairs 8 --symbols 16 -t 32; recall --pairs 16 --symbols 16 -t 64;
+tasks='recall --pairs 8 --symbols 32 -t 32; recall --pairs 16 --symbols 32 -t 64;
   noisy-recall --pairs 8 --noise 4 --symbols 16 -t 36; noisy-recall --pairs 8 --noise 8 --symbols 16 -t 40;
   fuzzy-recall --pairs 2 --width 2 --symbols 16 -t 16; fuzzy-recall --pairs 2 --width 4 --symbols 16 -t 32;
   copy --length 8 --symbols 16 -t 32; compress --length 8 --symbols 16 -t 32; memorize --facts 64 --symbols 16 -t 32;
