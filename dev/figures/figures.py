@@ -164,7 +164,7 @@ def probe():
     mean = lambda values: sum(values) / len(values)
     for column, (task, chance, runs) in enumerate(sections):
         x = left + column * width
-        words = re.sub(r" *(--symbols|-t) +\d+", "", task).replace(" --", " ")
+        words = re.sub(r" *(--symbols|-t|-x) +\d+", "", task).replace(" --", " ")
         parts.append(f'<g transform="translate({x + width / 2 + 4:.1f} {top - 8}) rotate(-64)">'
                      + text(0, 0, words, "tick") + "</g>")
         for row, wiring in enumerate(wirings + ["chance"]):
@@ -178,7 +178,7 @@ def probe():
     for row, wiring in enumerate(wirings + ["chance"]):
         y = top + row * height + (6 if wiring == "chance" else 0)
         parts.append(text(left - 6, y + height / 2 + 4, wiring, "quiet" if wiring == "chance" else "", "end"))
-    parts.append(text(16, HEIGHT - 18, "window(4) reaches 12 tokens back. Chance: any answer seen before", "quiet"))
+    parts.append(text(16, HEIGHT - 18, "Chance: any answer in the context", "quiet"))
     write_svg("probe.svg", "A map of wirings and tasks: the percentage of right answers of each after 1,000 updates.",
               parts)
 

@@ -159,10 +159,11 @@ def row(*cells):
 
 
 def title(task):
-    return re.sub(r"_symbols_\d+|_t_\d+", "", task).replace("_", " ")
+    return re.sub(r" symbols 16| t (\d+)", lambda m: f", T {m[1]}" if m[1] else "", task.replace("_", " "))
 
 
 def table(runs, wirings, heading, cell, chance=None):
+    wirings = [w for w in wirings if any(w in of_task for of_task in runs.values())]
     print(f"\n{heading}\n")
     row("task", *(["chance"] if chance else []), *(f"`{w}`" for w in wirings))
     row("---", *(["--:"] if chance else []), *["---"] * len(wirings))
