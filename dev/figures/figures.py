@@ -158,13 +158,13 @@ def probe():
     wirings = sorted({wiring for _, _, runs in sections for wiring in runs},
                      key=lambda w: (order.index(w) if w in order else len(order), w))
     left, top, bottom = 74, 196, 52
-    width, height = (WIDTH - left - 52) / len(sections), (HEIGHT - top - bottom) / (len(wirings) + 1)
+    width, height = (WIDTH - left - 66) / len(sections), (HEIGHT - top - bottom) / (len(wirings) + 1)
     parts = [text(16, 26, "What a wiring can look up", "title"),
              text(16, 44, "right answers, percent, after 1,000 updates", "quiet")]
     mean = lambda values: sum(values) / len(values)
     for column, (task, chance, runs) in enumerate(sections):
         x = left + column * width
-        words = re.sub(r" *(--symbols|-t|-x) +\d+", "", task).replace(" --", " ")
+        words = re.sub(r" *(--symbols|-t|-x) +\d+", "", task).replace("--distance", "at").replace(" --", " ")
         parts.append(f'<g transform="translate({x + width / 2 + 4:.1f} {top - 8}) rotate(-64)">'
                      + text(0, 0, words, "tick") + "</g>")
         for row, wiring in enumerate(wirings + ["chance"]):
