@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # `make train`: a small byte-level model of skip-layer attention on real text, from nothing to a sample; on a GPU where
-# one is found, and nvcc. It makes 800 updates, or as many as take five minutes on this machine. Environment: STEPS=n:
+# one is found, and nvcc. It makes 800 updates, or as many as take five min on this machine. Environment: STEPS=n:
 # so many; TEXT=path trains on a text file or folder of yours, DATA=tinyshakespeare on that instead of the dictionary;
 # OUT=folder.
 set -euo pipefail
@@ -61,7 +61,7 @@ if [ -z "${STEPS:-}" ]; then
   STEPS=$((300000 * 7 / 8 / (ms + 1) / 20 * 20))
   STEPS=$((STEPS > 800 ? 800 : STEPS < 200 ? 200 : STEPS))
   minutes() { echo $((($1 * (ms + 1) * 8 / 7 + 30000) / 60000)); }
-  text="$ms ms an update: $STEPS updates, about $(minutes $STEPS) minutes on this machine"
+  text="$ms ms an update: $STEPS updates, about $(minutes $STEPS) min on this machine"
   [ $STEPS = 800 ] || text+="; STEPS=800, as in the README, takes about $(minutes 800)"
   echo "$text"
   echo "(kept in $name.steps for the next time)"

@@ -533,7 +533,7 @@ TEST_F(MakeTrain, AnEditedTextIsTrainedOnAnew) {
 // BUG scripts/train.sh: `options+=(-x "$STEPS"` -> `options+=(-x 800`
 TEST_F(MakeTrain, ChoosesUpdatesForFiveMinutesOnce) {
   const Outcome slow = train("0a", 849);
-  EXPECT_TRUE(has(slow.out, "849 ms an update: 300 updates, about 5 minutes on this machine; STEPS=800, as in the "
+  EXPECT_TRUE(has(slow.out, "849 ms an update: 300 updates, about 5 min on this machine; STEPS=800, as in the "
                             "README, takes about 13\n"))
       << slow.out;
   EXPECT_TRUE(has(slow.out, " -x 300 ")) << slow.out;
@@ -543,8 +543,8 @@ TEST_F(MakeTrain, ChoosesUpdatesForFiveMinutesOnce) {
   EXPECT_EQ(runs(), 1u);
   EXPECT_TRUE(has(train("0a", 849, "STEPS=800 ").out, " -x 800 "));
   EXPECT_EQ(runs(), 2u);
-  EXPECT_TRUE(has(train("0b", 170).out, "170 ms an update: 800 updates, about 3 minutes on this machine\n"));
-  EXPECT_TRUE(has(train("0c", 3000).out, "200 updates, about 11 minutes on this machine; STEPS=800"));
+  EXPECT_TRUE(has(train("0b", 170).out, "170 ms an update: 800 updates, about 3 min on this machine\n"));
+  EXPECT_TRUE(has(train("0c", 3000).out, "200 updates, about 11 min on this machine; STEPS=800"));
   const std::string out = "OUT='" + in("mine") + "' ";
   EXPECT_TRUE(has(train("0a", 400, out).out, " -x 640 "));
   EXPECT_TRUE(has(train("0a", 500, out).out, " -x 640 "));
