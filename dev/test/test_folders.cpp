@@ -110,6 +110,7 @@ class Folders : public CommandLine {
             convert + name + " " + in("never"), trainer + "-i " + model + "/tokens.bin -x 1 -e " + name};
   }
 };
+using LongFolders = Folders;
 
 TEST_F(Folders, PipesAndDevicesInThemAreRefusedByEveryProgram) {
   const std::string folder_of_model = in("model");
@@ -177,7 +178,7 @@ TEST_F(Folders, ASignalEndsATokenizerThatWaitsForText) {
 
 // A byte of a checkpoint is another one, and the file is still valid. All that read it as a model say which it is.
 // BUG llmc/io/checkpoint.cpp: `verify_model(folder);` -> ``
-TEST_F(Folders, ADamagedCheckpointIsRefusedByEveryProgram) {
+TEST_F(LongFolders, ADamagedCheckpointIsRefusedByEveryProgram) {
   write("tokens.bin", shard_bytes(3000));
   const Outcome trained =
       run(alone + trainer + small_model + "--tokenizer bytes -x 1 -v 0 -i " + in("tokens.bin") + " -o " + in("run"));

@@ -791,10 +791,11 @@ class TrainedReport : public BrowserTest {
     EXPECT_EQ(o.err, "");
   }
 };
+using LongTrainedReport = TrainedReport;
 
 // The other tests read a page as report.cpp writes it; here a browser runs its scripts and draws.
 // BUG llmc/run/report.js: `data: points(chart, series),` -> `data: [],`
-TEST_F(TrainedReport, IsDrawnByABrowserWithoutAnError) {
+TEST_F(LongTrainedReport, IsDrawnByABrowserWithoutAnError) {
   ASSERT_NO_FATAL_FAILURE(train("sla", "-x 240 --seed 5"));
   const OpenedPage page = open(in("sla/report.html"));
   EXPECT_EQ(page.console, "");

@@ -153,7 +153,7 @@ TEST_F(LongCommandLine, KilledWhileWritingItResumesFromTheLastCompleteCheckpoint
 }
 
 // A step takes a second, and a checkpoint is complete long before its end, when its line is written.
-TEST_F(CommandLine, KilledBeforeItsLogLineACheckpointHasOneAfterResuming) {
+TEST_F(LongCommandLine, KilledBeforeItsLogLineACheckpointHasOneAfterResuming) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string common = alone + trainer + "-i " + in("tokens.bin") + small_model + "-k constant -n 1 ";
   ASSERT_EQ(run(common + "-x 2 -o " + in("out")).exit_status, 0);

@@ -50,7 +50,7 @@ TEST(Attention, ReadsSharedKVInPlace) {
 }
 
 #ifdef PRECISION_BF16
-TEST(Attention, HasNoBankConflicts) {
+TEST(LONG_ON_EMU(Attention), HasNoBankConflicts) {
   const emu::Counters before = emu::counters();
   for (int64_t HS : {32, 64, 80, 96, 128}) {
     const Case plain = {1, 300, HS, {0, 1}, 1};

@@ -72,7 +72,7 @@ TEST(LONG_ON_EMU(AttentionDocuments), MatchTheFormulaForEveryLengthAndHeadSize) 
 // BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma_dr.h: `if (Documents || mask.num_clauses > 0)` ->
 // `if (mask.num_clauses > 0)`
 // BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma_dr.h: `tile.parity = parity;` -> `;`
-TEST(AttentionDocuments, MatchTheFormulaWithRelativePositions) {
+TEST(LONG_ON_EMU(AttentionDocuments), MatchTheFormulaWithRelativePositions) {
   for (int64_t HS : {64, 80}) {
     Case c = with_documents({2, 180, HS, {0, {0, 1}}, 1}, {1, 20, 64, 100, 131});
     c.distances = c.T;

@@ -30,7 +30,7 @@ TEST(LONG_ON_EMU(AttentionRelative), MatchesTheFormulaForSeveralLengths) {
 
 // Of a window the distances beyond it have no row, as in a text of many segments.
 // BUG (build/bf16/test_attention_emu) llmc/cuda/tile.h: `return unsigned(row) < unsigned(end);` -> `return row < end;`
-TEST(AttentionRelative, NeedsRowsOnlyForDistancesThatAMaskShows) {
+TEST(LONG_ON_EMU(AttentionRelative), NeedsRowsOnlyForDistancesThatAMaskShows) {
   Case c = with_mask({2, 200, 24, {0, {0, 1}}, 1}, {20});
   for (int64_t distances : {20, 64, 77}) {
     c.distances = distances;
@@ -39,7 +39,7 @@ TEST(AttentionRelative, NeedsRowsOnlyForDistancesThatAMaskShows) {
 }
 
 // The last queries alone: one to four of them, as generation computes them, and more.
-TEST(AttentionRelative, OfTheLastQueriesIsThatOfTheWhole) {
+TEST(LONG_ON_EMU(AttentionRelative), OfTheLastQueriesIsThatOfTheWhole) {
   Case window = with_mask({2, 140, 24, {0, {0, 1}, 0}, 1}, {50});
   window.distances = 50;
   for (const Case& c :
