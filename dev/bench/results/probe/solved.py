@@ -2,14 +2,15 @@
 """The numbers of README.md from the runs' logs: solved.py [runs/probe | logs.tar.xz], by default the archive beside it.
 Tables in Markdown: the last accuracy of each seed, the update at which each was solved, and of the question the
 differences to plain. The trainer writes the logs; nothing here is of ./report."""
-import io
 import json
 import math
 import os
 import re
 import statistics
 import sys
-import tarfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../sla"))
+from differences import files, holm, row, t_quantile
 
 SOLVED = 0.99  # a run has solved its task at its first validation with a higher accuracy
 DELTA = 100  # updates between validations: no smaller difference is of interest
@@ -19,29 +20,11 @@ QUESTIONS = {"among noise": "noisy_recall_pairs_8_noise_4_symbols_16_t_36_x_1200
              "over two hops": "hops_pairs_6_hops_2_symbols_16_t_30_x_1500"}
 
 
-
-def files(path):
-    """(folder, name, text) of each log and each task's description."""
-    wanted = ("log.jsonl", "MANIFEST.json")
-    if os.path.isdir(path):
-        for folder, _, names in os.walk(path):
-            for name in wanted:
-                if name in names:
-                    with open(os.path.join(folder, name), encoding="utf-8") as file:
-                        yield os.path.relpath(folder, path), name, file.read()
-        return
-    with tarfile.open(path) as archive:
-        for member in archive:
-            if os.path.basename(member.name) in wanted:
-                yield (os.path.dirname(member.name), os.path.basename(member.name),
-                       io.TextIOWrapper(archive.extractfile(member), "utf-8").read())
-
-
 def read(path):
     """({task: {wiring: {seed: [(update, accuracy)]}}}, the same of the runs that decide, {task: accuracy of a guess}),
     of runs that have done all updates."""
     runs, deciding, chance = {}, {}, {}
-    for folder, name, text in files(path):
+    for folder, name, text in files(path, ["log.jsonl", "MANIFEST.json"]):
         if name == "MANIFEST.json":
             chance[os.path.basename(folder)] = json.loads(text)["chance_in_context"]
             continue
@@ -104,24 +87,6 @@ def permutation_p(ours, others):
     return far / math.comb(len(of_run), len(ours))
 
 
-def t_tail(x, n):
-    """P(|t| > x) of Student's t with n degrees of freedom: Simpson's rule on the angle, atan(t / sqrt(n))."""
-    steps, top = 2000, math.atan(abs(x) / math.sqrt(n))
-    h = top / steps
-    area = sum((1 if i in (0, steps) else 4 if i % 2 else 2) * math.cos(i * h) ** (n - 1) for i in range(steps + 1))
-    whole = math.sqrt(math.pi) * math.exp(math.lgamma(n / 2) - math.lgamma((n + 1) / 2))
-    return max(0.0, 1 - 2 * area * h / 3 / whole)
-
-
-def t_quantile(n):
-    """The x that |t| exceeds with probability 0.05."""
-    low, high = 0.0, 1000.0
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_tail(middle, n) > 0.05 else (low, middle)
-    return high
-
-
 def interval(ours, others):
     """(difference of means, half of its 95 % interval by Welch, runs an arm that would show it in four of five
     experiments)."""
@@ -135,15 +100,6 @@ def interval(ours, others):
     return difference, t_quantile(freedom) * math.sqrt(sum(parts)), needed
 
 
-def holm(ps):
-    """Each p times how many are not smaller, and no less than that of a smaller one."""
-    adjusted, worst = [0.0] * len(ps), 0.0
-    for rank, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
-        worst = max(worst, min(1.0, (len(ps) - rank) * ps[i]))
-        adjusted[i] = worst
-    return adjusted
-
-
 def said(difference, half, p, needed, runs):
     if p < 0.05:
         return "earlier" if difference < 0 else "later"
@@ -152,10 +108,6 @@ def said(difference, half, p, needed, runs):
     if needed > 1000:
         return "not decided: over 1,000 seeds more"
     return f"not decided: {max(1, math.ceil(needed) - runs)} seeds more would, if it is as large as it looks"
-
-
-def row(*cells):
-    print("| " + " | ".join(cells) + " |")
 
 
 def title(task):

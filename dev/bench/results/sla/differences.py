@@ -38,25 +38,27 @@ def t_quantile(n):
     return high
 
 
-def logs(path):
-    """(question, rate or length, arm, seed, text) of each log."""
+def files(path, wanted):
+    """(folder, name, text) of each file of these names in a folder or an archive."""
     if os.path.isdir(path):
-        for folder, _, files in os.walk(path):
-            if "log.jsonl" in files:
-                with open(os.path.join(folder, "log.jsonl"), encoding="utf-8") as file:
-                    yield os.path.relpath(folder, path), file.read()
+        for folder, _, names in os.walk(path):
+            for name in wanted:
+                if name in names:
+                    with open(os.path.join(folder, name), encoding="utf-8") as file:
+                        yield os.path.relpath(folder, path), name, file.read()
         return
     with tarfile.open(path) as archive:
         for member in archive:
-            if member.name.endswith("/log.jsonl"):
-                yield os.path.dirname(member.name), io.TextIOWrapper(archive.extractfile(member), "utf-8").read()
+            if os.path.basename(member.name) in wanted:
+                yield (os.path.dirname(member.name), os.path.basename(member.name),
+                       io.TextIOWrapper(archive.extractfile(member), "utf-8").read())
 
 
 def read(path):
     """{(question, rate or length): {wiring: {seed: bits a byte}}} of the runs that have done all updates."""
     found = {}
-    for name, text in logs(path):
-        match = re.search(r"(\w+)/([^/]+)/[^/]+-(\d+)$", name)
+    for folder, _, text in files(path, ["log.jsonl"]):
+        match = re.search(r"(\w+)/([^/]+)/[^/]+-(\d+)$", folder)
         description, last = None, None
         for line in text.splitlines():
             try:
