@@ -32,11 +32,12 @@ struct ArchiveStream::Level {
     user_error("%s: is damaged or cut short: %s; fetch it again or leave it out", name, why ? why : "unknown error");
   }
 
-  // Reads bytes before decompression. -1 on error.
+  // Fills `input` with the next bytes before decompression. Returns how many; -1 on error.
   ssize_t fill() {
     return filled = outer ? archive_read_data(outer->unpacked.get(), input.data(), input.size())
                           : source.read(input.data(), input.size());
   }
+  // libarchive calls it for the next bytes before decompression.
   static ssize_t give(archive* a, void* level, const void** bytes) {
     Level& self = *static_cast<Level*>(level);
     if (!std::exchange(self.is_unread, false)) self.fill();

@@ -42,7 +42,7 @@ struct Sampled {
   int slot;                 // in the K/V cache
   std::vector<int> tokens;  // with the prompt
   TextStream stream;
-  std::string ended_by = {};  // "" while it goes on
+  std::string ended_by = {};  // "" while it continues
   int64_t drawn() const { return int64_t(tokens.size() - request.tokens.size()); }
 };
 

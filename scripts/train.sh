@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # `make train`: a small byte-level model of skip-layer attention on real text, from nothing to a sample; on a GPU where
-# one is found, and nvcc. It makes 800 updates, or as many as take five min on this machine. Environment: STEPS=n:
+# one is found, and nvcc. It makes 800 updates, or as many as take five minutes on this machine. Environment: STEPS=n:
 # so many; TEXT=path trains on a text file or folder of yours, DATA=tinyshakespeare on that instead of the dictionary;
 # OUT=folder.
 set -euo pipefail

@@ -11,9 +11,8 @@ struct Gelu {
   static SLA_INLINE Floats value(Floats x) {
     return x * vec_sigmoid(2.0f * gelu_scale * (x + 0.044715f * x * x * x));
   }
-  // With s = sigmoid(2u): s + 2 x s (1 - s) du/dx. 1 - s is e s with e = exp(-2u), which loses no digits where s is
-  // near
-  // 1. Beyond +-9 the slope is 0 or 1 to within 1e-26, and e would overflow further out: x is clamped. (Comparisons
+  // With s = sigmoid(2u): s + 2 x s (1 - s) du/dx. 1 - s is e s with e = exp(-2u), which loses no digits of a small
+  // 1 - s. Beyond +-9 the slope is 0 or 1 to within 1e-26, and e would overflow further out: x is clamped. (Comparisons
   // with NaN are false: it remains NaN.)
   template <class Floats>
   static SLA_INLINE Floats slope(Floats x) {

@@ -1,6 +1,10 @@
 // Which of attention's kernels on tensor cores are launched: those by mma.sync of attention_mma.h, or on an H100, for
 // plain attention over many tokens, those of attention_wgmma.h. SLA_ATTENTION=mma and SLA_ATTENTION=wgmma choose the
 // one or the other for all lengths.
+//
+// Kernels are compiled for D, the head size rounded up to one that there are tiles for (for_head_size); for Kind, what
+// attention has beside the causal mask (attention_tiles.h); and for Large, tiles for GPUs where a block can have
+// Gpu::large_shared_bytes of shared memory.
 #pragma once
 #include "llmc/ops/attention_args.h"
 #include "attention_mma.h"

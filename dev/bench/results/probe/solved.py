@@ -10,7 +10,7 @@ import statistics
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../sla"))
-from differences import files, holm, row, t_quantile
+from differences import files, holm, row, t_quantile, validations
 
 SOLVED = 0.99  # a run has solved its task at its first validation with a higher accuracy
 DELTA = 100  # updates between validations: no smaller difference is of interest
@@ -29,16 +29,7 @@ def read(path):
             chance[os.path.basename(folder)] = json.loads(text)["chance_in_context"]
             continue
         match = re.search(r"([^/]+)/[^/]+-(\d+)$", folder)
-        description, points = None, {}
-        for line in text.splitlines():
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
-            if "run" in entry:
-                description = entry["run"]
-            elif "val_accuracy" in entry:
-                points[entry["step"]] = entry["val_accuracy"]
+        description, points = validations(text, "val_accuracy")
         if match and description and description["steps"] in points:
             of_task = (deciding if DECIDING in folder.split("/") else runs).setdefault(match[1], {})
             of_task.setdefault(description["wiring"], {})[int(match[2])] = sorted(points.items())

@@ -54,24 +54,31 @@ def files(path, wanted):
                        io.TextIOWrapper(archive.extractfile(member), "utf-8").read())
 
 
+def validations(text, key):
+    """(the run's description or None, {step: what its validation has under a key}) of a log."""
+    description, found = None, {}
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if "run" in entry:
+            description = entry["run"]
+        elif key in entry:
+            found[entry["step"]] = entry[key]
+    return description, found
+
+
 def read(path):
     """{(question, rate or length): {wiring: {seed: bits a byte}}} of the runs that have done all updates."""
     found = {}
     for folder, _, text in files(path, ["log.jsonl"]):
         match = re.search(r"(\w+)/([^/]+)/[^/]+-(\d+)$", folder)
-        description, last = None, None
-        for line in text.splitlines():
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
-            if "run" in entry:
-                description = entry["run"]
-            elif "val_bits_per_byte" in entry:
-                last = entry["step"], entry["val_bits_per_byte"]
-        if match and description and last and last[0] == description["steps"]:
+        description, bits = validations(text, "val_bits_per_byte")
+        if match and description and description["steps"] in bits:
             question, rate, seed = match.groups()
-            found.setdefault((question, rate), {}).setdefault(description["wiring"], {})[int(seed)] = last[1]
+            found.setdefault((question, rate), {}).setdefault(description["wiring"], {})[int(seed)] = bits[
+                description["steps"]]
     return found
 
 
