@@ -73,7 +73,7 @@ TEST(Statistics, MediansAreMiddleValues) {
 // BUG llmc/run/statistics.h: `1.0 / double(watched.size() - i)` -> `1.0 / double(watched.size())`
 // BUG llmc/run/statistics.h: `a.happened > b.happened` -> `a.happened < b.happened`
 // BUG llmc/run/statistics.h: `if (waiting < 0.5 + 1e-9)` -> `if (waiting < 0.5 - 1e-9)`
-TEST(Statistics, KaplanMeierMedian) {
+TEST(Statistics, KaplanMeierMediansCountThoseWatchedInVain) {
   std::vector<Watched> watched = {{0.8, true},  {3.1, true},  {5.4, true},  {9.2, true},
                                   {1.0, false}, {2.7, false}, {7.0, false}, {12.1, false}};
   EXPECT_EQ(kaplan_meier_median(watched), 9.2);
