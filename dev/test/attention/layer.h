@@ -443,8 +443,8 @@ inline void check(const Case& c, double slack = 1) {
   Layer layer(c);
   const Expected exact(layer);
   std::vector<Expected> rounded;
-  const double num_grids = !is_16_bit ? 0 : c.T < 16 ? 16 : 3;
-  for (int i = 0; i < num_grids; i++) rounded.emplace_back(layer, std::exp2(i / num_grids));
+  const double num_grids = c.T < 16 ? 16 : 3;
+  for (int i = 0; is_16_bit && i < num_grids; i++) rounded.emplace_back(layer, std::exp2(i / num_grids));
   // `of`: which of the results.
   auto compare = [&](const char* what, const auto& values, auto of, double cancelled = 0) {
     const std::vector<double> expected = of(exact);
