@@ -359,6 +359,8 @@ void compare(const std::vector<std::string>& folders, const std::string& python,
              bool quick) {
   const bool has_torch = system((python + " -c 'import torch' >/dev/null 2>&1").c_str()) == 0;
   if (!has_torch) fprintf(stderr, "%s has no PyTorch to compare with\n", python.c_str());
+  // Without them PyTorch's steps in bf16 take twenty times as long as in fp32.
+  else if (!has_bf16_matmuls()) print_progress("PyTorch in bf16 is left out: this CPU has no instructions for it");
   printf("| model | trained by | ms/step | tokens/s | of the best of PyTorch | of the limit | ready after, s "
          "|\n"
          "| --- | --- | --: | --: | --: | --: | --: |\n");
@@ -376,7 +378,7 @@ void compare(const std::vector<std::string>& folders, const std::string& python,
     if (ours == 0) user_error("%s: no bf16/bench_cpu and no fp32/bench_cpu there", folders[0].c_str());
     for (const char* precision : {"bf16", "fp32"})
       for (const char* compiled : {"", " --compile"})
-        if (has_torch && !(quick && *compiled != 0))
+        if (has_torch && !(quick && *compiled != 0) && (has_bf16_matmuls() || precision != std::string("bf16")))
           workers.emplace_back(std::string("PyTorch, ") + precision + (*compiled != 0 ? ", compiled" : ""),
                                python + " dev/bench/torch_sla.py" + quoted + " --precision " + precision + compiled);
     print_progress(shape.name);

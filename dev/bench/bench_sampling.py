@@ -60,8 +60,7 @@ def sample(precision, folder, prompt_tokens, drawn, work):
                "--ignore-end-of-text")
     found = re.search(r"prompt: (\d+) tokens, (\d+) tokens/s; drawn: (\d+) tokens, ([\d.]+) tokens/s, "
                       r"([\d.]+) (\w+)/s .*; K/V cache ([\d.]+ \w+), (\d+) bytes a token", done.stderr)
-    # The first token is drawn from what the prompt gives.
-    if found is None or int(found[1]) != prompt_tokens or int(found[3]) != drawn - 1:
+    if found is None or int(found[1]) != prompt_tokens or int(found[3]) != drawn:
         sys.exit(f"error: the sampler says {done.stderr}")
     return {"prompt": float(found[2]), "drawn": float(found[4]), "kv": int(found[8]), "cache": found[7],
             "read": float(found[5]) * {"MB": 1e6, "GB": 1e9}[found[6]]}

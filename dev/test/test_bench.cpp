@@ -57,23 +57,30 @@ TEST_F(LongBenchCpu, TellsWhatItHasMeasuredAndHowLongPyTorchCompiles) {
     write_file(in(name), worker);
     chmod(in(name).c_str(), 0755);
   }
-  const auto compare = [&](const std::string& option, const std::string& earlier = "") {
-    return run("build/fp32/bench_cpu compare '" + in("") + earlier + "' '" + in("python") + "' 2 0.1 " + option);
+  const auto compare = [&](const std::string& option, const std::string& earlier = "", const char* isa = "DEFAULT") {
+    return run(std::string("ONEDNN_MAX_CPU_ISA=") + isa + " build/fp32/bench_cpu compare '" + in("") + earlier + "' '" +
+               in("python") + "' 2 0.1 " + option);
   };
   const auto expect_in = [](const std::string& part, const std::string& text) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   };
   const Outcome all = compare("");
   EXPECT_EQ(all.exit_status, 0) << all.err;
-  expect_in("124M, B 4, T 64\n  bf16: ready after 0 s\n  fp32: ready after 0 s\n  PyTorch, bf16: ready after 0 s\n"
-            "  PyTorch, bf16, compiled: ready after 1 s\n",
-            all.err);
+  expect_in("124M, B 4, T 64\n  bf16: ready after 0 s\n  fp32: ready after 0 s\n  PyTorch, ", all.err);
+  expect_in("  PyTorch, fp32: ready after 0 s\n  PyTorch, fp32, compiled: ready after 1 s\n", all.err);
   expect_in("  2 of 2, PyTorch, fp32, compiled: 20.0 ms\n", all.err);
-  expect_in("| 124M, B 4, T 64 | PyTorch, bf16, compiled | 20.0 | 12800 | 1.00 | 100 % | 1 |\n",
+  expect_in("| 124M, B 4, T 64 | PyTorch, fp32, compiled | 20.0 | 12800 | 1.00 | 100 % | 1 |\n",
             std::regex_replace(all.out, std::regex("[0-9]+ %"), "100 %"));
+  const auto has = [](const Outcome& outcome, const char* part) {
+    return (outcome.out + outcome.err).find(part) != std::string::npos;
+  };
+  EXPECT_NE(has(all, "PyTorch, bf16, compiled"), has(all, "PyTorch in bf16 is left out")) << all.err;
+  const Outcome avx2 = compare("--quick", "", "AVX2");
+  EXPECT_TRUE(has(avx2, "PyTorch in bf16 is left out")) << avx2.err;
+  EXPECT_FALSE(has(avx2, "PyTorch, bf16")) << avx2.err;
   const Outcome quick = compare("--quick");
   EXPECT_EQ(quick.exit_status, 0) << quick.err;
-  EXPECT_EQ((quick.out + quick.err).find("compiled"), std::string::npos) << quick.out << quick.err;
+  EXPECT_FALSE(has(quick, "compiled")) << quick.out << quick.err;
   expect_in("  2 of 2, PyTorch, fp32: 20.0 ms\n", quick.err);
   const Outcome both = compare("--quick", "," + in("earlier"));
   EXPECT_EQ(both.exit_status, 0) << both.err;
