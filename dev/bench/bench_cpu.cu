@@ -376,11 +376,12 @@ void compare(const std::vector<std::string>& folders, const std::string& python,
           workers.emplace_back(folders.size() > 1 ? precision + ", " + folder : precision, program + quoted);
     const size_t ours = workers.size();
     if (ours == 0) user_error("%s: no bf16/bench_cpu and no fp32/bench_cpu there", folders[0].c_str());
-    for (const char* precision : {"bf16", "fp32"})
-      for (const char* compiled : {"", " --compile"})
-        if (has_torch && !(quick && *compiled != 0) && (has_bf16_matmuls() || precision != std::string("bf16")))
-          workers.emplace_back(std::string("PyTorch, ") + precision + (*compiled != 0 ? ", compiled" : ""),
-                               python + " dev/bench/torch_sla.py" + quoted + " --precision " + precision + compiled);
+    for (const std::string precision : {"bf16", "fp32"})
+      for (const std::string compiled : {"", " --compile"}) {
+        if (!has_torch || (quick && !compiled.empty()) || (precision == "bf16" && !has_bf16_matmuls())) continue;
+        workers.emplace_back("PyTorch, " + precision + (compiled.empty() ? "" : ", compiled"),
+                             python + " dev/bench/torch_sla.py" + quoted + " --precision " + precision + compiled);
+      }
     print_progress(shape.name);
     for (Worker& worker : workers) {  // one after the other, so that they do not compile at the same time
       const double begin = seconds_now();
