@@ -18,8 +18,8 @@ using json = nlohmann::ordered_json;
 
 std::optional<uint32_t> checksum_of_file(const std::string& path, int64_t begin, int64_t end) {
   const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  std::vector<char> block(1 << 20);
   if (file.fd < 0) return std::nullopt;
+  std::vector<char> block(1 << 20);
   uint32_t checksum = 0;
   while (begin < end) {
     const ssize_t n = pread(file.fd, block.data(), size_t(std::min(end - begin, int64_t(block.size()))), begin);

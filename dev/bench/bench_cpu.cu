@@ -359,8 +359,13 @@ void compare(const std::vector<std::string>& folders, const std::string& python,
              bool quick) {
   const bool has_torch = system((python + " -c 'import torch' >/dev/null 2>&1").c_str()) == 0;
   if (!has_torch) fprintf(stderr, "%s has no PyTorch to compare with\n", python.c_str());
-  // Without them PyTorch's steps in bf16 take twenty times as long as in fp32.
-  else if (!has_bf16_matmuls()) print_progress("PyTorch in bf16 is left out: this CPU has no instructions for it");
+  std::vector<std::string> torch_precisions, torch_options = {""};
+  if (has_torch) torch_precisions = {"bf16", "fp32"};
+  if (has_torch && !has_bf16_matmuls()) {
+    torch_precisions = {"fp32"};
+    print_progress("PyTorch in bf16 is left out: without AVX512-BF16 or AMX it takes twenty times as long as in fp32");
+  }
+  if (!quick) torch_options.push_back(" --compile");
   printf("| model | trained by | ms/step | tokens/s | of the best of PyTorch | of the limit | ready after, s "
          "|\n"
          "| --- | --- | --: | --: | --: | --: | --: |\n");
@@ -376,12 +381,10 @@ void compare(const std::vector<std::string>& folders, const std::string& python,
           workers.emplace_back(folders.size() > 1 ? precision + ", " + folder : precision, program + quoted);
     const size_t ours = workers.size();
     if (ours == 0) user_error("%s: no bf16/bench_cpu and no fp32/bench_cpu there", folders[0].c_str());
-    for (const std::string precision : {"bf16", "fp32"})
-      for (const std::string compiled : {"", " --compile"}) {
-        if (!has_torch || (quick && !compiled.empty()) || (precision == "bf16" && !has_bf16_matmuls())) continue;
-        workers.emplace_back("PyTorch, " + precision + (compiled.empty() ? "" : ", compiled"),
-                             python + " dev/bench/torch_sla.py" + quoted + " --precision " + precision + compiled);
-      }
+    for (const std::string& precision : torch_precisions)
+      for (const std::string& option : torch_options)
+        workers.emplace_back("PyTorch, " + precision + (option.empty() ? "" : ", compiled"),
+                             python + " dev/bench/torch_sla.py" + quoted + " --precision " + precision + option);
     print_progress(shape.name);
     for (Worker& worker : workers) {  // one after the other, so that they do not compile at the same time
       const double begin = seconds_now();
