@@ -485,6 +485,25 @@ TEST_F(Scripts, ACorpusOfGpt2TokensHasItsOwnFolder) {
   expect_in("it must be bytes (the default) or gpt2", shell("TOKENIZER=llama " + data + "/text.sh " + text).output);
 }
 
+// As where a proxy lets only the registry through: with a package that has another file.
+// BUG data/gpt2.sh: `/whisper/assets/gpt2.tiktoken` -> `/gpt2.tiktoken`
+TEST_F(Scripts, Gpt2sVocabularyMayComeFromAPackage) {
+  const std::string data = copy_scripts(folder), bin = folder + "/bin";
+  std::filesystem::create_directories(bin);
+  std::ofstream(bin + "/python3") << "#!/bin/bash\nset -e\nd=${*: -2:1}\nmkdir -p \"$d/p/whisper/assets\"\n"
+                                     "printf abc >\"$d/p/whisper/assets/gpt2.tiktoken\"\ntar czf \"$d/p.tar.gz\" -C "
+                                     "\"$d\" p\n";
+  const std::string curl = shell("command -v curl").output;
+  std::ofstream(bin + "/curl") << "#!/bin/sh\ncase \"$*\" in *https:*) exit 6 ;; esac\nexec "
+                               << curl.substr(0, curl.find('\n')) << " \"$@\"\n";
+  shell("chmod +x " + bin + "/*");
+  const Finished other = shell("PATH=" + bin + ":$PATH " + data + "/gpt2.sh");
+  EXPECT_EQ(other.exit_code, 1);
+  expect_in("taking it from the Python package openai-whisper", other.output);
+  expect_in("/whisper/assets/gpt2.tiktoken gave 3 bytes with another checksum than expected", other.output);
+  EXPECT_FALSE(std::filesystem::exists(data + "/gpt2.tiktoken"));
+}
+
 // BUG data/linux.sh: `archive=$folder/part/$part` -> `:`
 TEST_F(Scripts, TheKernelIsReadFromItsPackagesArchive) {
   if (shell("command -v dpkg-deb && command -v bzip2").exit_code != 0) GTEST_SKIP() << "no dpkg-deb or bzip2";
