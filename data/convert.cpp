@@ -34,7 +34,6 @@ struct HostModel {
   ParameterTable table;
   std::vector<float> values;   // of the table's layout, and after it the constants
   std::string tokenizer_json;  // "": the vocabulary is not known
-  std::optional<int> end_of_text;
 
   void allocate() {
     table = make_parameter_table(config, make_attention_plan(config, /*keep_dead=*/true));
@@ -70,7 +69,13 @@ static HostModel read_model(const Options& o) {
   const auto tokenizer = Tokenizer::of_model(o.tokenizer, {from_folder ? o.in : ""}, model.config.vocab_size);
   if (!tokenizer) return model;
   model.tokenizer_json = tokenizer->to_json();
-  model.end_of_text = tokenizer->end_of_text();
+  if (tokenizer->is_assumed())
+    printf("%s: has no vocabulary; as a model of 257 tokens it is written with that of bytes (--tokenizer names "
+           "another)\n",
+           o.in.c_str());
+  const std::string said =
+      take_end_of_text(model.config, tokenizer->end_of_text(), tokenizer->is_new_to(from_folder ? o.in : ""));
+  if (!said.empty()) printf("%s: %s\n", o.in.c_str(), said.c_str());
   return model;
 }
 
@@ -83,9 +88,8 @@ static void write_folder(const std::string& path, HostModel& model, bool is_llam
   make_folders(parent_folder(path));
   NewFolder folder(path);
   write_weight_file(folder.unfinished() + "/model.safetensors", model.table, model.fetch());
-  std::vector<TextFile> files = model_text_files(model.config, model.end_of_text);
-  if (is_llama) files = {{"config.json", llama_config_json(model.config, model.end_of_text)}};
-  if (!model.tokenizer_json.empty()) files.push_back({"tokenizer.json", model.tokenizer_json});
+  std::vector<TextFile> files = model_text_files(model.config, is_llama);
+  for (TextFile& file : tokenizer_text_files(model.config, model.tokenizer_json)) files.push_back(std::move(file));
   for (const auto& [name, text] : files) write_file_in_unfinished_folder(folder.unfinished() + "/" + name, text);
   folder.finish();
 }
@@ -128,6 +132,8 @@ static void convert_model(const Options& o) {
     user_error("--type bf16: a folder has float32 weights; it is for NAME.bin and NAME.gguf");
   if (o.llama && to_llmc) user_error("--llama: NAME.bin is a model of llm.c, which knows plain GPT-2 only");
   HostModel model = read_model(o);
+  const int64_t num_parameters =
+      make_parameter_table(model.config, make_attention_plan(model.config)).num_parameters;  // as the trainer counts
   if (o.llama || (to_gguf && !is_hugging_face_gpt2(model.config))) {
     check_is_llama(model.config);
     model.table = llama_table(model.config, model.table);
@@ -141,7 +147,7 @@ static void convert_model(const Options& o) {
   const ModelConfig& c = model.config;
   printf("%s: %lld parameters, %d layers, %d heads, %d channels, vocabulary %d (%s), context length %d, wiring %s, "
          "%s\n",
-         o.out.c_str(), (long long)model.table.num_parameters, c.num_layers, c.num_heads, c.channels, c.vocab_size,
+         o.out.c_str(), (long long)num_parameters, c.num_layers, c.num_heads, c.channels, c.vocab_size,
          to_llmc                        ? "a file of its own in llm.c"
          : model.tokenizer_json.empty() ? "unknown"
                                         : "written with it",
@@ -173,6 +179,7 @@ static int run_convert(int argc, char** argv) {
       ->default_val("fp32");
   if (!parse_command_line(app, argc, argv)) return 0;
   while (o.out.size() > 1 && o.out.back() == '/') o.out.pop_back();
+  if (!has_ending(o.in, ".jsonl")) o.in = model_folder(o.in);
   check_free_name(o.out);
   has_ending(o.in, ".jsonl") ? convert_questions(o) : convert_model(o);
   return 0;

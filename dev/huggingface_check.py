@@ -3,7 +3,8 @@
 makes a folder of it, which transformers loads: its losses are the case's, computed whole, in chunks through the K/V
 cache, and with padding; it generates the same with a cache as without one, greedily, in a padded batch and with beams;
 what transformers saves again has the same validation loss in the trainer; and both continue a prompt with the same
-tokens, greedily. What the module for transformers does not know it refuses, and generation ends at an end of text.
+tokens, greedily. What the module for transformers does not know it refuses, generation ends at an end of text, and
+AutoTokenizer and Trainer work as a user types them.
 
     make build/fp32/train_gpt2_sla_cpu data/convert && python3 dev/huggingface_check.py [MODEL ...]
 
@@ -27,7 +28,8 @@ try:
     import torch
     import torch.nn.functional as F
     import transformers
-    from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
+    from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, DataCollatorForLanguageModeling,
+                              DynamicCache, StaticCache, Trainer, TrainingArguments)
     from transformers.modeling_outputs import CausalLMOutputWithPast
     from transformers.utils import logging
 except ImportError as e:
@@ -150,7 +152,8 @@ def interface_failures(model):
         refuse("a sliding cache", "keys", lambda: model(x[:, :1], cache=sliding))
     refuse("a tuple", "tuple", lambda: model(x, past_key_values=()))
     refuse("two caches", "two", lambda: model(x, cache=DynamicCache(), past_key_values=DynamicCache()))
-    refuse("an unknown keyword", "nonsense", lambda: model(x, nonsense=None))
+    refuse("an unknown keyword", "nonsense", lambda: model(x, nonsense=1))
+    refuse("token types", "token_type_ids", lambda: model(x, token_type_ids=torch.zeros_like(x)))
     refuse("position_ids", "position_ids", lambda: model(x, position_ids=x))
     refuse("output_attentions", "output_attentions", lambda: model(x, output_attentions=True))
     refuse("a mask of a wrong length", "attention_mask", lambda: model(x, attention_mask=mask[:, 1:]))
@@ -171,6 +174,51 @@ def end_failures(folder):
     ended = model.generate(prompts[row:row + 1], **options)[0, 1:].tolist()
     if ended != endless[row][:endless[row].index(256) + 1]:
         failures.append(f"no end: {ended}")
+    return failures
+
+
+def start_failures(folder):
+    """Whether a new model of the folder's shape begins with GPT-2's weights, normal(0, 0.02), and those of projections
+    into the residual stream divided by sqrt(2 L)."""
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    model, failures = AutoModelForCausalLM.from_config(config, trust_remote_code=True), []
+    for name, p in model.named_parameters():
+        std = 0.02 / (2 * config.n_layer) ** 0.5 if name.endswith("c_proj.weight") else 0.02
+        if p.dim() == 2 and p.numel() > 1000 and not abs(p.std().item() / std - 1) <= 0.1:
+            failures.append(f"{name} begins with a standard deviation of {p.std().item():.4f}")
+    return failures
+
+
+def trained(model, tokenizer, folder, batch, accumulated):
+    """The model's parameters after three updates of four texts of different lengths by transformers' Trainer."""
+    texts = ["one", "a longer text than the others", "two texts", "x"] * 3
+    arguments = TrainingArguments(folder, max_steps=3, per_device_train_batch_size=batch, learning_rate=0.1,
+                                  gradient_accumulation_steps=accumulated, optim="sgd", max_grad_norm=0, use_cpu=True,
+                                  lr_scheduler_type="constant", report_to="none", disable_tqdm=True, save_strategy="no")
+    Trainer(model, arguments, train_dataset=[tokenizer(text) for text in texts],
+            data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False)).train()
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def typed_failures(folder, work):
+    """What of transformers' usual lines fails with a folder of bytes: a tokenizer, a padded batch, Trainer."""
+    tokenizer, failures = AutoTokenizer.from_pretrained(folder, trust_remote_code=True), []
+    if {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id} != {256}:
+        failures.append(f"begin, end, padding {tokenizer.bos_token} {tokenizer.eos_token} {tokenizer.pad_token}")
+    batch = tokenizer(["a text", "b"], return_tensors="pt", padding=True, padding_side="left")
+    model = load(folder, torch.float32)
+    if batch["input_ids"].tolist() != [list(b"a text"), [256] * 5 + list(b"b")]:
+        failures.append(f"batch {batch['input_ids'].tolist()}")
+    texts = tokenizer.batch_decode(model.generate(**batch, max_new_tokens=4, do_sample=False))
+    if not texts[0].startswith("a text"):
+        failures.append(f"generated {texts}")
+    if model.config.model_type == "gpt2_sla":  # how transformers' own models weigh tokens is theirs
+        whole, parts = (trained(load(folder, torch.float32), tokenizer, work, *sizes) for sizes in ((4, 1), (1, 4)))
+        start = torch.cat([p.detach().flatten() for p in model.parameters()])
+        if not (whole - parts).norm() <= 1e-3 * (whole - start).norm():
+            failures.append(f"accumulated updates differ by {(whole - parts).norm() / (whole - start).norm():.1e}")
+    else:
+        trained(model, tokenizer, work, 2, 1)
     return failures
 
 
@@ -224,6 +272,9 @@ def check_case(case, folder):
         failures += filter(None, [greedy_failure(model)])
         if case.name in ("baseline", "paper_default"):
             failures += end_failures(model)
+            failures += typed_failures(model, folder / "trainer")
+        if case.name == "paper_default":
+            failures += start_failures(model)
     print(f"{case.name}: {'; '.join(failures) or 'the same'}", flush=True)
     return not failures
 
@@ -264,12 +315,15 @@ def terms_of(case):
 
 
 def all_cases(folder):
-    """The golden cases, and one that is made in the folder for each term that they lack."""
+    """The golden cases, and one that is made in the folder for each term that they lack, and for terms that meet in
+    the module alone."""
     cases = sorted(path.parent for path in (ROOT / "dev/test/golden").glob("*/expected.json"))
     for term in sorted(set(TERMS) - set().union(*map(terms_of, cases))):
         case, (wiring, options) = folder / "made" / term, make.ALL[term]
         make.make_case(case, wiring, 1, **{"steps": 2, **options})
         cases.append(case)
+    cases.append(folder / "made" / "vres_gqa")
+    make.make_case(cases[-1], "vres gqa(2)", 1, steps=2)
     return cases
 
 

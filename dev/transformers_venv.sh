@@ -45,7 +45,7 @@ echo "$torch" >"$(echo "$venv"/lib/python3*/site-packages)/torch.pth"
 
 transformers=transformers
 [ "$version" = newest ] || transformers+="==$version"
-packages=("$transformers" gguf sympy networkx jinja2 setuptools)
+packages=("$transformers" gguf accelerate psutil sympy networkx jinja2 setuptools)
 if [ "$(cat "$venv/complete" 2>/dev/null)" != "${packages[*]}" ]; then
   installed "${packages[@]}"
   echo "${packages[*]}" >"$venv/complete"

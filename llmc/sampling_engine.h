@@ -68,7 +68,8 @@ struct SamplingEngine {
     const int token = sample_token(std::move(logits), uniform, sampling, text.tokens);
     text.tokens.push_back(token);
     speed.drawn_tokens++;
-    if (token == tokenizer.end_of_text() && !options.ignore_end_of_text) {
+    const bool is_end = token == tokenizer.end_of_text() || model.config.ends_text(token);
+    if (is_end && !options.ignore_end_of_text) {
       text.ended_by = "end of text";
     } else {
       const std::string part = text.stream.add(tokenizer.token(token));

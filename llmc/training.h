@@ -159,22 +159,35 @@ inline ModelConfig choose_model(Run& run, const std::string& checkpoint, std::op
   return config;
 }
 
-// With `documents`: the token that begins one becomes known, and how long those of the training data are. Throws
-// UserError if it is not known, or does not occur.
-inline void find_documents(Trainer& t, ModelConfig& config) {
+// The model's special tokens and the one at which documents begin: its own or, where it has none or the vocabulary is
+// new to the model of `folder`, the vocabulary's end of text.
+inline void take_vocabulary(const Run& run, const std::string& folder, ModelConfig& config) {
+  const std::vector<int> own = config.special.eos;
+  const int end = run.tokenizer ? run.tokenizer->end_of_text() : own.empty() ? -1 : own[0];
+  const bool is_new = run.tokenizer && run.tokenizer->is_new_to(folder);
+  if (run.tokenizer)
+    if (const std::string said = take_end_of_text(config, end, is_new); !said.empty() && run.ranks.rank == 0)
+      printf("%s: %s\n", folder.c_str(), said.c_str());
+  if (config.end_of_text < 0 || is_new) config.end_of_text = end;
+}
+
+// With `documents`: how long those of the training data are. Throws UserError if the token that begins one is not
+// known, or does not occur.
+inline void find_documents(Trainer& t, const ModelConfig& config) {
   const Run& run = t.run;
   const std::string& wiring = config.wiring.text;
-  if (run.tokenizer && config.end_of_text >= 0 && config.end_of_text != run.tokenizer->end_of_text())
-    user_error("wiring \"%s\": documents begin at token %d by the model's config.json (eos_token_id), and at %d by the "
-               "vocabulary; name the model's own (--tokenizer)",
-               wiring, config.end_of_text, run.tokenizer->end_of_text());
-  if (run.tokenizer) config.end_of_text = run.tokenizer->end_of_text();
   if (config.end_of_text < 0 && (run.train || run.val))
     user_error("wiring \"%s\": documents begin at the vocabulary's end of text, and beside the data there is no "
                "vocabulary; name it (--tokenizer)",
                wiring);
   if (!run.train) return;
   t.documents = document_lengths(run.train->shards, config.end_of_text, run.T);
+  if (t.documents->ends_of_text == 0 && run.tokenizer && run.tokenizer->end_of_text() != config.end_of_text)
+    user_error("wiring \"%s\": documents begin at token %d by the model's config.json (document_token_id, or "
+               "eos_token_id), and %s has none: the vocabulary's end of text is %d; take data like what the model was "
+               "trained on, or write \"document_token_id\": %d there",
+               wiring, config.end_of_text, run.options.train_data, run.tokenizer->end_of_text(),
+               run.tokenizer->end_of_text());
   if (t.documents->ends_of_text == 0)
     user_error("wiring \"%s\": documents begin at token %d, the end of text, and %s has none; make it with "
                "data/tokenize --end-of-text before, or leave documents out",
@@ -227,7 +240,9 @@ inline std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_fol
     run.channel.check_same_on_all_ranks("the checkpoint's checksum", checkpoint_checksum(checkpoint));
   ModelConfig config = choose_model(run, checkpoint, in_folder);
   plan_batches(run, config.max_seq_len, in_folder.has_value(), config.whole_model().memory > 0);
-  open_data(run, !checkpoint.empty() ? checkpoint : in_folder ? o.model.model : "", config.vocab_size);
+  const std::string folder = !checkpoint.empty() ? checkpoint : in_folder ? o.model.model : "";
+  open_data(run, folder, config.vocab_size);
+  take_vocabulary(run, folder, config);
   if (config.whole_model().documents) find_documents(t, config);
   t.model.collectives.init(run.ranks, run.channel);  // selects the GPU; and no rank writes before all have looked
   const PlanOptions plan = declare_models(t, config);
@@ -460,9 +475,8 @@ inline void save_checkpoint(Trainer& t) {
   fetch_shard(model, model.m_memory, m);
   fetch_shard(model, model.v_memory, v);
   t.run.stall_seconds = seconds_now() - start;
-  std::optional<int> end_of_text;
-  if (t.run.tokenizer) end_of_text = t.run.tokenizer->end_of_text();
-  std::vector<TextFile> files = model_text_files(model.config, end_of_text);
+  std::vector<TextFile> files = model_text_files(model.config);
+  for (TextFile& file : tokenizer_text_files(model.config, t.run.tokenizer_json)) files.push_back(std::move(file));
   start_checkpoint(t.run, model.parameters,
                    {{}, std::move(files), fetch_from_host(model, weights), m, v, std::move(segment_memory)});
 }

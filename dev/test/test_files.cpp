@@ -294,14 +294,15 @@ TEST(ConfigJson, OfAWiringNamesTheModulesThatLoadIt) {
 TEST(ConfigJson, NamesTheEndOfTextWhereTheVocabularyIsKnown) {
   ModelConfig c = make_config(4, 2, 8, 2, 1);
   c.vocab_size = 257;
-  const std::vector<TextFile> files = model_text_files(c, /*end_of_text=*/256);
+  EXPECT_TRUE(nlohmann::json::parse(config_json(c)).at("eos_token_id").is_null());
+  EXPECT_EQ(take_end_of_text(c, 256, /*is_new=*/true), "") << "the model had none";
+  const std::vector<TextFile> files = model_text_files(c);
   for (int file : {0, 1}) {
     const nlohmann::json config = nlohmann::json::parse(files[file].text);
     EXPECT_EQ(files[file].name, file == 0 ? "config.json" : "generation_config.json");
     for (const char* key : {"bos_token_id", "eos_token_id"}) EXPECT_EQ(config.at(key), 256) << files[file].name;
   }
-  EXPECT_TRUE(nlohmann::json::parse(config_json(c)).at("eos_token_id").is_null());
-  c.vocab_size = 50257;
+  c.vocab_size = 50257, c.special = {};
   EXPECT_FALSE(nlohmann::json::parse(config_json(c)).contains("eos_token_id"));
 }
 
@@ -324,8 +325,14 @@ TEST(ConfigJson, OfGpt2IsPlainAndOfOtherModelsRefused) {
   EXPECT_ERROR(config_with("activation_function", "relu"), "activation_function is \"relu\"");
   EXPECT_ERROR(config_with("n_inner", 1000), "n_inner");
   EXPECT_ERROR(config_with("tie_word_embeddings", false), "tie_word_embeddings");
-  for (const char* key : {"scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn"})
+  for (const char* key : {"scale_attn_by_inverse_layer_idx", "add_cross_attention"})
     EXPECT_ERROR(config_with(key, true), key);
+  EXPECT_ERROR(config_with("quantization_config", {{"bits", 4}}), "quantization_config");
+  EXPECT_ERROR(config_with("pruned_heads", {{"0", {1}}}), "pruned_heads");
+  config_with("pruned_heads", nlohmann::json::object());
+  config_with("reorder_and_upcast_attn", true);  // the same function, rounded otherwise
+  EXPECT_ERROR(config_with("model_type", "mistral"), "model_type is \"mistral\"; only gpt2 and gpt2_sla are known");
+  EXPECT_ERROR(config_with("model_type", "llama"), "convert it first: data/convert " + folder.path + " NEW_FOLDER");
   EXPECT_ERROR(config_with("scale_attn_weights", false), "scale_attn_weights");
   EXPECT_ERROR(config_with("n_layer", "twelve"), "\"n_layer\" is \"twelve\"");
   EXPECT_ERROR(config_with("n_layer", -3), "\"n_layer\" is -3");

@@ -112,6 +112,60 @@ class Folders : public CommandLine {
 };
 using LongFolders = Folders;
 
+// BUG llmc/model/config_json.cpp: `  check_model_type(folder, config);` -> ``
+TEST_F(Folders, OfOtherModelTypesAreNamedWithWhatConvertsThem) {
+  for (const std::string type : {"llama", "mistral"}) {
+    const std::string name = in(type);
+    fs::create_directory(name);
+    write(type + "/config.json", json{{"model_type", type}, {"num_hidden_layers", 2}}.dump());
+    for (const std::string& command : readers_of(name))
+      if (type != "llama" || command.find(convert) == std::string::npos)
+        expect_refusal(command, "model_type is \"" + type + "\"" +
+                                    (type == "llama" ? "; convert it first: data/convert " + name : "; only gpt2"));
+  }
+}
+
+// BUG llmc/io/checkpoint.cpp: `path_exists(path + "/config.json") ? "" : newest_checkpoint(path)` -> `std::string()`
+TEST_F(Folders, OfARunStandForItsNewestCheckpoint) {
+  fs::create_directories(in("run"));
+  for (const char* step : {"run/step_00000002", "run/step_00000010"}) copy_of_model(step);
+  fs::remove(in("run/step_00000002/config.json"));
+  for (const std::string& command : readers_of(in("run"))) {
+    const Outcome o = run(command + (begins_with(command, trainer) ? " -b 1 -t 8 -v 0" : ""));
+    EXPECT_EQ(o.exit_status, 0) << command << o.err;
+    EXPECT_NE(o.err.find(in("run") + ": is a run's folder; its newest checkpoint is " + in("run/step_00000010")),
+              std::string::npos)
+        << command << o.err;
+  }
+}
+
+// BUG llmc/io/model_file.cpp: `for (const std::string prefix : {"module.", "transformer."})` ->
+//   `for (const std::string prefix : {"transformer."})`
+TEST_F(Folders, OfCompiledAndWrappedModelsAreRead) {
+  const SafetensorsFile plain_file(model + "/model.safetensors");
+  const std::string folder = copy_of_model("wrapped"), path = folder + "/model.safetensors";
+  for (const char* prefix : {"_orig_mod.transformer.", "module._orig_mod.", "other."}) {
+    std::vector<SafetensorsSpec> specs;
+    for (const SafetensorsTensor& t : plain_file.tensors()) specs.push_back({prefix + t.name, t.shape});
+    fs::remove(path);
+    SafetensorsWriter writer(path, specs);
+    for (size_t i = 0; i < specs.size(); i++) {
+      std::vector<float> values(size_t(plain_file.tensors()[i].num_elements()));
+      plain_file.read_f32(plain_file.tensors()[i], values.data());
+      writer.write_f32(i, values.data(), 0, int64_t(values.size()));
+    }
+    writer.finish();
+    const std::string command = "build/fp32/evaluate_gpt2_sla_cpu -q ", file = " " + model + "/tokens.bin";
+    if (prefix == std::string("other.")) {
+      expect_refusal(command + folder + file, "wte.weight is missing; one that is left is other.");
+    } else {
+      const std::string expected = run(command + model + file).out;
+      EXPECT_NE(expected.find("tokens.bin"), std::string::npos);
+      EXPECT_EQ(run(command + folder + file).out, expected) << prefix;
+    }
+  }
+}
+
 TEST_F(Folders, PipesAndDevicesInThemAreRefusedByEveryProgram) {
   const std::string folder_of_model = in("model");
   ASSERT_EQ(run(convert + model + " " + folder_of_model + " --tokenizer bytes").exit_status, 0);

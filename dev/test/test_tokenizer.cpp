@@ -286,6 +286,59 @@ TEST_F(Vocabulary, AddedTokensThatTakeSpacesAreRefused) {
   }
 }
 
+// transformers writes them so beside vocab.json: which of added_tokens.json are special, other files say.
+// BUG llmc/text/tokenizer.cpp: `for (const json& token : added_beside()) added.push_back(token);` -> ``
+// BUG llmc/text/tokenizer.cpp: `{"special", special.count(content) > 0}` -> `{"special", true}`
+TEST_F(Vocabulary, AddedTokensInFilesBesideItBelongToIt) {
+  fs::copy_file(fixture + "encoder.json", folder + "/vocab.json");
+  fs::copy_file(fixture + "vocab.bpe", folder + "/merges.txt");
+  write("added_tokens.json", R"({"<user>": 657, "<end>": 658, "<|endoftext|>": 656})");
+  write("special_tokens_map.json", R"({"eos_token": {"content": "<end>"}, "pad_token": "<|endoftext|>"})");
+  write("tokenizer_config.json", R"({"added_tokens_decoder": {"659": {"content": "  ", "special": false}}})");
+  const Tokenizer tokenizer = Tokenizer::load(folder);
+  EXPECT_EQ(tokenizer.vocab_size(), 660);
+  EXPECT_EQ(encode(tokenizer, "<user>  <end>"), (Ids{657, 659, 658}));
+  std::map<std::string, bool> special;
+  const nlohmann::json written = nlohmann::json::parse(tokenizer.to_json());
+  for (const nlohmann::json& token : written["added_tokens"]) special[token["content"]] = token["special"];
+  EXPECT_EQ(special,
+            (std::map<std::string, bool>{{"<|endoftext|>", true}, {"<user>", false}, {"<end>", true}, {"  ", false}}));
+  // The same beside a tokenizer.json, which lacks them.
+  fs::copy_file(fixture + "tokenizer.json", folder + "/tokenizer.json");
+  EXPECT_EQ(Tokenizer::load(folder).checksum(), tokenizer.checksum());
+  for (const auto& [text, part] : {std::pair(R"({"<user>": 660, "<user>": 5})", "the added token \"<user>\" has the id "
+                                                                                "5"),
+                                   {R"({"<|endoftext|>": 700})", "the added token \"<|endoftext|>\" has two ids"},
+                                   {R"({"<user>": "x"})", "added tokens"}}) {
+    write("added_tokens.json", text);
+    EXPECT_ERROR(Tokenizer::load(folder + "/vocab.json"), part);
+  }
+}
+
+// Hugging Face's finds an added token before it splits a text, even where it is a token of the vocabulary as well.
+TEST_F(Vocabulary, AnAddedTokenMayBeAnOrdinaryOneToo) {
+  nlohmann::json j = nlohmann::json::parse(read_file(fixture + "tokenizer.json"));
+  const Ids a = encode(Tokenizer::load(fixture), "a"), er = encode(Tokenizer::load(fixture), "er");
+  ASSERT_EQ(er.size(), 1u);
+  for (const auto& [name, id] : {std::pair("a", a[0]), {"er", er[0]}}) {
+    nlohmann::json added = j["added_tokens"][0];
+    added["content"] = name, added["id"] = id, added["special"] = false;
+    j["added_tokens"].push_back(added);
+  }
+  const Tokenizer tokenizer = Tokenizer::load(write("tokenizer.json", j.dump()));
+  EXPECT_EQ(tokenizer.checksum(), Tokenizer::load(fixture).checksum());
+  const Ids ids = encode(tokenizer, "and other aa");
+  EXPECT_EQ(ids[0], a[0]);
+  EXPECT_EQ(std::count(ids.begin(), ids.end(), a[0]), 3);
+  EXPECT_EQ(std::count(ids.begin(), ids.end(), er[0]), 1) << "of other";
+  const nlohmann::json again = nlohmann::json::parse(tokenizer.to_json());
+  EXPECT_EQ(again["added_tokens"], j["added_tokens"]);
+  EXPECT_EQ(again["model"]["merges"].size(), 400u);
+  EXPECT_EQ(encode(Tokenizer::load(write("tokenizer.json", again.dump())), "and other aa"), ids);
+  j["added_tokens"][1]["content"] = "b";  // whose id that of a is not
+  EXPECT_ERROR(Tokenizer::load(write("tokenizer.json", j.dump())), "which is another token's, a; remove one of them");
+}
+
 TEST_F(Vocabulary, WindowsLineEndsAreReadAsOthers) {
   for (const char* name : {"small.tiktoken", "vocab.bpe"}) {
     std::string text;

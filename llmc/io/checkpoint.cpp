@@ -220,6 +220,13 @@ std::string newest_checkpoint(const std::string& out, int64_t before) {
   return next == all.begin() ? "" : std::prev(next)->second;
 }
 
+std::string model_folder(const std::string& path) {
+  const std::string newest = path_exists(path + "/config.json") ? "" : newest_checkpoint(path);
+  if (newest.empty()) return path;
+  fprintf(stderr, "%s: is a run's folder; its newest checkpoint is %s\n", path.c_str(), newest.c_str());
+  return newest;
+}
+
 int64_t checkpoint_step(const std::string& out, const std::string& checkpoint) {
   std::error_code error;
   for (const auto& [step, path] : checkpoints_in(out))

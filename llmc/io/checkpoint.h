@@ -76,6 +76,10 @@ std::map<int64_t, std::string> checkpoints_in(const std::string& out);
 // The newest checkpoint in `out` of a step before `before`, or "" if there is none.
 std::string newest_checkpoint(const std::string& out, int64_t before = INT64_MAX);
 
+// The folder of the model that a user names: `path` itself or, where that is a run's folder, its newest checkpoint,
+// which a line on stderr says.
+std::string model_folder(const std::string& path);
+
 // The step in a checkpoint's name. Throws UserError if `checkpoint` is not the path of one in `out`.
 int64_t checkpoint_step(const std::string& out, const std::string& checkpoint);
 

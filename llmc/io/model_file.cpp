@@ -151,15 +151,21 @@ std::vector<MomentPiece> write_moment_shard(const std::string& path, const Param
 // ----------------------------------------------------------------------------
 // Reading
 
-// The name GPT-2 files on the hub give a tensor: some begin with "transformer.".
-static std::string plain_name(const std::string& name) {
-  const std::string prefix = "transformer.";
-  return begins_with(name, prefix) ? name.substr(prefix.size()) : name;
+// The name of a tensor without what others put before it: GPT-2 files on the hub "transformer.", PyTorch's wrappers
+// "module.", and torch.compile "_orig_mod." wherever a part of the model was compiled.
+static std::string plain_name(std::string name) {
+  const std::string compiled = "_orig_mod.";
+  for (size_t at; (at = name.find(compiled)) != std::string::npos;) name.erase(at, compiled.size());
+  for (const std::string prefix : {"module.", "transformer."})
+    while (begins_with(name, prefix)) name.erase(0, prefix.size());
+  return name;
 }
 
-// Old exports carry each layer's causal mask, h.N.attn.bias and h.N.attn.masked_bias.
-static bool is_mask(const std::string& name) {
-  return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias");
+// What old exports carry beside parameters: each layer's causal mask, h.N.attn.bias and h.N.attn.masked_bias, and the
+// frequencies of Llama's rotations.
+static bool is_buffer(const std::string& name) {
+  return ends_with(name, ".attn.bias") || ends_with(name, ".attn.masked_bias") ||
+         ends_with(name, "rotary_emb.inv_freq");
 }
 
 // The tensors of one file, or of several that together are one, of which each is taken once.
@@ -187,7 +193,9 @@ struct OpenFiles {
 
   Tensor take(const SafetensorsSpec& spec) {
     auto it = by_name.find(spec.name);
-    if (it == by_name.end()) user_error("%s: tensor %s is missing", name, spec.name);
+    if (it == by_name.end())
+      user_error("%s: tensor %s is missing%s", name, spec.name,
+                 by_name.empty() ? "" : "; one that is left is " + by_name.begin()->first);
     const Tensor tensor = it->second;
     if (tensor.shape() != spec.shape)
       user_error("%s: tensor %s has shape %s; by its config.json it is %s", name, spec.name, shape_text(tensor.shape()),
@@ -202,7 +210,7 @@ struct OpenFiles {
   }
   void check_no_others() const {
     for (const auto& [tensor, source] : by_name)
-      if (!is_mask(tensor)) user_error("%s: tensor %s is no part of this model", name, tensor);
+      if (!is_buffer(tensor)) user_error("%s: tensor %s is no part of this model", name, tensor);
   }
 };
 

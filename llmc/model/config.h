@@ -9,6 +9,12 @@
 #include "llmc/utils/scalar.h"
 #include "wiring.h"
 
+// The tokens that begin, end and pad texts, as Hugging Face's config.json and generation_config.json name them.
+struct SpecialTokens {
+  int bos = -1, pad = -1;  // -1: none
+  std::vector<int> eos;    // a text ends at each of them
+};
+
 struct ModelConfig {
   int num_layers = 12;     // L
   int num_heads = 12;      // h
@@ -17,7 +23,8 @@ struct ModelConfig {
   int max_seq_len = 1024;  // the context length: rows of wpe; T may be shorter
   bool bias = true;        // biases in the linear and LayerNorm layers, as nanoGPT's switch
   double layer_norm_eps = 1e-5;
-  int end_of_text = -1;  // the token that begins each document (eos_token_id); -1: it is not known
+  int end_of_text = -1;               // with `documents` the token that begins each of them; -1: it is not known
+  SpecialTokens special, generation;  // those of config.json, and those that generate() takes in their place
   Wiring wiring;
   // Dropout in training of attention's probabilities, the embeddings, the branches' outputs: of the run that
   // config.json is of, which the function does not depend on.
@@ -27,6 +34,11 @@ struct ModelConfig {
   WiringTable wiring_table() const { return ::wiring_table(wiring, num_layers, num_heads); }
   // What the wiring says of the model as a whole: a table of no layers and heads.
   WiringTable whole_model() const { return ::wiring_table(wiring, 0, 0); }
+  bool ends_text(int token) const {
+    return std::count(special.eos.begin(), special.eos.end(), token) +
+               std::count(generation.eos.begin(), generation.eos.end(), token) >
+           0;
+  }
   int64_t hidden_size() const { return whole_model().hidden_size(channels); }  // H, of an MLP
   // The most positions of a text that the model can be given: without end where it has a memory.
   int longest_text() const { return whole_model().memory > 0 ? INT_MAX : max_seq_len; }

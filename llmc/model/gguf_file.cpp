@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include "config_json.h"
 #include "llmc/utils/bf16_bits.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/files.h"
@@ -23,7 +24,7 @@ enum ValueType : uint32_t {
   value_array = 9
 };
 enum TensorType : uint32_t { tensor_f32 = 0, tensor_bf16 = 30 };
-enum TokenType : int32_t { token_normal = 1, token_control = 3, token_unused = 5 };
+enum TokenType : int32_t { token_normal = 1, token_control = 3, token_user_defined = 4, token_unused = 5 };
 static constexpr uint32_t file_all_f32 = 0, file_mostly_bf16 = 32;
 static constexpr uint64_t alignment = 32;
 
@@ -61,23 +62,20 @@ struct Metadata {
   }
 };
 
-static void add_vocabulary(Metadata& metadata, int vocab_size, const std::string& tokenizer_json) {
+static void add_vocabulary(Metadata& metadata, const ModelConfig& c, const std::string& tokenizer_json) {
   if (tokenizer_json.empty()) {
     metadata.add("tokenizer.ggml.model", value_string, std::string("none"));
     return;
   }
   const json tokenizer = json::parse(tokenizer_json), &model = tokenizer.at("model");
-  std::vector<std::string> tokens(static_cast<size_t>(vocab_size));
+  std::vector<std::string> tokens(static_cast<size_t>(c.vocab_size));
   std::vector<int32_t> types(tokens.size(), token_unused);
   auto set = [&](const std::string& token, size_t id, TokenType type) {
     if (id < tokens.size()) tokens[id] = token, types[id] = type;
   };
   for (const auto& [token, id] : model.at("vocab").items()) set(token, id.get<size_t>(), token_normal);
-  uint32_t end_of_text = 0;
-  for (const json& token : tokenizer.at("added_tokens")) {
-    set(token.at("content"), token.at("id"), token_control);
-    if (token.at("content") == "<|endoftext|>") end_of_text = token.at("id");
-  }
+  for (const json& token : tokenizer.at("added_tokens"))
+    set(token.at("content"), token.at("id"), token.at("special") ? token_control : token_user_defined);
   for (size_t id = 0; id < tokens.size(); id++)
     if (types[id] == token_unused) tokens[id] = "<unused" + std::to_string(id) + ">";  // names must differ
   metadata.add("tokenizer.ggml.model", value_string, std::string("gpt2"));
@@ -85,8 +83,18 @@ static void add_vocabulary(Metadata& metadata, int vocab_size, const std::string
   metadata.add_array("tokenizer.ggml.tokens", value_string, tokens);
   metadata.add_array("tokenizer.ggml.token_type", value_int32, types);
   metadata.add_array("tokenizer.ggml.merges", value_string, model.at("merges").get<std::vector<std::string>>());
-  for (const char* key : {"tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"})
-    metadata.add(key, value_uint32, end_of_text);
+  // Generation ends at the last three.
+  const auto ids = special_tokens_json(c, /*is_generation=*/true);
+  const auto ends = ids.value("eos_token_id", nlohmann::ordered_json::array());
+  const auto nth_end = [&](size_t n) {
+    return ends.is_array() ? ends.size() > n ? ends[n].get<int>() : -1 : n == 0 ? ends.get<int>() : -1;
+  };
+  for (const auto& [key, id] : {std::pair("bos", ids.value("bos_token_id", -1)),
+                                {"padding", ids.value("pad_token_id", -1)},
+                                {"eos", nth_end(0)},
+                                {"eot", nth_end(1)},
+                                {"eom", nth_end(2)}})
+    if (id >= 0) metadata.add(format("tokenizer.ggml.%s_token_id", key), value_uint32, uint32_t(id));
   metadata.add("tokenizer.ggml.add_bos_token", value_bool, char(0));
 }
 
@@ -111,7 +119,7 @@ static Metadata metadata_of(const ModelConfig& c, const std::string& tokenizer_j
     m.add(a + "rope.dimension_count", value_uint32, uint32_t(c.head_size()));
     m.add(a + "rope.freq_base", value_float32, float(table.rope));
   }
-  add_vocabulary(m, c.vocab_size, tokenizer_json);
+  add_vocabulary(m, c, tokenizer_json);
   return m;
 }
 

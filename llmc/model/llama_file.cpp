@@ -1,5 +1,6 @@
 #include "llama_file.h"
 #include <nlohmann/json.hpp>
+#include "config_json.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/files.h"
 #include "llmc/utils/json.h"
@@ -45,21 +46,35 @@ ModelConfig read_llama_config(const std::string& folder) {
   c.channels = value("hidden_size", 0), c.vocab_size = value("vocab_size", 0);
   c.max_seq_len = value("max_position_embeddings", 2048), c.layer_norm_eps = value("rms_norm_eps", 1e-6);
   c.bias = false;
-  const json rope = value("rope_parameters", json::object());
+  read_special_tokens(folder, c);
+  refuse_other_function(path, config);
   auto refuse_unless = [&](bool holds, const char* key) {
     if (!holds)
       user_error("%s: %s is %s, which is not known", path.c_str(), key, config.value(key, json()).dump().c_str());
   };
-  refuse_unless(value("hidden_act", "silu") == "silu", "hidden_act");
+  const json act = value("hidden_act", "silu");
+  refuse_unless(act == "silu" || act == "swish", "hidden_act");
   for (const char* key : {"attention_bias", "mlp_bias"}) refuse_unless(!value(key, false).get<bool>(), key);
-  refuse_unless(config.value("rope_scaling", json()).is_null(), "rope_scaling");
-  refuse_unless(rope.value("rope_type", json("default")) == "default", "rope_parameters");
+  refuse_unless(value("partial_rotary_factor", 1.0) == 1, "partial_rotary_factor");
+  json theta = value("rope_theta", 1e4);
+  // Two names of one object, the older one of transformers 4; so are "type" and "rope_type" in it.
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    const json rope = value(key, json::object());
+    for (const char* type : {"type", "rope_type"}) {
+      const json found = rope.value(type, json());
+      refuse_unless(found.is_null() || found == "default" || (found == "linear" && rope.value("factor", json()) == 1),
+                    key);
+    }
+    for (const auto& [name, of_rope] : rope.items()) {
+      refuse_unless(!of_rope.is_object(), key);  // rotations of several kinds
+      refuse_unless(name != "partial_rotary_factor" || of_rope.is_null() || of_rope == 1, key);
+      if (name == "rope_theta" && !of_rope.is_null()) theta = of_rope;
+    }
+    refuse_unless(theta.is_number(), key);
+  }
   refuse_unless(c.num_heads == 0 || value("head_dim", c.head_size()) == c.head_size(), "head_dim");
-  const double base = rope.contains("rope_theta") && rope["rope_theta"].is_number()
-                          ? rope["rope_theta"].get<double>()
-                          : value("rope_theta", 1e4).get<double>();
   const int kv_heads = value("num_key_value_heads", c.num_heads), hidden = value("intermediate_size", 11008);
-  std::string wiring = format("rmsnorm rope(%.12g) swiglu(%d)", base, hidden);
+  std::string wiring = format("rmsnorm rope(%.12g) swiglu(%d)", theta.get<double>(), hidden);
   if (!value("tie_word_embeddings", false).get<bool>()) wiring += " untied";
   if (kv_heads != c.num_heads) wiring += format(" gqa(%d)", kv_heads);
   try {
@@ -69,7 +84,7 @@ ModelConfig read_llama_config(const std::string& folder) {
   return c;
 }
 
-std::string llama_config_json(const ModelConfig& c, std::optional<int> end_of_text) {
+std::string llama_config_json(const ModelConfig& c) {
   const WiringTable table = c.wiring_table();
   json config = {{"architectures", {"LlamaForCausalLM"}},
                  {"model_type", "llama"},
@@ -89,7 +104,8 @@ std::string llama_config_json(const ModelConfig& c, std::optional<int> end_of_te
                  {"mlp_bias", false},
                  {"tie_word_embeddings", !table.untied},
                  {"torch_dtype", "float32"}};
-  for (const char* key : {"bos_token_id", "eos_token_id"}) config[key] = end_of_text ? json(*end_of_text) : json();
+  config["bos_token_id"] = config["eos_token_id"] = nullptr;
+  config.update(special_tokens_json(c, /*is_generation=*/false));
   return config.dump(1) + "\n";
 }
 

@@ -1,7 +1,6 @@
 // Models of Llama's architecture, as Hugging Face's LlamaForCausalLM has them: those of the terms rmsnorm, rope and
 // swiglu, of which gqa and untied may be beside, and without biases. A folder has config.json and safetensors files.
 #pragma once
-#include <optional>
 #include <string>
 #include "config.h"
 #include "llmc/utils/parameter_table.h"
@@ -15,7 +14,7 @@ bool is_llama_folder(const std::string& folder);
 // The model that a folder's config.json describes. Throws UserError for one that is not computed here.
 ModelConfig read_llama_config(const std::string& folder);
 
-std::string llama_config_json(const ModelConfig& config, std::optional<int> end_of_text);
+std::string llama_config_json(const ModelConfig& config);
 
 // The parameters of such a model by Llama's names: a view of `table`, a full-size one of that config, in whose arena
 // they lie. q, k and v are parts of c_attn, the gate and the other product parts of c_fc.

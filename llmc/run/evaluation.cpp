@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include "llmc/io/checkpoint.h"
 #include "llmc/text/scored_text.h"
 #include "llmc/utils/command_line.h"
 #include "llmc/utils/error.h"
@@ -19,7 +20,9 @@ using nlohmann::ordered_json;
 
 static void declare_options(CLI::App& app, EvaluateOptions& o) {
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.add_option("MODEL", o.model, "a model's folder: a checkpoint, or GPT-2 in Hugging Face's format")->required();
+  app.add_option("MODEL", o.model,
+                 "a model's folder: a checkpoint, a run's folder for its newest one, or GPT-2 in Hugging Face's format")
+      ->required();
   app.add_option("FILE", o.files,
                  "files to evaluate, or quoted globs: text, llm.c's token shards, llm.c's multiple-choice questions, "
                  "or headerless uint16 tokens if the name ends in .bin")
@@ -66,6 +69,7 @@ bool parse_evaluate_options(int argc, char** argv, EvaluateOptions& o) {
   if (o.stride < 0) user_error("--stride %lld: it cannot be negative", (long long)o.stride);
   if (o.windows < 0) user_error("--windows %lld: it cannot be negative", (long long)o.windows);
   if (o.slots < 1 || o.slots > 4096) user_error("--slots %d: it must lie between 1 and 4096", o.slots);
+  o.model = model_folder(o.model);
   const bool has_files = !o.files.empty() || !o.lambada.empty();
   if (has_files && o.serve) user_error("--serve takes no files");
   if (o.learned_sources() && o.serve)

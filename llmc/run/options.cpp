@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include "llmc/io/checkpoint.h"
 #include "llmc/model/wiring.h"
 #include "config_toml.h"
 #include "llmc/utils/command_line.h"
@@ -33,7 +34,7 @@ static void add_model_options(OptionTable& t, TrainOptions& o) {
   t.group = "Model";
   t.add("-e,--model", o.model.model,
         "a preset (d12, d24, d36, d48: GPT-2 124M, 350M, 774M, 1558M; gpt3:CHANNELS), or a folder with config.json and "
-        "model.safetensors to start from")
+        "model.safetensors to start from, or a run's, for its newest checkpoint")
       .logged("model");
   for (const ShapeOption& shape : shape_options) t.add(shape.flag, o.model.*shape.value, shape.help, at_least(1));
   t.add("--wiring", o.model.wiring,
@@ -328,6 +329,7 @@ bool parse_options(int argc, char** argv, TrainOptions& o) {
     user_error("no training data; name it with -i (data/README.md says how to make some), or train no step (-x 0)");
   check_options(t);
   o.resume = o.resume || !o.resume_from.empty();
+  if (ModelConfig preset; !config_from_preset(o.model.model, preset)) o.model.model = model_folder(o.model.model);
   o.as_toml = to_toml(t);
   return true;
 }

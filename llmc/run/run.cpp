@@ -600,7 +600,6 @@ void start_checkpoint(Run& run, const ParameterTable& table, CheckpointContents 
   const TrainOptions& o = run.options;
   RankChannel& channel = run.channel;
   contents.state = run_state(run);
-  if (!run.tokenizer_json.empty()) contents.files.push_back({"tokenizer.json", run.tokenizer_json});
   if (run.ranks.rank > 0) {  // what becomes of it, rank 0 reports
     run.writer.start(run.step, [&o, &channel, &table, contents](SaveResult&) {
       if (channel.receive(0, Topic::checkpoint) == "begin")

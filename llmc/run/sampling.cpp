@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <unistd.h>
 #include <tuple>
+#include "llmc/io/checkpoint.h"
 #include "llmc/utils/command_line.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/files.h"
@@ -12,7 +13,9 @@
 
 static void declare_options(CLI::App& app, SampleOptions& o) {
   app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.add_option("MODEL", o.model, "a model's folder: a checkpoint, or GPT-2 in Hugging Face's format")->required();
+  app.add_option("MODEL", o.model,
+                 "a model's folder: a checkpoint, a run's folder for its newest one, or GPT-2 in Hugging Face's format")
+      ->required();
   const char* text = "Text to continue";
   app.add_option("--prompt", o.prompt, "this text; without any option of this group: nothing")->group(text);
   app.add_option("--prompt-file", o.prompt_file, "the text of a file; -: of stdin")->group(text);
@@ -73,6 +76,7 @@ bool parse_sample_options(int argc, char** argv, SampleOptions& o) {
   declare_options(app, o);
   if (!parse_command_line(app, argc, argv)) return false;
   check_sampling(o);
+  o.model = model_folder(o.model);
   if (!o.prompt.empty() + !o.prompt_file.empty() + !o.batch.empty() + o.interactive > 1)
     user_error("--prompt, --prompt-file, --batch and -i each say what to continue; give one of them");
   return true;

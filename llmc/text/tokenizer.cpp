@@ -5,6 +5,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
+#include <unordered_set>
 #include "llmc/utils/crc32c.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/files.h"
@@ -118,7 +119,7 @@ size_t Tokenizer::last_cut(std::string_view text, size_t first) const {
 
 // Whether an added token may begin before `at` and end behind it, of which the text may have the beginning only.
 bool Tokenizer::cuts_added_token(std::string_view text, size_t at) const {
-  for (const auto& [name, id] : special_)
+  for (const auto& [name, id, special, ordinary] : added_)
     for (size_t before = 1; before < name.size() && before <= at && id != end_of_text_; before++) {
       const std::string_view rest = text.substr(at - before, name.size());
       if (begins_with(name, rest)) return true;
@@ -186,20 +187,24 @@ Tokenizer Tokenizer::bytes() {
   Tokenizer t;
   for (int byte = 0; byte < 256; byte++) t.tokens_.emplace_back(1, char(byte));
   t.tokens_.emplace_back(end_of_text_name);
-  t.special_.emplace_back(end_of_text_name, byte_end_of_text);
+  t.added_.push_back({end_of_text_name, byte_end_of_text});
   t.end_of_text_ = byte_end_of_text;
   t.is_bytes_ = true;
   return t;
 }
 
-// Builds the tables that encoding needs from tokens_ and special_. Throws UserError, naming `path`, for a vocabulary
+std::vector<bool> Tokenizer::not_ordinary() const {
+  std::vector<bool> found(tokens_.size());
+  for (const AddedToken& token : added_) found[token.id] = !token.ordinary;
+  return found;
+}
+
+// Builds the tables that encoding needs from tokens_ and added_. Throws UserError, naming `path`, for a vocabulary
 // with a duplicate token or without one of the 256 bytes.
 void Tokenizer::build(const std::string& path) {
-  std::vector<bool> is_special(tokens_.size());
-  for (const auto& special : special_) {
-    is_special[special.second] = true;
-    if (special.first == end_of_text_name) end_of_text_ = special.second;
-  }
+  const std::vector<bool> is_special = not_ordinary();
+  for (const AddedToken& token : added_)
+    if (token.name == end_of_text_name) end_of_text_ = token.id;
   const int twice = ids_.build(tokens_, [&](size_t id) { return !is_special[id] && !tokens_[id].empty(); });
   if (twice != TokenTable::none)
     user_error("%s: the ids %d and %d are the same token; fetch it again", path, ids_.find(tokens_[twice]), twice);
@@ -308,9 +313,28 @@ struct Tokenizer::VocabularyFile {
     if (!token.empty()) user_error("%s: id %lld occurs twice; fetch it again", path, (long long)id);
     token = bytes;
   }
-  void add_special(int64_t id, const std::string& name) {
-    add(id, name);
-    tokenizer.special_.emplace_back(name, uint16_t(id));
+  // An added token. One whose id is an ordinary token's of the same bytes is that, too; one that is there already keeps
+  // what was said first.
+  void add_special(int64_t id, const std::string& name, bool special = true) {
+    for (const AddedToken& token : tokenizer.added_)
+      if (token.name == name && token.id == id) return;
+      else if (token.name == name)
+        user_error("%s: the added token %s has two ids, %d and %lld; remove one of them", path, json(name).dump(),
+                   int(token.id), (long long)id);
+    const bool is_there = id >= 0 && size_t(id) < tokenizer.tokens_.size() && !tokenizer.tokens_[id].empty();
+    if (is_there && tokenizer.tokens_[id] != name)
+      user_error("%s: the added token %s has the id %lld, which is another token's, %s; remove one of them", path,
+                 json(name).dump(), (long long)id, printable(tokenizer.tokens_[id]));
+    if (!is_there) add(id, name);
+    tokenizer.added_.push_back({name, uint16_t(id), special, /*ordinary=*/is_there});
+  }
+  // A token as Hugging Face's files describe an added one.
+  void add_added(const json& token) {
+    for (const char* key : {"lstrip", "rstrip", "single_word"})
+      if (token.value(key, false))
+        user_error("%s: %s of the added token %s is set; only GPT-2's byte-level BPE is known", path, key,
+                   token.at("content").dump());
+    add_special(token.at("id"), token.at("content"), token.value("special", true));
   }
 
   std::string bytes_of(const std::string& token) const {
@@ -335,6 +359,12 @@ struct Tokenizer::VocabularyFile {
   void read_ranks();
   void read_encoder_json(const std::string& encoder, const std::string& merges);
   void read_tokenizer_json(const json& j);
+  void add_all(const json& vocabulary, json added, const std::vector<std::string>& merges);
+  json added_beside() const;
+  bool has_end_of_text() const {
+    return std::any_of(tokenizer.added_.begin(), tokenizer.added_.end(),
+                       [](const AddedToken& token) { return token.name == end_of_text_name; });
+  }
   void check_merges(const std::vector<std::string>& merges);
 };
 
@@ -388,31 +418,91 @@ void Tokenizer::VocabularyFile::check_merges(const std::vector<std::string>& mer
                  path, merge);
     last = found->second;
   }
-  size_t single = 0, special = tokenizer.special_.size(), all = 0;
+  size_t single = 0, special = 0, all = 0;
+  for (const AddedToken& token : tokenizer.added_) special += !token.ordinary;
   for (const std::string& token : tokenizer.tokens_) all += !token.empty(), single += token.size() == 1;
   if (all != single + special + merges.size())
     user_error("%s: %zu tokens of several bytes, but %zu merges; fetch it again", path, all - single - special,
                merges.size());
 }
 
+// The tokens that Hugging Face's files beside a vocabulary add to it, described as in a tokenizer.json. That an
+// added_tokens.json's are special only the other two files say.
+json Tokenizer::VocabularyFile::added_beside() const {
+  auto object_in = [&](const char* name) {
+    const std::string file = (fs::path(path).parent_path() / name).string();
+    return path_exists(file) ? parse(file, read(file)) : json::object();
+  };
+  const json config = object_in("tokenizer_config.json"), map = object_in("special_tokens_map.json"),
+             names_alone = object_in("added_tokens.json"),
+             decoder = config.value("added_tokens_decoder", json::object());
+  json added = json::array();
+  for (const auto& [id, token] : decoder.items()) {
+    if (id.size() > 9 || id.find_first_not_of("0123456789") != std::string::npos || !token.is_object())
+      user_error("%s: \"%s\" in the added_tokens_decoder of tokenizer_config.json beside it is no token", path, id);
+    added.push_back(token);
+    added.back()["id"] = parse_number<int64_t>(id);
+  }
+  std::unordered_set<std::string> special;
+  for (const json* names : {&config, &map})
+    for (json value : *names) {  // a name, an object with it, or a list of these
+      if (!value.is_array()) value = json::array({value});
+      for (const json& token : value)
+        if (token.is_string() || token.contains("content"))
+          special.insert(token.is_string() ? token.get<std::string>() : token["content"].get<std::string>());
+    }
+  for (const auto& [content, id] : names_alone.items())
+    added.push_back({{"id", id}, {"content", content}, {"special", special.count(content) > 0}});
+  return added;
+}
+
+// Whether a vocabulary file's token is that of a byte.
+static bool is_one_byte(const std::string& token) {
+  if (token.empty()) return false;
+  const Utf8Character c = first_character(token);
+  for (int byte = 0; byte < 256; byte++)
+    if (c.length == token.size() && c.code_point == character_of(uint8_t(byte))) return true;
+  return false;
+}
+
+// Takes {"token": id, ...} and added tokens, which may be among these: as an ordinary token, or by their names alone.
+void Tokenizer::VocabularyFile::add_all(const json& vocabulary, json added, const std::vector<std::string>& merges) {
+  const std::unordered_set<std::string> merged(merges.begin(), merges.end());
+  for (const json& token : added_beside()) added.push_back(token);
+  std::unordered_map<std::string, int64_t> id_of_added;
+  for (const json& token : added) id_of_added.emplace(token.at("content"), token.at("id"));
+  for (const auto& [token, id] : vocabulary.items()) {
+    const auto found = id_of_added.find(token);
+    const bool is_name = found != id_of_added.end() && found->second == id && !merged.count(token);
+    if (!is_name || is_one_byte(token)) add(id, bytes_of(token));
+  }
+  for (const json& token : added) add_added(token);
+}
+
 // OpenAI: {"token": id, ...} and, in the other file, "#version: ..." and a merge of two tokens a line.
 void Tokenizer::VocabularyFile::read_encoder_json(const std::string& encoder, const std::string& merges_path) {
   path = encoder;
   const json vocabulary = parse(encoder, read(encoder));
-  for (const auto& [token, id] : vocabulary.items()) {
+  for (const auto& [token, id] : vocabulary.items())
     if (!id.is_number_integer()) user_error("%s: the id of \"%s\" is no integer; fetch it again", path, token);
-    if (token == end_of_text_name) add_special(id, token);
-    else add(id, bytes_of(token));
-  }
-  if (tokenizer.special_.empty()) user_error("%s: has no <|endoftext|>; name GPT-2's", path);
-  path = merges_path;
   std::vector<std::string> merges;
   for (const std::string& line : lines_of(read(merges_path))) {
     if (line.empty() || (merges.empty() && begins_with(line, "#version"))) continue;
     const size_t space = line.find(' ');
-    if (space == std::string::npos) user_error("%s: \"%s\" is not a merge of two tokens; fetch it again", path, line);
+    if (space == std::string::npos)
+      user_error("%s: \"%s\" is not a merge of two tokens; fetch it again", merges_path, line);
     merges.push_back(line.substr(0, space) + line.substr(space + 1));
   }
+  json end = json::array();
+  if (vocabulary.contains(end_of_text_name))
+    end.push_back({{"id", vocabulary[end_of_text_name]}, {"content", end_of_text_name}});
+  try {
+    add_all(vocabulary, end, merges);
+  } catch (const json::exception& e) {
+    user_error("%s: the files of added tokens beside it are not as Hugging Face writes them: %s", path, e.what());
+  }
+  if (!has_end_of_text()) user_error("%s: has no <|endoftext|>; name GPT-2's", path);
+  path = merges_path;
   check_merges(merges);
 }
 
@@ -432,17 +522,6 @@ void Tokenizer::VocabularyFile::read_tokenizer_json(const json& j) {
     if (!split.is_object() || split.value("type", "") != "ByteLevel" || !split.value("use_regex", true))
       refuse("pre_tokenizer is not ByteLevel");
     if (split.value("add_prefix_space", true)) refuse("pre_tokenizer.add_prefix_space is true");
-    std::unordered_map<std::string, int64_t> added;
-    for (const json& token : j.value("added_tokens", json::array())) {
-      added.emplace(token.at("content"), token.at("id"));
-      for (const char* key : {"lstrip", "rstrip", "single_word"})
-        if (is_set(token, key))
-          refuse(format("%s of the added token %s is set", key, token.at("content").dump().c_str()).c_str());
-      add_special(token.at("id"), token.at("content"));
-    }
-    if (!added.count(end_of_text_name)) refuse("added_tokens has no <|endoftext|>");
-    for (const auto& [token, id] : model.at("vocab").items())
-      if (!added.count(token)) add(id, bytes_of(token));
     std::vector<std::string> merges;
     for (const json& merge : model.at("merges")) {
       if (merge.is_array()) {
@@ -453,6 +532,8 @@ void Tokenizer::VocabularyFile::read_tokenizer_json(const json& j) {
         merges.push_back(pair.substr(0, space) + pair.substr(space + 1));
       }
     }
+    add_all(model.at("vocab"), j.value("added_tokens", json::array()), merges);
+    if (!has_end_of_text()) refuse("added_tokens has no <|endoftext|>");
     check_merges(merges);
   } catch (const json::exception& e) {
     user_error("%s: is not a tokenizer.json as Hugging Face tokenizers writes it: %s", path, e.what());
@@ -539,7 +620,10 @@ std::optional<Tokenizer> Tokenizer::of_model(const std::string& named, const std
                  from, path);
     if (!chosen) chosen = std::move(tokenizer), from = path;
   }
-  if (!chosen && vocab_size == byte_vocab_size) return bytes();
+  if (!chosen && vocab_size == byte_vocab_size) {
+    chosen = bytes();
+    chosen->is_assumed_ = true;
+  }
   if (chosen && chosen->vocab_size() > vocab_size)
     user_error("%s: has %d tokens, the model %d; name the model's own vocabulary (--tokenizer), or train a model with "
                "as many (--vocab-size)",
@@ -557,17 +641,15 @@ std::string Tokenizer::to_json() const {
     return text + '"';
   };
   ordered_json added = ordered_json::array();
-  std::vector<bool> is_special(tokens_.size());
-  for (const auto& [name, id] : special_) {
-    is_special[id] = true;
+  const std::vector<bool> is_special = not_ordinary();
+  for (const auto& [name, id, special, ordinary] : added_)
     added.push_back({{"id", id},
                      {"content", name},
                      {"single_word", false},
                      {"lstrip", false},
                      {"rstrip", false},
                      {"normalized", false},
-                     {"special", true}});
-  }
+                     {"special", special}});
   std::string vocabulary, merges;
   Encoder encoder(*this);
   std::vector<uint16_t> parts(longest_);
@@ -679,7 +761,7 @@ void Encoder::encode(std::string_view text, std::vector<uint16_t>& tokens, bool 
     size_t next;  // the place in the text where it stands next
   };
   std::vector<Name> names;
-  for (const auto& [name, id] : tokenizer_.special_)
+  for (const auto& [name, id, special, ordinary] : tokenizer_.added_)
     if (end_of_text || id != tokenizer_.end_of_text()) names.push_back({name, id, text.find(name)});
   for (size_t at = 0; at < text.size() || at == 0;) {
     const Name* first = nullptr;

@@ -102,6 +102,12 @@ struct Tokenizer {
 
   int vocab_size() const { return int(tokens_.size()); }
   bool is_bytes() const { return is_bytes_; }
+  // Whether of_model took bytes because of the model's 257 tokens alone.
+  bool is_assumed() const { return is_assumed_; }
+  // Whether the model in a folder was made without a vocabulary, and this one comes from elsewhere.
+  bool is_new_to(const std::string& model_folder) const {
+    return !is_assumed_ && !model_folder.empty() && file_in(model_folder).empty();
+  }
   uint16_t end_of_text() const { return end_of_text_; }  // <|endoftext|>
   uint32_t checksum() const;                             // CRC-32C of the tokens and their lengths, in the order of ids
 
@@ -117,15 +123,23 @@ struct Tokenizer {
   struct VocabularyFile;
 
   std::vector<std::string> tokens_;  // (vocab_size)
-  TokenTable ids_;                   // without the special ones
-  std::vector<std::pair<std::string, uint16_t>> special_;
+  TokenTable ids_;                   // without added ones that are not ordinary
+  // A token that is found in texts before they are split. `special` ones are left out where tokens become text for
+  // people (Hugging Face's skip_special_tokens); `ordinary` ones take part in merges, too.
+  struct AddedToken {
+    std::string name;
+    uint16_t id;
+    bool special = true, ordinary = false;
+  };
+  std::vector<AddedToken> added_;
   std::array<uint16_t, 256> byte_ids_ = {};
   PairTable pairs_;
   size_t longest_ = 0;  // the length of the longest token, in bytes
   uint16_t end_of_text_ = 0;
-  bool is_bytes_ = false;
+  bool is_bytes_ = false, is_assumed_ = false;
 
   Tokenizer() = default;
+  std::vector<bool> not_ordinary() const;  // (vocab_size)
   bool cuts_added_token(std::string_view text, size_t at) const;
   void build(const std::string& path);
 };

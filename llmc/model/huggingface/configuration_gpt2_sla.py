@@ -8,6 +8,7 @@ class GPT2SLAConfig(PretrainedConfig):
     """GPT-2's keys, `wiring`, the text, and `bias`, which is False for a model without any."""
 
     model_type = "gpt2_sla"
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]
     attribute_map = {"hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",
                      "num_hidden_layers": "n_layer"}
 

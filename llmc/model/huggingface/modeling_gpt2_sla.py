@@ -2,6 +2,7 @@
 AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)."""
 import dataclasses
 
+import torch
 import torch.nn.functional as F
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -25,8 +26,11 @@ class GPT2SLAForCausalLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config):
         super().__init__(config)
         wiring = Wiring(config.wiring, config.n_layer, config.n_head, config.n_positions)
+        document, end = getattr(config, "document_token_id", None), config.eos_token_id
+        if document is None:
+            document = end[0] if isinstance(end, (list, tuple)) else end
         self.transformer = GPT2(wiring, config.n_embd, config.vocab_size, config.n_positions, config.bias,
-                                config.layer_norm_epsilon, config.eos_token_id)
+                                config.layer_norm_epsilon, document)
         self.post_init()
 
     def _init_weights(self, module):
@@ -45,14 +49,16 @@ class GPT2SLAForCausalLM(PreTrainedModel, GenerationMixin):
         return inputs
 
     def forward(self, input_ids, attention_mask=None, past_key_values=None, labels=None, use_cache=None,
-                return_dict=None, logits_to_keep=0, cache=None, inputs_embeds=None, output_attentions=None,
-                output_hidden_states=None):
+                return_dict=None, logits_to_keep=0, cache=None, num_items_in_batch=None, **loss_kwargs):
         """input_ids (B, T) -> logits (B, T, V); the loss is the mean cross-entropy of labels[:, 1:], of which -100 are
-        left out. Positions follow from attention_mask (B, S), where S counts cached tokens too; no other are known.
-        `cache` and `past_key_values` are two names of one argument, and of one member of the output. The last three
-        arguments are what callers say of all models, and are refused where they ask for something."""
-        if inputs_embeds is not None or output_attentions or output_hidden_states:
-            raise ValueError("inputs_embeds, output_attentions and output_hidden_states are not known")
+        left out; with num_items_in_batch their sum by that, so that Trainer adds up micro-batches of an update.
+        Positions follow from attention_mask (B, S), where S counts cached tokens too; no other are known.
+        `cache` and `past_key_values` are two names of one argument, and of one member of the output. loss_kwargs, by
+        whose name transformers 4 knows that num_items_in_batch is taken, are what callers say of all models, and are
+        refused where they ask for something."""
+        unknown = [name for name, value in loss_kwargs.items() if value is not None and value is not False]
+        if unknown:
+            raise TypeError(f"forward() does not know {', '.join(unknown)}")
         if cache is not None and past_key_values is not None and cache is not past_key_values:
             raise ValueError("cache and past_key_values are two names of one argument, but two different caches")
         cache = past_key_values if cache is None else cache
@@ -64,7 +70,10 @@ class GPT2SLAForCausalLM(PreTrainedModel, GenerationMixin):
         logits = self.transformer.logits(x[:, -logits_to_keep:] if logits_to_keep else x)
         loss = None
         if labels is not None:
-            loss = F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]).float(), labels[:, 1:].reshape(-1))
+            loss = F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]).float(), labels[:, 1:].reshape(-1),
+                                   reduction="mean" if num_items_in_batch is None else "sum")
+            if num_items_in_batch is not None:
+                loss = loss / torch.as_tensor(num_items_in_batch, device=loss.device)
         if return_dict is False:
             return tuple(x for x in (loss, logits, cache) if x is not None)
         output = CausalLMOutputWithPast(loss=loss, logits=logits, **{NAME_OF_CACHE: cache})
