@@ -2,27 +2,30 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <utility>
-#include "llmc/io/model_file.h"
+#include "llmc/io/checkpoint.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/number.h"
 #include "llmc/utils/text.h"
 #include "wiring_picture.h"
 
-std::vector<double> LearnedSources::router_shares(int layer, int kv_head) const {
+std::vector<double> LearnedSources::router_shares(int layer, int kv_head, bool as_a_wiring) const {
   if (layer == 0) return {1};
   std::vector<double> shares(size_t(layer) + 1, 0);
   const size_t kv = size_t(num_kv_heads), first = size_t(kv_head) * shares.size() * kv;
   double sum = 0;
   for (size_t i = 0; i < shares.size() * kv; i++) {
-    const double weight = std::fabs(double(router[size_t(layer)][first + i]));
-    shares[i / kv] += weight, sum += weight;
+    const double weight = double(router[size_t(layer)][first + i]);
+    if (!as_a_wiring || (i % kv == size_t(kv_head) && weight > 0)) shares[i / kv] += std::fabs(weight);
+    sum += std::fabs(weight);
   }
   for (double& share : shares) share /= std::max(sum, 1e-300);
   return shares;
 }
 
 LearnedSources read_learned_sources(const std::string& folder, const ModelConfig& config) {
+  verify_model(folder);
   const WiringTable table = config.wiring_table();
   const int64_t kv = table.num_kv_heads;
   LearnedSources s = {config.num_layers, table.num_kv_heads, {}, {}};
@@ -38,7 +41,12 @@ LearnedSources read_learned_sources(const std::string& folder, const ModelConfig
     if (table.dense) add(l, "dense", l + 2, s.dense[size_t(l)]);
   }
   std::vector<std::vector<float>> values = read_tensors(weight_files(folder), specs);
-  for (size_t i = 0; i < places.size(); i++) *places[i] = std::move(values[i]);
+  for (size_t i = 0; i < places.size(); i++) {
+    if (!std::all_of(values[i].begin(), values[i].end(), [](float weight) { return std::isfinite(weight); }))
+      user_error("%s: tensor %s has weights that are NaN or infinite; take a checkpoint from before they became so",
+                 folder, specs[i].name);
+    *places[i] = std::move(values[i]);
+  }
   return s;
 }
 
@@ -133,7 +141,7 @@ LearnedSources parse_learned_sources(const std::string& path, const std::string&
 
 namespace {
 
-// (L, h, L): of each head of a model the share of each layer in the K/V that it attends to.
+// (L, h, L): of each head of a model the share of each layer's head of the same number in the K/V that it attends to.
 using HeadShares = std::vector<std::vector<std::vector<double>>>;
 
 HeadShares head_shares(const LearnedSources& s, const WiringTable& t) {
@@ -145,7 +153,7 @@ HeadShares head_shares(const LearnedSources& s, const WiringTable& t) {
       const std::vector<KVSource>& sources = t.sources(l, i);
       for (const KVSource& source : sources)
         for (int layer : {source.k, source.v}) {
-          const std::vector<double> of_source = s.router_shares(layer, t.kv_head(i));
+          const std::vector<double> of_source = s.router_shares(layer, t.kv_head(i), /*as_a_wiring=*/true);
           for (size_t j = 0; j < of_source.size(); j++) of_head[j] += of_source[j] / (2.0 * double(sources.size()));
         }
     }
@@ -195,14 +203,14 @@ HeadRange best_range(const HeadShares& shares, const Sources& sources, bool up_t
   return best;
 }
 
-// Of each layer the one that has the largest share over all heads, the highest of equal ones.
+// Of each layer the one up to it that has the largest share over all heads, the highest of equal ones.
 Sources best_layers(const HeadShares& shares) {
   const size_t L = shares.size(), h = shares[0].size();
   Sources sources;
   for (size_t l = 0; l < L; l++) {
-    std::vector<double> sums(L, 0);
+    std::vector<double> sums(l + 1, 0);
     for (size_t i = 0; i < h; i++)
-      for (size_t j = 0; j < L; j++) sums[j] += shares[l][i][j];
+      for (size_t j = 0; j <= l; j++) sums[j] += shares[l][i][j];
     const auto largest = std::max_element(sums.rbegin(), sums.rend());
     sources.push_back(std::vector<int>(h, int(sums.rend() - largest) - 1));
   }
@@ -223,7 +231,9 @@ std::string other_terms(const Wiring& w) {
 std::vector<NearWiring> nearest_wirings(const LearnedSources& s, const Wiring& w, int num_heads) {
   const int L = s.num_layers, h = num_heads;
   if (s.router.empty() || L < 2) return {};
-  const HeadShares shares = head_shares(s, wiring_table(w, L, h));
+  const WiringTable table = wiring_table(w, L, h);
+  if (table.num_kv_heads != s.num_kv_heads) return {};
+  const HeadShares shares = head_shares(s, table);
   const std::string others = other_terms(w);
   std::vector<NearWiring> all;
   auto add = [&](const std::string& terms, const Sources& sources) {
@@ -304,7 +314,7 @@ SourceMap dense_map(const LearnedSources& s) {
 std::vector<SourceMap> layer_maps(const LearnedSources& s) {
   std::vector<SourceMap> maps;
   if (!s.router.empty())
-    maps.push_back(router_map(s, "router: shares of layers, mean over K/V heads", 0, s.num_kv_heads));
+    maps.push_back(router_map(s, "router: shares of layers in |weights|, mean over K/V heads", 0, s.num_kv_heads));
   if (!s.dense.empty()) maps.push_back(dense_map(s));
   return maps;
 }
@@ -352,7 +362,7 @@ std::string learned_sources_text(const LearnedSources& s, const Wiring& w, int n
     }
   }
   if (s.router.empty()) return text;
-  text += "router: the layer with the largest share, and that share, of each K/V head\n";
+  text += "router: the layer with the largest share of |weights|, and that share, of each K/V head\n";
   for (int l = s.num_layers - 1; l > 0; l--) {
     text += format("%-9s", format("layer %d", l).c_str());
     for (int g = 0; g < s.num_kv_heads; g++) {
@@ -362,13 +372,16 @@ std::string learned_sources_text(const LearnedSources& s, const Wiring& w, int n
     }
     text += "\n";
   }
-  text += "share of the router's weight  wiring\n";
+  text += near_share_name + std::string("  wiring\n");
   for (const NearWiring& near : nearest_wirings(s, w, num_heads))
-    text += format("%28.3f  %s\n", near.share, near.text.c_str());
+    text += format("%*.3f  %s\n", int(strlen(near_share_name)), near.share, near.text.c_str());
   return text;
 }
 
 std::string learned_sources_picture(const LearnedSources& s) {
+  constexpr double most_cells = 200000;  // about 100 bytes each
+  if (0.5 * s.num_layers * s.num_layers * (s.num_kv_heads + 1) > most_cells)
+    return format("<p>%d layers of %d K/V heads are too many to be drawn.</p>\n", s.num_layers, s.num_kv_heads);
   std::string svg;
   double y = 0, width = page_width;
   for (const SourceMap& map : layer_maps(s)) {

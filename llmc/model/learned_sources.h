@@ -16,12 +16,13 @@ struct LearnedSources {
   std::vector<std::vector<float>> dense;
 
   bool empty() const { return router.empty() && dense.empty(); }
-  // (l + 1): the share of each layer in the sum of |R| of a K/V head of layer l; of layer 0 its own.
-  std::vector<double> router_shares(int layer, int kv_head) const;
+  // (l + 1): the share of each layer in the sum of |R| of a K/V head of layer l; of layer 0 its own. `as_a_wiring`:
+  // only what a wiring can say counts in a layer's share, the head of the same number with a positive weight.
+  std::vector<double> router_shares(int layer, int kv_head, bool as_a_wiring = false) const;
 };
 
-// Those of a model's folder. Throws UserError where the weights have others than config.json says; empty() for a model
-// with neither term.
+// Those of a model's folder. Throws UserError where the weights have others than config.json says, where one is NaN or
+// infinite, and as verify_model does; empty() for a model with neither term.
 LearnedSources read_learned_sources(const std::string& folder, const ModelConfig& config);
 
 // A line a weight: term, layer (num_layers: the final norm), K/V head, source layer (of `dense` 0 is the embeddings and
@@ -30,22 +31,24 @@ std::string learned_sources_csv(const LearnedSources& s);
 // Reads that; `path` is for errors. Throws UserError, with the line, for anything else.
 LearnedSources parse_learned_sources(const std::string& path, const std::string& csv);
 
-// A wiring without `router`, and the share of the router's weight that lies where its heads look, on the average of
-// heads and layers.
+// A wiring without `router`, and the share of the router's |weights| that lies where its heads look, on the average of
+// heads and layers: on the K/V head of the same number, in the layer that the wiring names, and positive.
 struct NearWiring {
   std::string text;
   double share;
 };
+inline constexpr char near_share_name[] = "share of |weights| on the same head, positive";
 
 // The wirings that come nearest to a trained router, one of each kind: no other sources than a layer's own, `sla` of
 // the last heads, `layers`, several `sla` of ranges of heads. The nearest is last; of equal ones the shortest is there.
 // Terms of `w` that say nothing of sources stay; its sources are followed to what the router mixed there. Nothing
-// without one.
+// without one, nor where `w` has another number of K/V heads than the router.
 std::vector<NearWiring> nearest_wirings(const LearnedSources& s, const Wiring& w, int num_heads);
 
 // Both for people to read, for a terminal: shares and weights, each head's largest source, the nearest wirings.
 std::string learned_sources_text(const LearnedSources& s, const Wiring& w, int num_heads);
 
 // An <svg> of maps, a row a layer and a column a source layer, shaded by share or weight: of `router` the mean over K/V
-// heads, then `dense`, then each K/V head. Its colours are the page's, as wiring_picture's.
+// heads, then `dense`, then each K/V head. Its colours are the page's, as wiring_picture's. A sentence in place of more
+// than some MB.
 std::string learned_sources_picture(const LearnedSources& s);
