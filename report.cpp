@@ -9,6 +9,7 @@
 #include "llmc/utils/command_line.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/files.h"
+#include "llmc/utils/message.h"
 #include "llmc/utils/program.h"
 #include "llmc/utils/utf8.h"
 
@@ -20,13 +21,15 @@ static void check_page(const std::string& page, const std::vector<std::string>& 
   check_output(page, inputs);
 }
 
-static void write_page(const std::string& path, const std::string& page) {
+static void write_page(const std::string& path, const std::string& page, const std::vector<std::string>& warnings) {
   write_file_durably(path, page);
+  for (const std::string& warning : warnings) print_warning(warning);
   printf("wrote %s\n", printable(path, /*one_line=*/true).c_str());
 }
 
 static int run_report(int argc, char** argv) {
   std::vector<std::string> folders;
+  std::vector<std::string> warnings;
   std::string out, outline;
   CLI::App app("Shows training runs as a page of HTML, one file for a browser: a single run, or several side by side.\n"
                "Example: ./report runs/plain runs/sla -o compare.html");
@@ -44,7 +47,8 @@ static int run_report(int argc, char** argv) {
     for (const ReportSection& section : sections)
       folders.insert(folders.end(), section.folders.begin(), section.folders.end());
     check_page(out, folders, {outline});
-    write_page(out, sections_page(std::filesystem::path(out).stem().string(), sections));
+    const std::string page = sections_page(std::filesystem::path(out).stem().string(), sections, &warnings);
+    write_page(out, page, warnings);
     return 0;
   }
   if (out.empty() && folders.size() > 1)
@@ -53,7 +57,8 @@ static int run_report(int argc, char** argv) {
   std::vector<RunHistory> runs;
   for (const std::string& folder : folders) runs.push_back(read_run(folder));
   check_page(out, folders, {});
-  write_page(out, runs.size() == 1 ? report_page(runs[0]) : comparison_page(runs));
+  const std::string page = runs.size() == 1 ? report_page(runs[0]) : comparison_page(runs, &warnings);
+  write_page(out, page, warnings);
   return 0;
 }
 

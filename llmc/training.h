@@ -53,6 +53,13 @@ struct Trainer {
 // ----------------------------------------------------------------------------
 // Before anything is written
 
+// What save_checkpoint copies to host memory for the writer: m and v of each rank that has a shard of them, or of rank
+// 0, which also has all weights.
+inline size_t checkpoint_copy_bytes(const GPT2& model, int rank) {
+  if (rank > 0 && model.parameters.shard.count == 1) return 0;
+  return (rank == 0 ? model.parameters.layout.bytes : 0) + 2 * model.state_bytes();
+}
+
 // The log's description of the run.
 inline LogFields describe(const Trainer& t) {
   LogFields fields;
@@ -75,15 +82,11 @@ inline LogFields describe(const Trainer& t) {
   for (int group = 0; group < int(MemoryGroup::count); group++)
     if (const size_t bytes = t.model.memory_plan.bytes[group]; bytes > 0)
       memory.push_back({group_name(MemoryGroup(group)), int64_t(bytes)});
+  if (!t.run.options.out.empty())
+    memory.push_back({device_memory_is_host_memory ? "copy for checkpoints" : "copy for checkpoints, of host memory",
+                      int64_t(checkpoint_copy_bytes(t.model, t.run.ranks.rank))});
   fields.push_back({"memory", memory});
   return fields;
-}
-
-// What save_checkpoint copies to host memory for the writer: m and v of each rank that has a shard of them, or of rank
-// 0, which also has all weights.
-inline size_t checkpoint_copy_bytes(const GPT2& model, int rank) {
-  if (rank > 0 && model.parameters.shard.count == 1) return 0;
-  return (rank == 0 ? model.parameters.layout.bytes : 0) + 2 * model.state_bytes();
 }
 
 // Prints the memory plan. `host_bytes`: what will be allocated in host memory for checkpoints. Throws UserError if the

@@ -104,9 +104,7 @@ TEST_F(Records, OfAResumedRunSayByWhatEachStepWasDone) {
       << report_page(run).substr(0, 3000);
 }
 
-// BUG llmc/run/report_comparison.cpp:
-//   `derived_fields.count(name) == 0 && std::all_of(runs.begin(), runs.end(), says_it)` ->
-//   `derived.count(name) == 0`
+// BUG llmc/run/report_comparison.cpp: `|| !std::all_of(all.begin(), all.end(), says_it)) continue;` -> `) continue;`
 TEST_F(Records, ThatAnOlderVersionWroteAreAveragedWithNewerOnes) {
   std::vector<RunHistory> runs;
   for (const char* run : {R"("seed":1)", R"("seed":2,"val_every":5)"})

@@ -1,89 +1,16 @@
-// Reports: what is read of a run's log, the statistics over seeds, the pages, and how a browser shows them. Runs from
-// the repository's root, where the trainer and `report` are.
+// Reports: what is read of a run's log, the pages, and how a browser shows them. Runs from the repository's root, where
+// the trainer and `report` are. Comparisons over seeds are in test_comparison.cpp.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <algorithm>
-#include <cmath>
+#include <chrono>
 #include <limits>
-#include "browser.h"
 #include "helpers.h"
 #include "llmc/model/wiring_picture.h"
-#include "llmc/run/report.h"
-#include "llmc/run/statistics.h"
 #include "llmc/run/report_parts.h"
 #include "llmc/utils/files.h"
-
-// ----------------------------------------------------------------------------
-// Statistics
-
-// Percentiles of Student's t, as in every table.
-TEST(Statistics, HaveThePercentilesOfStudentsTables) {
-  const std::pair<double, double> table[] = {{1, 12.7062}, {2, 4.30265},  {4, 2.77645},
-                                             {9, 2.26216}, {30, 2.04227}, {1000, 1.96234}};
-  for (const auto& [freedom, t] : table) {
-    EXPECT_NEAR(t_of_95_percent(freedom), t, 1e-5 * t) << freedom;
-    EXPECT_NEAR(two_sided_p(t, freedom), 0.05, 1e-6) << freedom;
-  }
-  EXPECT_DOUBLE_EQ(two_sided_p(0, 5), 1);
-  EXPECT_NEAR(two_sided_p(-4.0621277, 9), 0.002832890, 1e-8);
-}
-
-// Student's own example (1908), the hours of sleep that two drugs give ten patients: t = -4.0621, p = 0.002833, 95 %
-// interval -2.4599 to -0.7001.
-TEST(Statistics, OfPairsAreThoseOfStudentsSleepData) {
-  const Estimate e = estimate({-1.2, -2.4, -1.3, -1.3, 0.0, -1.0, -1.8, -0.8, -4.6, -1.4});
-  EXPECT_NEAR(e.mean, -1.58, 1e-12);
-  EXPECT_NEAR(e.mean - e.interval, -2.4598858, 1e-6);
-  EXPECT_NEAR(e.mean + e.interval, -0.7001142, 1e-6);
-  EXPECT_NEAR(e.p, 0.002833, 1e-6);
-  EXPECT_TRUE(std::isnan(estimate({1.5}).interval)) << "one value says nothing of the spread";
-  EXPECT_EQ(estimate({1.5}).mean, 1.5);
-  EXPECT_TRUE(std::isnan(estimate({}).mean));
-}
-
-// Of values that do not vary any mean but 0 is certain.
-TEST(Statistics, OfEqualValuesAreCertain) {
-  EXPECT_EQ(estimate({0.5, 0.5}).p, 0);
-  EXPECT_EQ(estimate({0, 0, 0}).p, 1);
-  EXPECT_EQ(estimate({0.5, 0.5}).interval, 0);
-}
-
-// Sample sizes of paired t-tests at a power of 0.8, as programs for them and tables have, for effects of 0.5, 0.8, 1
-// and 2 deviations.
-TEST(Statistics, PairsNeededAreThoseOfPowerTables) {
-  for (const auto& [effect, pairs] : {std::pair(0.5, 34), {0.8, 15}, {1.0, 10}, {2.0, 5}})
-    EXPECT_EQ(pairs_needed(effect * 0.03, 0.03), pairs) << effect;
-  EXPECT_EQ(pairs_needed(-0.03, 0.03), 10) << "the sign does not matter";
-  EXPECT_EQ(pairs_needed(1e-6, 1), 0);
-  EXPECT_EQ(pairs_needed(0, 1), 0);
-  EXPECT_EQ(pairs_needed(1, 0), 2);
-}
-
-TEST(Statistics, MediansAreMiddleValues) {
-  EXPECT_EQ(median({3, 1, 2}), 2);
-  EXPECT_EQ(median({4, 1, 2, 3}), 2.5);
-  EXPECT_TRUE(std::isnan(median({})));
-  EXPECT_TRUE(std::isnan(median({1, NAN, 2})));
-}
-
-// The example of Kaplan and Meier (1958): deaths at 0.8, 3.1, 5.4 and 9.2, losses at 1.0, 2.7, 7.0 and 12.1.
-// The shares that survive are 7/8, 7/8 * 4/5 = 0.7, 0.7 * 3/4 = 0.525, 0.525 / 2 = 0.2625.
-// BUG llmc/run/statistics.h: `1.0 / double(watched.size() - i)` -> `1.0 / double(watched.size())`
-// BUG llmc/run/statistics.h: `a.happened > b.happened` -> `a.happened < b.happened`
-// BUG llmc/run/statistics.h: `if (waiting < 0.5 + 1e-9)` -> `if (waiting < 0.5 - 1e-9)`
-TEST(Statistics, KaplanMeierMediansCountThoseWatchedInVain) {
-  std::vector<Watched> watched = {{0.8, true},  {3.1, true},  {5.4, true},  {9.2, true},
-                                  {1.0, false}, {2.7, false}, {7.0, false}, {12.1, false}};
-  EXPECT_EQ(kaplan_meier_median(watched), 9.2);
-  watched[3].happened = false;
-  EXPECT_EQ(kaplan_meier_median(watched), INFINITY);
-  EXPECT_EQ(kaplan_meier_median({{2, false}, {2, true}, {3, false}}), INFINITY) << "what is lost at a time was watched "
-                                                                                   "until then";
-  EXPECT_EQ(kaplan_meier_median({{1, true}, {2, true}, {3, false}, {3, false}}), 2);
-  EXPECT_EQ(kaplan_meier_median({}), INFINITY);
-}
+#include "report_test.h"
 
 // ----------------------------------------------------------------------------
 // Thinning
@@ -105,73 +32,6 @@ TEST(Thinning, KeepsEachExtremeAndWhatIsNotFinite) {
 
 // ----------------------------------------------------------------------------
 // Logs
-
-// What a trainer would have written.
-struct LogOf {
-  std::string wiring = "plain";
-  int64_t seed = 1, planned = 10;
-  int kv_bytes = 512, flops = 1000;
-
-  std::string head() const {
-    return format(
-        R"({"run":{"model":"d12","num_layers":4,"num_heads":4,"channels":32,"wiring":"%s","num_parameters":10000,)"
-        R"("micro_batch":2,)"
-        R"("seq_len":8,"grad_accum_steps":1,"ranks":1,"steps":%lld,"learning_rate":0.001,"seed":%lld,)"
-        R"("flops_per_token":%d,)"
-        R"("kv_bytes_per_token":%d,"precision":"fp32","device":"CPU","memory":{"weights":4000,"activations":12000},)"
-        R"("process":{"host":"node1","cpu":"A CPU","processors":2,"ranks":1,"gemm_peak":1000000}}})"
-        "\n",
-        wiring.c_str(), (long long)planned, (long long)seed, flops, kv_bytes);
-  }
-  static std::string step(int64_t n, const std::string& loss, const std::string& norm = "1.5") {
-    return format(R"({"step":%lld,"loss":%s,"grad_norm":%s,"lr":0.001,"ms":20,"data_ms":0,"tokens_per_second":800,)"
-                  R"("limit_ms":16})"
-                  "\n",
-                  (long long)n, loss.c_str(), norm.c_str());
-  }
-  static std::string val(int64_t n, const std::string& loss) {
-    return format("{\"step\":%lld,\"val_loss\":%s}\n", (long long)n, loss.c_str());
-  }
-  static std::string sample(int64_t n, const std::string& text) {
-    return format("{\"step\":%lld,\"sample\":\"%s\"}\n", (long long)n, text.c_str());
-  }
-  static std::string steps(int64_t from, int64_t to, double loss = 3) {
-    std::string text;
-    for (int64_t n = from; n <= to; n++) text += step(n, std::to_string(loss - 0.01 * double(n)));
-    return text;
-  }
-};
-
-class Report : public CommandLine {
- protected:
-  std::string write_run(const std::string& name, const std::string& log) const {
-    fs::create_directories(in(name));
-    write_file(in(name + "/log.jsonl"), log);
-    return in(name);
-  }
-  RunHistory read(const std::string& log) const { return read_run(write_run("run", log)); }
-  static bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-  // A finished run of 10 steps: its folder is called as its wiring and seed.
-  RunHistory read_finished(const std::string& wiring, int64_t seed, const std::string& loss,
-                           const std::string& speed = "800") const {
-    LogOf of;
-    of.wiring = wiring, of.seed = seed;
-    std::string steps = LogOf::steps(1, 10);
-    for (size_t at = 0; (at = steps.find(":800", at)) != std::string::npos; at++) steps.replace(at + 1, 3, speed);
-    return read_run(write_run(wiring + std::to_string(seed), of.head() + steps + LogOf::val(10, loss)));
-  }
-  static size_t count(const std::string& text, const std::string& part) {
-    size_t n = 0;
-    for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) n++;
-    return n;
-  }
-  // The charts of a page.
-  static json charts(const std::string& page) {
-    const std::string begin = "id=\"data\">";
-    const size_t at = page.find(begin) + begin.size();
-    return json::parse(page.substr(at, page.find("</script>", at) - at)).at("charts");
-  }
-};
 
 TEST_F(Report, OfALogHasItsStepsTimeAndTokens) {
   const RunHistory run = read(LogOf().head() + LogOf::val(0, "4.5") + LogOf::steps(1, 10) + LogOf::val(10, "2.5") +
@@ -201,6 +61,63 @@ TEST_F(Report, ATornLastLineIsLeftOutAndSaid) {
   EXPECT_EQ(damaged.last_step(), 2);
   EXPECT_TRUE(has(report_page(damaged), "3 lines of the log cannot be read"));
   EXPECT_ERROR(read_run(in("nowhere")), "nowhere/log.jsonl: cannot be read");
+}
+
+// Each value of a log in turn is something else, beside learned sources.
+// BUG llmc/run/report_parts.cpp: `if (!is_count(layers) || !is_count(heads)) return {};` -> ``
+// BUG llmc/model/learned_sources.cpp: `if (table.num_kv_heads != s.num_kv_heads) return {};` -> ``
+TEST_F(Report, ValuesOfAnyKindInALogDoNoHarm) {
+  LogOf of;
+  of.wiring = "gqa(2) router", of.more = R"(,"val_checksum":"1","vocab_size":257,"val_batches":0)";
+  const std::string good = of.head() + LogOf::steps(1, 2) +
+                           "{\"step\":2,\"val_loss\":2.5,\"val_bits_per_byte\":1,\"val_accuracy\":1,\"val_ponder\":1}\n"
+                           "{\"step\":2,\"sample\":\"ab\",\"tokens\":[\"a\",\"b\"],\"ponder\":[1.5]}\n";
+  LearnedSources sources = {4, 2, {}, {}};
+  for (int l = 0; l < 4; l++) sources.router.push_back(std::vector<float>(l > 0 ? size_t(4 * (l + 1)) : 0, 1));
+  const RunHistory first = read_run(write_run("good", good));
+  write_file(write_run("bad", good) + "/sources.csv", learned_sources_csv(sources));
+  EXPECT_TRUE(has(report_page(read_run(in("bad"))), "wiring without router"));
+  std::vector<json> lines;
+  for (size_t begin = 0, end; (end = good.find('\n', begin)) != std::string::npos; begin = end + 1)
+    lines.push_back(json::parse(good.substr(begin, end - begin)));
+  const json values = {nullptr,
+                       true,
+                       "NaN",
+                       "",
+                       0,
+                       -1,
+                       0.5,
+                       100000,
+                       4294967297,
+                       18446744073709551615u,
+                       1e18,
+                       -1e300,
+                       1e300,
+                       5e-324,
+                       json::array({1}),
+                       json::array(),
+                       {{"a", 1}},
+                       std::string(5000, '(')};
+  const auto try_all = [&](json& value) {
+    const json before = value;
+    for (const json& other : values) {
+      value = other;
+      std::string log;
+      for (const json& line : lines) log += line.dump() + "\n";
+      const RunHistory run = read_run(write_run("bad", log));
+      EXPECT_LT(report_page(run).size() + comparison_page({first, run}).size(), 1000000u) << log;
+    }
+    value = before;
+  };
+  const auto begin = std::chrono::steady_clock::now();
+  for (json& line : lines)
+    for (auto& [key, value] : line.items()) {
+      try_all(value);
+      for (json& inner : value)
+        if (value.is_object()) try_all(inner);
+    }
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  EXPECT_LT(seconds.count(), 60) << "of some 800 logs";
 }
 
 // A run that was killed after step 8 and resumed after step 5.
@@ -273,9 +190,9 @@ TEST_F(Report, OfSeveralRunsHasTheCyclesOfThoseThatHalt) {
   const RunHistory halts = read(log + "{\"step\":10,\"val_loss\":2.5,\"val_ponder\":3.25}\n"),
                    plain = read(log + LogOf::val(10, "2.5"));
   const std::string page = comparison_page({plain, halts});
-  EXPECT_TRUE(has(page, "<th>cycles of a token, N + R</th></tr>"));
-  EXPECT_TRUE(has(page, "<td>+0.00000</td><td>3.25000</td></tr>")) << page.substr(page.find("Final losses"), 3000);
-  EXPECT_TRUE(has(page, "<td></td><td>-</td></tr>"));
+  EXPECT_TRUE(has(page, "<th>cycles of a token, N + R</th>"));
+  EXPECT_TRUE(has(page, "<td>+0.00000</td><td>3.25000</td>")) << page.substr(page.find("Final losses"), 3000);
+  EXPECT_TRUE(has(page, "<td>2.50000</td><td></td><td>-</td>")) << "the first has nothing to be compared with";
   EXPECT_FALSE(has(comparison_page({plain, plain}), "N + R</th>"));
 }
 
@@ -285,8 +202,9 @@ TEST_F(Report, HasBitsPerByteWhereTheyAreKnown) {
                    unknown = read(log + LogOf::val(10, "2.5"));
   EXPECT_TRUE(has(report_page(known), "bits a byte</span><b>1.12500</b>"));
   const std::string page = comparison_page({known, unknown});
-  EXPECT_TRUE(has(page, "<th>bits a byte</th></tr>"));
-  EXPECT_TRUE(has(page, "<td>1.12500</td></tr>")) << page.substr(page.find("Final losses"), 3000);
+  EXPECT_TRUE(has(page, "same seed</th><th>bits a byte</th>")) << "beside the losses, where no narrow window cuts it "
+                                                                  "off";
+  EXPECT_TRUE(has(page, "<td></td><td>1.12500</td>")) << page.substr(page.find("Final losses"), 3000);
   EXPECT_FALSE(has(comparison_page({unknown, unknown}), "bits a byte"));
 }
 
@@ -299,7 +217,9 @@ TEST_F(Report, TextFromOutsideIsShownAndNotRun) {
   const std::string folder = write_run("<b>run&amp", log);
   write_file(folder + "/config.toml", "prompt = \"" + evil + "\xff\"\n");
   const RunHistory run = read_run(folder);
-  const std::string page = report_page(run), two = comparison_page({run, read(log)});
+  LogOf named;
+  named.wiring = evil.substr(0, evil.find('"'));
+  const std::string page = report_page(run), two = comparison_page({finished_with("evil", named, "2.5"), run});
   for (const std::string& text : {page, two}) {
     EXPECT_EQ(count(text, "</script"), 3u) << "of the data, of Chart.js and of report.js";
     EXPECT_FALSE(has(text, "<b>run"));
@@ -310,7 +230,7 @@ TEST_F(Report, TextFromOutsideIsShownAndNotRun) {
             2u);
   EXPECT_TRUE(has(page, "\u00fc\u4e2d\U0001F600"));
   EXPECT_FALSE(has(page, "\xff"));
-  EXPECT_EQ(charts(two).at(0).at("series").at(0).at("name"), "<b>run&amp");
+  EXPECT_EQ(charts(two).at(0).at("series").at(0).at("name"), named.wiring);
 }
 
 // The paper's runs.
@@ -336,43 +256,7 @@ TEST_F(Report, Of18000StepsIsSmallAndLosesNoSpike) {
 }
 
 // ----------------------------------------------------------------------------
-// Comparisons
-
-// Three seeds of two wirings. The paired differences are -0.1, -0.2 and -0.3, whose mean is -0.2 with an interval of
-// 4.30265 * 0.1 / sqrt(3) = 0.24842, t = -3.4641 and p = 0.0742; the means of the kinds are 2.5 and 2.3, each
-// +- 4.30265 * s / sqrt(3).
-TEST_F(Report, OverSeedsHasMeansIntervalsAndAPairedTest) {
-  std::vector<RunHistory> runs;
-  auto add = [&](const std::string& wiring, int64_t seed, const char* loss, int64_t steps = 10) {
-    LogOf of;
-    of.wiring = wiring, of.seed = seed, of.kv_bytes = wiring == "plain" ? 512 : 256;
-    runs.push_back(read_run(
-        write_run(wiring + std::to_string(seed), of.head() + LogOf::steps(1, steps) + LogOf::val(steps, loss))));
-  };
-  add("plain", 1, "2.4"), add("plain", 2, "2.5"), add("plain", 3, "2.6");
-  add("sla(3,3)", 3, "2.3"), add("sla(3,3)", 1, "2.3"), add("sla(3,3)", 2, "2.3");
-  add("sla(3,3)", 4, "1.1", 5);
-  const std::string page = comparison_page(runs);
-  EXPECT_TRUE(has(page, "<tr><td>plain</td><td>3</td><td>2.50000 &#177; 0.24841</td><td></td>"))
-      << page.substr(page.find("Over seeds"), 1200);
-  EXPECT_TRUE(has(page, "<tr><td>sla(3,3)</td><td>3</td><td>2.30000 &#177; 0.00000</td><td>-0.20000 &#177; "
-                        "0.24841</td><td>3</td><td>0.0742</td>"
-                        "<td>1.00</td><td>50.0 %</td><td>no difference is shown: 0 lies in the interval; if it is as "
-                        "large as it looks, it takes 5 "
-                        "seeds</td>"))
-      << page.substr(page.find("Over seeds"), 1200);
-  EXPECT_TRUE(has(page, "a standard deviation of 0.1000 nats (of all rows together). To find a true difference with p "
-                        "&lt; 0.05 in four of five "
-                        "experiments takes 787 pairs for 0.01 nats, 34 pairs for 0.05, 7 pairs for 0.133, the largest"))
-      << page.substr(page.find("From seed"), 400);
-  EXPECT_TRUE(has(page, "<td>2.30000</td><td>-0.10000</td>")) << "sla(3,3) with seed 3, less the first run, of seed 1";
-  EXPECT_TRUE(has(page, "<td>5 of 10</td>"));
-  EXPECT_TRUE(has(page, "not finished: 5 of 10 steps"));
-  runs.erase(runs.begin() + 1, runs.begin() + 3);
-  EXPECT_TRUE(has(comparison_page(runs), "<td>-0.10000</td><td>1</td><td>-</td><td>1.00</td><td>50.0 %</td><td>one "
-                                         "pair shows nothing about other seeds</td>"));
-  EXPECT_FALSE(has(comparison_page({runs[0], runs[1]}), "Over seeds"));
-}
+// Sections
 
 // Two wirings, of which rope takes half of the FLOPs, and two sections, of which the second has plain runs only.
 // BUG llmc/run/report_sections.cpp: `if (flops_at(kind, point) <= flops)` -> `if (flops_at(kind, point) <= 2 * flops)`
@@ -499,24 +383,6 @@ TEST_F(Report, OutlinesMaySayWhatAGuessGetsRight) {
     EXPECT_EQ(error_of([&] { read_outline(in("outline")); }),
               in("outline") + ":2: `" + wrong + "`: it is `chance SHARE`, a number from 0 to 1");
   }
-}
-
-// The differences of gqa(2) are -0.1 and -0.1, of rope 0.1 and -0.1, and of gate 0.1 alone: from seed to seed they vary
-// with a deviation of 0 and of 0.1414, together sqrt(0.02 / 2).
-// BUG llmc/run/report_comparison.cpp: `median(kind.speeds) / median(kinds[0].speeds)` -> `median(kinds[0].speeds) /
-// median(kind.speeds)`
-// BUG llmc/run/report_comparison.cpp: `needed > int(pairs)` -> `true`
-TEST_F(Report, OverSeedsSaysWhatAnySpreadShows) {
-  const std::string page = comparison_page({read_finished("plain", 1, "2.5"), read_finished("plain", 2, "2.5"),
-                                            read_finished("gqa(2)", 1, "2.4", "2000"),
-                                            read_finished("gqa(2)", 2, "2.4", "2000"), read_finished("rope", 1, "2.6"),
-                                            read_finished("rope", 2, "2.4"), read_finished("gate", 1, "2.6", "400")});
-  EXPECT_TRUE(has(page, "<td>-0.10000 &#177; 0.00000</td><td>2</td><td>0</td><td>2.50</td><td>100.0 %</td>"
-                        "<td>lower</td>"))
-      << page.substr(page.find("Over seeds"), 1200);
-  EXPECT_TRUE(has(page, "<td>no difference is shown: 0 lies in the interval</td>")) << "no number of seeds will do";
-  EXPECT_TRUE(has(page, "<td>+0.10000</td><td>1</td><td>-</td><td>0.50</td><td>100.0 %</td>"));
-  EXPECT_TRUE(has(page, "vary with a standard deviation of 0.1000 nats")) << page.substr(page.find("From seed"), 400);
 }
 
 // Of 10 steps no mean is drawn; of 200 and of 300 that of the last two and three.
@@ -658,37 +524,6 @@ TEST_F(Report, PublishedDifferencesStandBesideOurs) {
   EXPECT_EQ(page.find("published", second), std::string::npos);
   write_file(in("outline"), "# One\npublished 1\n");
   EXPECT_ERROR(read_outline(in("outline")), "outline:2: `published` says something of the run before it");
-}
-
-// Another learning rate is another kind of run, and the label says it.
-TEST_F(Report, RunsThatDifferByMoreThanTheirSeedAreNotAveraged) {
-  std::string other = LogOf().head();
-  other.replace(other.find("0.001"), 5, "0.002");
-  const std::string rest = LogOf::steps(1, 10) + LogOf::val(10, "2.5");
-  LogOf second;
-  second.seed = 2;
-  const std::string page =
-      comparison_page({read_run(write_run("a", LogOf().head() + rest)), read_run(write_run("b", second.head() + rest)),
-                       read_run(write_run("c", other + rest))});
-  EXPECT_TRUE(has(page, "<tr><td>plain, learning_rate 0.001</td><td>2</td>"))
-      << page.substr(page.find("Over seeds"), 1200);
-  EXPECT_TRUE(has(page, "<tr><td>plain, learning_rate 0.002</td><td>1</td>"));
-}
-
-// BUG llmc/run/report_comparison.cpp: `names[i] = runs[i].name;` -> `names[i] = runs[0].name;`
-TEST_F(Report, OfRunsOfDifferentLengthsHasEachToItsEnd) {
-  LogOf longer;
-  longer.planned = 40;
-  const RunHistory a = read_run(write_run("x/run", LogOf().head() + LogOf::steps(1, 10) + LogOf::val(10, "2.5"))),
-                   b = read_run(write_run("y/run", longer.head() + LogOf::steps(1, 40) + LogOf::val(40, "2.25")));
-  const std::string page = comparison_page({a, b});
-  EXPECT_TRUE(has(page, "The runs have different lengths"));
-  EXPECT_TRUE(has(page, "<td>2.25000</td><td>-0.25000</td>"));
-  const json train = charts(page).at(1).at("series");
-  EXPECT_EQ(train.at(0).at("s").back(), 10);
-  EXPECT_EQ(train.at(1).at("s").back(), 40);
-  EXPECT_EQ(train.at(0).at("name"), in("x/run")) << "both folders are called run";
-  EXPECT_EQ(train.at(1).at("name"), in("y/run"));
 }
 
 // ----------------------------------------------------------------------------
@@ -854,6 +689,9 @@ TEST_F(Report, IsWrittenAtEachValidationAndAtTheEnd) {
   const int64_t last = steps_of(read_log(in("out"))).back().at("step");
   EXPECT_TRUE(has(read_file(page), format("<b>%lld of 1000000</b>", (long long)last))) << "the page of the end";
   for (const std::string& name : names_in(in("out"))) EXPECT_FALSE(is_unfinished_output(name)) << name;
+  const json description = read_log(in("out")).at(0).at("run");
+  EXPECT_EQ(description.at("memory").at("copy for checkpoints"), 12 * description.at("num_parameters").get<int64_t>())
+      << "in fp32 the weights and both moments";
 
   // A folder has the page's name.
   fs::create_directories(in("taken/report.html"));

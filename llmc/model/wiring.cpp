@@ -49,15 +49,15 @@ struct ShortName {
 const ShortName short_names[] = {
     {"modern", "rmsnorm qknorm rope relu2 untied softcap(15)", "the block that nanochat trains"}};
 
-std::string with_terms_for_names(std::string text) {
-  for (const ShortName& s : short_names)
-    for (size_t at = 0, next; (at = text.find(s.name, at)) != std::string::npos; at = next) {
-      const size_t end = at + s.name.size();
-      const bool begins = at == 0 || strchr(spaces, text[at - 1]) != nullptr,
-                 is_word = begins && (end == text.size() || strchr(spaces, text[end]) != nullptr);
-      if (is_word) text.replace(at, s.name.size(), s.terms);
-      next = is_word ? at + s.terms.size() : end;
-    }
+// The text with `to` in place of each `from` that stands between spaces.
+std::string with_words(std::string text, const std::string& from, const std::string& to) {
+  for (size_t at = 0, next; (at = text.find(from, at)) != std::string::npos; at = next) {
+    const size_t end = at + from.size();
+    const bool begins = at == 0 || strchr(spaces, text[at - 1]) != nullptr,
+               is_word = begins && (end == text.size() || strchr(spaces, text[end]) != nullptr);
+    if (is_word) text.replace(at, from.size(), to);
+    next = is_word ? at + to.size() : end;
+  }
   return text;
 }
 
@@ -214,7 +214,9 @@ std::string wiring_help() {
 
 Wiring parse_wiring(const std::string& given) {
   Wiring w;
-  const std::string text = w.text = with_terms_for_names(given);
+  w.text = given;
+  for (const ShortName& s : short_names) w.text = with_words(w.text, s.name, s.terms);
+  const std::string text = w.text;
   w.terms.clear();
   for (size_t at = 0; (at = text.find_first_not_of(spaces, at)) != std::string::npos;) {
     if (w.terms.size() == most_terms) user_error("the wiring has more than %zu terms", most_terms);
@@ -223,6 +225,11 @@ Wiring parse_wiring(const std::string& given) {
   if (w.terms.empty()) user_error("the wiring is empty; plain GPT-2 is \"plain\"");
   check_combinations(w);
   return w;
+}
+
+std::string with_short_names(std::string text) {
+  for (const ShortName& s : short_names) text = with_words(text, s.terms, s.name);
+  return text;
 }
 
 Wiring skip_layer_wiring(int num_skip_layer, int num_skip_head) {

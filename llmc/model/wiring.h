@@ -37,6 +37,9 @@ std::string wiring_help();
 // validate's.
 Wiring parse_wiring(const std::string& text);
 
+// The text of a wiring with the words that are short for several terms in place of these: `modern sla(6,6)`.
+std::string with_short_names(std::string text);
+
 // sla(num_skip_layer, num_skip_head), the paper's n_l and n_h; plain for num_skip_head = 0.
 Wiring skip_layer_wiring(int num_skip_layer, int num_skip_head);
 

@@ -39,10 +39,6 @@ json charts_of(const RunHistory& run) {
   return charts;
 }
 
-std::string fact(const std::string& name, const std::string& value) {
-  return value.empty() ? "" : "<div><span class=\"quiet\">" + html(name) + "</span><b>" + html(value) + "</b></div>\n";
-}
-
 std::string facts(const RunHistory& run) {
   const double last = run.steps.empty() ? NAN : smoothed(run, &TrainPoint::loss).back(),
                rate = run.tokens() / run.seconds();
@@ -108,17 +104,14 @@ std::string samples(const RunHistory& run) {
 std::string learned_sources(const RunHistory& run) {
   if (run.sources.empty()) return "";
   std::string rows;
-  try {
-    const Wiring wiring = parse_wiring(string_in(run.description, "wiring"));
-    const int heads = int(run.number("num_heads", 0));
-    validate(wiring, run.sources.num_layers, heads);
-    for (const NearWiring& near : nearest_wirings(run.sources, wiring, heads))
+  const std::optional<DescribedWiring> w = wiring_of(run);
+  if (w && w->num_layers == run.sources.num_layers)  // else they are another model's than the log's
+    for (const NearWiring& near : nearest_wirings(run.sources, w->wiring, w->num_heads))
       rows += row({"<code>" + html(near.text) + "</code>", percent_text(near.share)});
-  } catch (const UserError&) {}  // the weights are another model's than the log's
   return learned_sources_picture(run.sources) +
          (rows.empty() ? ""
-                       : "<table class=\"left\">\n" + row({"wiring without router", "of the router's weight"}, "th") +
-                             rows + "</table>\n");
+                       : "<table class=\"left\">\n" + row({"wiring without router", near_share_name}, "th") + rows +
+                             "</table>\n");
 }
 
 std::string machine(const RunHistory& run) {

@@ -13,10 +13,10 @@
 // log, if anything is.
 std::string report_page(const RunHistory& run);
 
-// Runs side by side: their losses, final losses with differences to the first run, K/V bytes a token against loss,
-// losses by position; and where runs differ by their seed alone, means with 95 % confidence intervals and a paired
-// t-test against the runs of the first one's kind.
-std::string comparison_page(const std::vector<RunHistory>& runs);
+// Runs side by side: what they share, their losses, K/V bytes a token against loss, losses by position; and where runs
+// differ by their seed alone, means with 95 % confidence intervals and, by seeds, differences to the runs of the first
+// one's kind with a paired t-test. `warnings` gets what the page says of losses that cannot be compared.
+std::string comparison_page(const std::vector<RunHistory>& runs, std::vector<std::string>* warnings = nullptr);
 
 // A part of a page: a heading, paragraphs, and runs to compare.
 struct ReportSection {
@@ -39,5 +39,6 @@ std::vector<ReportSection> read_outline(const std::string& path);
 // Sections below each other, with the runs over seeds and their validation losses in each. A section without a run that
 // has begun says so. Before them, if validations have accuracies: of each wiring (rows) and section (columns) the mean
 // accuracy over seeds after the last update and at equal FLOPs beside that of a guess, after how many updates it was
-// above 0.99, and of tasks with levels the hardest on which it was.
-std::string sections_page(const std::string& title, const std::vector<ReportSection>& sections);
+// above 0.99, and of tasks with levels the hardest on which it was. `warnings` as above, each with its section.
+std::string sections_page(const std::string& title, const std::vector<ReportSection>& sections,
+                          std::vector<std::string>* warnings = nullptr);

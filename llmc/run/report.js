@@ -21,13 +21,20 @@
   let axis = axes[0], charts = [], drawn = new Set();
 
   const finite = x => x !== null && Number.isFinite(x);
-  function points(chart, series) {
+  // The points of a series, or those of its 'low' or 'high'.
+  function points(chart, series, key = 'y') {
     const xOf = series.x ? i => series.x[i] : i => axis.of(series, i, unitOf(chart));
-    const all = series.y.map((y, i) => ({ x: xOf(i), y })).filter(p => finite(p.x));
-    const end = () => Math.max(...chart.series.map(s => axis.of(s, s.y.length - 1, unitOf(chart))));
-    const half = chart.lastHalf ? end() / 2 : -Infinity;
-    return all.filter(p => p.x >= half && !(chart.logX && p.x <= 0))
-      .map(p => chart.logY && p.y <= 0 ? { x: p.x, y: null } : p);
+    const half = chart.lastHalf ? Math.max(...chart.series.flatMap(s => s.s)) / 2 : -Infinity;
+    return series[key].map((y, i) => ({ x: xOf(i), y: chart.logY && y <= 0 ? null : y }))
+      .filter((p, i) => finite(p.x) && !(series.s && series.s[i] < half) && !(chart.logX && p.x <= 0));
+  }
+
+  // The two ends of a band, the second filled down to the first; none for a series without one.
+  function band(chart, series) {
+    const fill = { borderWidth: 0, pointRadius: 0, pointHitRadius: 0, parsing: false, isBand: true, order: 2,
+                   label: series.name, backgroundColor: colour('--series-' + series.colour % 8) + '28' };
+    return !series.low ? [] : [{ ...fill, data: points(chart, series, 'low') },
+                               { ...fill, data: points(chart, series, 'high'), fill: '-1' }];
   }
 
   function dataset(chart, series) {
@@ -47,7 +54,7 @@
     afterDatasetDraw(chart, { index, meta }) {
       const a = chart.chartArea;
       const isIn = p => !p.skip && p.x >= a.left - 1 && p.x <= a.right + 1 && p.y >= a.top - 1 && p.y <= a.bottom + 1;
-      if (meta.data.some(isIn)) drawn.add(chart.canvas.id + '/' + index);
+      if (!meta._dataset.isBand && meta.data.some(isIn)) drawn.add(chart.canvas.id + '/' + index);
     },
   };
 
@@ -64,7 +71,7 @@
     const xLabel = () => chart.x || axis.label(unitOf(chart));
     chart.drawn = new Chart(document.getElementById('chart-' + i), {
       type: chart.x ? 'scatter' : 'line',
-      data: { datasets: chart.series.map(s => dataset(chart, s)) },
+      data: { datasets: chart.series.flatMap(s => [...band(chart, s), dataset(chart, s)]) },
       plugins: [countDrawn],
       options: {
         animation: false, responsive: true, maintainAspectRatio: false, normalized: false,
@@ -72,8 +79,14 @@
         scales: { x: scale(xLabel(), chart.logX), y: scale(chart.y, chart.logY) },
         plugins: {
           legend: { display: chart.series.length > 1,
-                    labels: { color: ink, usePointStyle: true, pointStyle, boxHeight: 8 } },
-          tooltip: { callbacks: {
+                    labels: { color: ink, usePointStyle: true, pointStyle, boxHeight: 8,
+                              filter: (item, data) => !data.datasets[item.datasetIndex].isBand },
+                    onClick: (event, item, legend) => {  // a curve goes with its band
+                      const all = legend.chart, shown = !all.isDatasetVisible(item.datasetIndex);
+                      all.data.datasets.forEach((d, i) => d.label === item.text && all.setDatasetVisibility(i, shown));
+                      all.update();
+                    } },
+          tooltip: { filter: item => !item.dataset.isBand, callbacks: {
             title: items => items.length ? xLabel() + ' ' + (+items[0].parsed.x.toPrecision(6)) : '',
             label: item => item.dataset.label + ': ' + (+item.parsed.y.toPrecision(6)) } },
         },

@@ -1,35 +1,85 @@
 #include <algorithm>
 #include <set>
+#include <tuple>
 #include "llmc/utils/error.h"
+#include "llmc/utils/text.h"
+#include "option.h"
+#include "options.h"
 #include "print.h"
 #include "report.h"
 #include "report_parts.h"
+#include "settings.h"
 #include "statistics.h"
 
 namespace report {
 
-// Of what all of the runs say: an older version of this program wrote less down.
-static nlohmann::json key_of(const RunHistory& run, const std::vector<RunHistory>& runs) {
-  nlohmann::json key;
-  for (const auto& [name, value] : run.description.items()) {
-    const auto says_it = [&, n = name](const RunHistory& other) { return other.description.contains(n); };
-    if (name != "seed" && derived_fields.count(name) == 0 && std::all_of(runs.begin(), runs.end(), says_it))
-      key[name] = value;
+// A run's description with the defaults of the options that it does not have and that decide on results: an older
+// version of this program did not know them, and trained by these.
+static json described(const RunHistory& run) {
+  json description = run.description;
+  TrainOptions defaults;
+  for (const Option& option : train_options(defaults))
+    if (const auto value = option.value();
+        value && option.on_resume != OnResume::ignored && !description.contains(option.key))
+      std::visit([&](const auto& scalar) { description[option.key] = scalar; }, *value);
+  for (const char* key : {model_checksum_key, train_checksum_key, val_checksum_key})
+    if (!description.contains(key)) description[key] = "";  // not known, or none
+  return description;
+}
+
+// Each run's description without its seed and what follows from the rest: of the other keys those that all runs have.
+static std::vector<nlohmann::json> keys_of(const std::vector<RunHistory>& runs) {
+  std::vector<json> all;
+  for (const RunHistory& run : runs) all.push_back(described(run));
+  std::vector<nlohmann::json> keys(runs.size());
+  for (const auto& [name, value] : all[0].items()) {
+    const auto says_it = [&, n = name](const json& other) { return other.contains(n); };
+    if (name == "seed" || derived_fields.count(name) > 0 || !std::all_of(all.begin(), all.end(), says_it)) continue;
+    for (size_t i = 0; i < runs.size(); i++) keys[i][name] = all[i][name];
   }
-  return key;
+  return keys;
+}
+
+// A value of a kind as text; "" if it has none.
+static std::string value_in(const Kind& kind, const std::string& name) {
+  const auto it = kind.key.find(name);
+  return it == kind.key.end() ? "" : with_short_names(it->is_string() ? it->get<std::string>() : it->dump());
+}
+
+// Whether two kinds have different values, as far as both are known.
+static bool differ(const Kind& a, const Kind& b, const std::string& name) {
+  const std::string ours = value_in(a, name), theirs = value_in(b, name);
+  return !ours.empty() && !theirs.empty() && ours != theirs;
 }
 
 // The wiring, and what else is not the same for all kinds.
 static std::string label_of(const Kind& kind, const std::vector<Kind>& kinds) {
-  std::string label = string_in(kind.key, "wiring");
+  std::string label = value_in(kind, "wiring");
   for (const auto& [name, value] : kind.key.items()) {
-    const auto has_it = [&, n = name, v = value](const Kind& other) {
-      return other.key.contains(n) && other.key[n] == v;
-    };
+    const auto has_it = [&, n = name, v = value](const Kind& other) { return other.key[n] == v; };
     if (name != "wiring" && !std::all_of(kinds.begin(), kinds.end(), has_it))
-      label += (label.empty() ? "" : ", ") + name + " " + (value.is_string() ? value.get<std::string>() : value.dump());
+      label += (label.empty() ? "" : ", ") + name + " " + value_in(kind, name);
   }
   return label;
+}
+
+// Kind::other_validation. Without -m 0 validation reads so many micro-batches (-b) of the data, and with `memory` the
+// beginnings of as many streams as all ranks have rows.
+static std::string other_validation(const Kind& kind, const Kind& first) {
+  const auto has_memory = [](const Kind& k) { return value_in(k, "wiring").find("memory(") != std::string::npos; };
+  const bool reads_all = value_in(kind, "val_batches") == "0" && value_in(first, "val_batches") == "0";
+  std::vector<std::string> all;
+  if (differ(kind, first, val_checksum_key)) all.push_back("other data (-j)");
+  for (const auto& [name, what, matters] : {std::tuple("val_batches", "-m", true),
+                                            {"seq_len", "-t", true},
+                                            {"micro_batch", "-b", !reads_all},
+                                            {"ranks", "ranks", !reads_all && has_memory(kind)}})
+    if (matters && differ(kind, first, name))
+      all.push_back(what + (" " + value_in(kind, name)) + " in place of " + value_in(first, name));
+  if (has_memory(kind) != has_memory(first) && !reads_all) all.push_back("other places, for `memory` reads streams");
+  std::string text;
+  for (const std::string& what : all) text += (text.empty() ? "" : ", ") + what;
+  return text;
 }
 
 static std::vector<std::string> names_of(const std::vector<RunHistory>& runs) {
@@ -41,8 +91,10 @@ static std::vector<std::string> names_of(const std::vector<RunHistory>& runs) {
 }
 
 Comparison::Comparison(const std::vector<RunHistory>& the_runs) : runs(the_runs), names(names_of(the_runs)) {
-  for (const RunHistory& run : runs) {
-    const nlohmann::json key = key_of(run, runs);
+  const std::vector<nlohmann::json> keys = keys_of(runs);
+  for (size_t i = 0; i < runs.size(); i++) {
+    const RunHistory& run = runs[i];
+    const nlohmann::json& key = keys[i];
     auto it = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& kind) { return kind.key == key; });
     if (it == kinds.end()) {
       it = kinds.insert(kinds.end(), Kind());
@@ -58,7 +110,29 @@ Comparison::Comparison(const std::vector<RunHistory>& the_runs) : runs(the_runs)
     it->speeds.push_back(median(speeds));
     if (!run.positions.empty()) it->positions.emplace(int64_t(run.number("seed", 0)), run.positions);
   }
-  for (Kind& kind : kinds) kind.label = label_of(kind, kinds);
+  for (Kind& kind : kinds) {
+    kind.label = label_of(kind, kinds);
+    kind.other_validation = other_validation(kind, kinds[0]);
+  }
+}
+
+std::vector<std::string> comparison_warnings(const Comparison& c) {
+  std::vector<std::string> lines;
+  const Kind& first = c.kinds[0];
+  for (const Kind& kind : c.kinds) {
+    const bool same_tokens = !value_in(kind, val_checksum_key).empty() &&
+                             value_in(kind, val_checksum_key) == value_in(first, val_checksum_key);
+    if (!kind.other_validation.empty())
+      lines.push_back(kind.label + ": validation does not read what that of the first runs does (" +
+                      kind.other_validation + "): losses cannot be compared, and no difference is tested.");
+    if (differ(kind, first, "vocab_size") && !same_tokens)
+      lines.push_back(kind.label + ": the vocabulary is not that of the first runs: losses in nats a token cannot be "
+                                   "compared; bits a byte can, if both validate the same text.");
+    if (differ(kind, first, train_checksum_key))
+      lines.push_back(kind.label + ": trained on other data (-i) than the first runs: training losses cannot be "
+                                   "compared, and a difference in validation may be that of the data.");
+  }
+  return lines;
 }
 
 // What is a column of the table only where a run has it.
@@ -79,64 +153,74 @@ static std::vector<OptionalColumn> known_columns(const std::vector<RunHistory>& 
   return known;
 }
 
+// The run that a run's loss is compared with: the first of the first kind that has the same seed; -1 without one.
+static int reference_of(const Comparison& c, size_t i) {
+  if (!c.kinds[size_t(c.kind_of_run[i])].other_validation.empty()) return -1;
+  for (size_t first = 0; first < c.runs.size(); first++)
+    if (c.kind_of_run[first] == 0 && c.runs[first].number("seed", 0) == c.runs[i].number("seed", 0)) return int(first);
+  return -1;
+}
+
 std::string final_losses(const Comparison& c) {
   const auto& [runs, names, kinds, kind_of_run] = c;
-  std::vector<std::string> head = {"run",           "wiring",          "seed",
-                                   "steps",         "tokens",          "training",
-                                   "tokens/s",      "parameters",      "K/V a token",
-                                   "FLOPs a token", "validation loss", "difference to the first"};
+  std::vector<std::string> head = {"run", "wiring", "seed", "validation loss", "less the first wiring's, same seed"};
   const std::vector<OptionalColumn> optional_columns = known_columns(runs);
   for (const OptionalColumn& column : optional_columns) head.push_back(column.head);
+  for (const char* name : {"steps", "tokens", "training", "tokens/s", "parameters", "K/V a token", "FLOPs a token"})
+    head.push_back(name);
   std::string rows = row(head, "th");
-  const double first = runs[0].final_loss();
   for (size_t i = 0; i < runs.size(); i++) {
     const RunHistory& run = runs[i];
     auto count = [&](const char* key) {
       return std::isfinite(run.number(key, NAN)) ? count_text(run.number(key, NAN)) : std::string("-");
     };
     const bool timed = std::isfinite(run.seconds()) && run.seconds() > 0;
+    const int reference = reference_of(c, i);
     std::vector<std::string> cells = {format("<span class=\"key\" style=\"background:var(--series-%d)\"></span>",
                                              kind_of_run[i] % 8) +
                                           html(names[i]),
-                                      html(string_in(run.description, "wiring")),
-                                      html(string_in(run.description, "seed")),
-                                      format("%lld", (long long)run.last_step()) +
-                                          (run.is_finished() ? "" : format(" of %lld", (long long)run.planned_steps())),
-                                      count_text(run.tokens()),
-                                      timed ? time_text(run.seconds()) : "-",
-                                      timed ? count_text(run.tokens() / run.seconds()) : "-",
-                                      count("num_parameters"),
-                                      count("kv_bytes_per_token"),
-                                      count("flops_per_token"),
-                                      loss_text(run.final_loss()),
-                                      i == 0 ? "" : signed_text(run.final_loss() - first)};
+                                      html(value_in(kinds[size_t(kind_of_run[i])], "wiring")),
+                                      html(string_in(run.description, "seed")), loss_text(run.final_loss()),
+                                      reference == int(i) ? ""
+                                      : reference < 0
+                                          ? "-"
+                                          : signed_text(run.final_loss() - runs[size_t(reference)].final_loss())};
     for (const OptionalColumn& column : optional_columns) cells.push_back(column.text(run.final(column.value)));
+    for (const std::string& cell : {format("%lld", (long long)run.last_step()) +
+                                        (run.is_finished() ? "" : format(" of %lld", (long long)run.planned_steps())),
+                                    count_text(run.tokens()), timed ? time_text(run.seconds()) : "-",
+                                    timed ? count_text(run.tokens() / run.seconds()) : "-", count("num_parameters"),
+                                    count("kv_bytes_per_token"), count("flops_per_token")})
+      cells.push_back(cell);
     rows += row(cells);
   }
   return "<div class=\"wide\"><table class=\"runs\">\n" + rows + "</table></div>\n";
 }
 
-// In words, what a difference to the first kind shows.
-static std::string verdict(const Estimate& difference, size_t pairs) {
+// In words, what a difference to the first kind shows. `p` is Holm's.
+static std::string verdict(const Estimate& difference, double p, size_t pairs) {
   if (!std::isfinite(difference.interval)) return "one pair shows nothing about other seeds";
-  if (std::fabs(difference.mean) > difference.interval) return difference.mean < 0 ? "lower" : "higher";
+  if (p < 0.05) return difference.mean < 0 ? "lower" : "higher";
+  if (difference.p < 0.05) return "no difference is shown: among so many, one may look like this by chance";
   const int needed = pairs_needed(difference.mean, difference.deviation);
   return "no difference is shown: 0 lies in the interval" +
          (needed > int(pairs) ? format("; if it is as large as it looks, it takes %d seeds", needed) : std::string());
 }
 
-// What it would take to see differences of some sizes, up to the largest that the paper found, if all vary from seed to
-// seed as these do.
-static std::string seeds_for(double squares, int freedom) {
+// What it would take to see differences of some sizes, up to the largest that the paper found between wirings such as
+// these, if all vary from seed to seed as these do.
+static std::string seeds_for(double squares, int freedom, bool is_the_papers) {
   if (freedom < 1 || squares <= 0) return "";
   const double deviation = std::sqrt(squares / freedom);
   std::string text = format("<p>From seed to seed, differences vary with a standard deviation of %.4f nats (of all "
                             "rows together). ",
                             deviation);
   const char* before = "To find a true difference with p &lt; 0.05 in four of five experiments takes";
-  for (const auto& [nats, name] : {std::pair(0.01, "0.01 nats"),
-                                   {0.05, "0.05"},
-                                   {0.133, "0.133, the largest in the paper on skip-layer attention"}}) {
+  for (const auto& [nats, name] :
+       {std::pair(0.01, "0.01 nats"),
+        {0.05, "0.05"},
+        {0.133, is_the_papers ? "0.133, the largest in the paper on skip-layer attention" : ""}}) {
+    if (!*name) continue;
     const int pairs = pairs_needed(nats, deviation);
     text += before + (pairs > 0 ? format(" %d pairs for ", pairs) : std::string(" over 10,000 pairs for ")) + name;
     before = ",";
@@ -144,56 +228,112 @@ static std::string seeds_for(double squares, int freedom) {
   return text + ".</p>\n";
 }
 
+// Kinds whose losses have pairs with the first kind's, and what these show.
+struct PairedDifference {
+  Estimate of;
+  size_t pairs;
+  double holm_p = NAN;
+};
+
+static std::map<const Kind*, PairedDifference> paired_differences(const std::vector<Kind>& kinds) {
+  std::map<const Kind*, PairedDifference> found;
+  std::vector<PairedDifference*> tested;
+  std::vector<double> ps;
+  for (size_t k = 1; k < kinds.size(); k++) {
+    std::vector<double> differences;
+    for (const auto& [seed, loss] : kinds[k].losses)
+      if (const auto first = kinds[0].losses.find(seed); first != kinds[0].losses.end())
+        differences.push_back(loss - first->second);
+    if (differences.empty() || !kinds[k].other_validation.empty()) continue;
+    PairedDifference& d = found[&kinds[k]] = {estimate(differences), differences.size()};
+    if (std::isfinite(d.of.p)) tested.push_back(&d), ps.push_back(d.of.p);
+  }
+  ps = holm(ps);
+  for (size_t i = 0; i < tested.size(); i++) tested[i]->holm_p = ps[i];
+  return found;
+}
+
+// The bits a byte of a kind's finished runs; empty if one does not know them.
+static std::vector<double> bits_of(const Kind& kind) {
+  std::vector<double> bits;
+  for (const auto& [seed, points] : kind.validations) bits.push_back(points.back().bits_per_byte);
+  const bool are_known = std::all_of(bits.begin(), bits.end(), [](double b) { return std::isfinite(b); });
+  return are_known ? bits : std::vector<double>();
+}
+
+static std::string with_interval(const Estimate& e, const std::string& mean) {
+  return mean + (std::isfinite(e.interval) ? format(" &#177; %.5f", e.interval) : "");
+}
+
+// What the table over seeds says besides its numbers.
+static std::string how_to_read(const std::vector<Kind>& kinds, size_t tests) {
+  const auto same = [&](const char* key) {
+    return std::all_of(kinds.begin(), kinds.end(),
+                       [&](const Kind& k) { return value_in(k, key) == value_in(kinds[0], key); });
+  };
+  const std::string rate = value_in(kinds[0], "learning_rate");
+  return "<p>Means with 95 % confidence intervals by Student's t, each for itself; differences are of runs with the "
+         "same seed, and p that of the paired t-test" +
+         (tests > 1 ? format(", by Holm's correction for %zu tests", tests) : std::string()) +
+         ". Speeds are medians, over steps and then over runs. Only runs that are finished count." +
+         (!rate.empty() && same("learning_rate") && !same("wiring")
+              ? " All wirings have one learning rate, " + html(rate) + ", which need not be the best of each."
+              : "") +
+         "</p>\n";
+}
+
 std::string over_seeds(const std::vector<Kind>& kinds, const std::map<int, std::string>& published) {
   if (std::none_of(kinds.begin(), kinds.end(), [](const Kind& kind) { return kind.losses.size() > 1; })) return "";
+  const std::map<const Kind*, PairedDifference> differences = paired_differences(kinds);
+  double squares = 0;
+  int freedom = 0;
+  size_t tests = 0;
+  for (const auto& [kind, d] : differences)
+    if (d.pairs > 1)
+      squares += d.of.deviation * d.of.deviation * double(d.pairs - 1), freedom += int(d.pairs) - 1, tests++;
   std::vector<std::string> heads = {"runs that differ by seed alone",
                                     "seeds",
                                     "mean validation loss",
                                     "difference to the first, by pairs",
                                     "pairs",
-                                    "p",
+                                    tests > 1 ? "p, by Holm" : "p",
                                     "tokens/s, to the first's",
                                     "K/V, to the first's",
-                                    ""};
+                                    "what the pairs show"};
   if (!published.empty()) heads.push_back("difference, published");
   std::string rows = row(heads, "th");
-  auto with_interval = [](const Estimate& e, const std::string& mean) {
-    return mean + (std::isfinite(e.interval) ? format(" &#177; %.5f", e.interval) : "");
-  };
-  double squares = 0;
-  int freedom = 0;
-  for (const Kind& kind : kinds) {
-    std::vector<double> losses, differences;
-    for (const auto& [seed, loss] : kind.losses) {
-      losses.push_back(loss);
-      const auto first = kinds[0].losses.find(seed);
-      if (first != kinds[0].losses.end()) differences.push_back(loss - first->second);
-    }
-    const Estimate mean = estimate(losses), difference = estimate(differences);
+  bool is_the_papers = true;  // plain and sla alone
+  for (size_t k = 0; k < kinds.size(); k++) {
+    const Kind& kind = kinds[k];
+    std::vector<double> losses;
+    for (const auto& [seed, loss] : kind.losses) losses.push_back(loss);
+    const Estimate mean = estimate(losses), bits = estimate(bits_of(kind));
     std::vector<std::string> cells = {html(kind.label), format("%zu", losses.size()),
                                       with_interval(mean, loss_text(mean.mean))};
+    if (std::isfinite(bits.mean))
+      cells[2] += "<br><span class=\"quiet\">" + with_interval(bits, loss_text(bits.mean)) + " bits a byte</span>";
     cells.resize(9);
-    if (&kind != &kinds[0] && !differences.empty()) {
-      cells[3] = with_interval(difference, signed_text(difference.mean));
-      cells[4] = format("%zu", differences.size());
-      cells[5] = std::isfinite(difference.p) ? format("%.3g", difference.p) : "-";
-      cells[8] = verdict(difference, differences.size());
-      const int more = int(differences.size()) - 1;
-      if (more > 0) squares += difference.deviation * difference.deviation * more, freedom += more;
+    if (const auto found = differences.find(&kind); found != differences.end()) {
+      const PairedDifference& d = found->second;
+      cells[3] = with_interval(d.of, signed_text(d.of.mean));
+      cells[4] = format("%zu", d.pairs);
+      cells[5] = std::isfinite(d.holm_p) ? format("%.3g", d.holm_p) : "-";
+      cells[8] = verdict(d.of, d.holm_p, d.pairs);
     }
+    if (!kind.other_validation.empty()) cells[8] = "not compared: other validation data";
     const double speed = median(kind.speeds) / median(kinds[0].speeds), kv = kind.kv_bytes / kinds[0].kv_bytes;
-    if (&kind != &kinds[0] && std::isfinite(speed)) cells[6] = format("%.2f", speed);
-    if (&kind != &kinds[0] && std::isfinite(kv)) cells[7] = format("%.1f %%", 100 * kv);
+    if (k > 0 && std::isfinite(speed)) cells[6] = format("%.2f", speed);
+    if (k > 0 && std::isfinite(kv)) cells[7] = format("%.1f %%", 100 * kv);
     if (!published.empty()) {
-      const auto found = published.find(int(&kind - &kinds[0]));
+      const auto found = published.find(int(k));
       cells.push_back(found == published.end() ? "" : html(found->second));
     }
     rows += row(cells);
+    const std::string wiring = value_in(kind, "wiring");
+    is_the_papers &= wiring == "plain" || (begins_with(wiring, "sla(") && wiring.find(" ") == std::string::npos);
   }
-  return "<p>Means with 95 % confidence intervals by Student's t; differences are of runs with the same seed, and p "
-         "that of the paired t-test. Speeds are medians, over steps and then over runs. Only runs that are finished "
-         "count.</p>\n<div class=\"wide\"><table class=\"seeds\">\n" +
-         rows + "</table></div>\n" + seeds_for(squares, freedom);
+  return how_to_read(kinds, tests) + "<div class=\"wide\"><table class=\"seeds\">\n" + rows + "</table></div>\n" +
+         seeds_for(squares, freedom, is_the_papers);
 }
 
 // The loss at the positions of `range` in the run of a kind with this seed; NaN where it has not been measured.
@@ -218,33 +358,98 @@ static std::vector<PositionRange> mean_by_position(const Kind& kind, const Kind*
   return means;
 }
 
+// A curve of a kind: its run's, or the mean of several at the steps that all of them have, in a band from the lowest to
+// the highest.
+template <class Point, class Values>
+json kind_series(const std::vector<const RunHistory*>& runs, std::vector<Point> RunHistory::*points, Values values_of,
+                 size_t buckets) {
+  if (runs.size() == 1) return series(*runs[0], runs[0]->*points, values_of(*runs[0]), buckets);
+  std::map<int64_t, std::vector<std::pair<const Point*, double>>> by_step;
+  for (const RunHistory* run : runs) {
+    const std::vector<double> values = values_of(*run);
+    for (size_t i = 0; i < values.size(); i++)
+      by_step[(run->*points)[i].step].push_back({&(run->*points)[i], values[i]});
+  }
+  std::vector<Point> mean_points;
+  std::vector<double> means, lows, highs;
+  for (const auto& [step, of_step] : by_step) {
+    if (of_step.size() != runs.size()) continue;
+    Point point = *of_step[0].first;
+    point.seconds = point.tokens = 0;
+    double mean = 0, low = INFINITY, high = -INFINITY;
+    for (const auto& [p, value] : of_step) {
+      point.seconds += p->seconds / double(runs.size()), point.tokens += p->tokens / double(runs.size());
+      mean += value / double(runs.size()), low = std::min(low, value), high = std::max(high, value);
+    }
+    mean_points.push_back(point), means.push_back(mean), lows.push_back(low), highs.push_back(high);
+  }
+  json s = series(*runs[0], mean_points, means, buckets);
+  for (size_t i : thin(means, buckets)) {
+    const bool is_gap = !std::isfinite(means[i]);
+    s["low"].push_back(is_gap ? json() : rounded(lows[i])), s["high"].push_back(is_gap ? json() : rounded(highs[i]));
+  }
+  return s;
+}
+
+// The finished runs of a kind; all of them if none is.
+static std::vector<const RunHistory*> runs_to_draw(const Comparison& c, size_t kind) {
+  std::vector<const RunHistory*> all, finished;
+  for (size_t i = 0; i < c.runs.size(); i++) {
+    if (size_t(c.kind_of_run[i]) != kind) continue;
+    all.push_back(&c.runs[i]);
+    if (c.runs[i].is_finished()) finished.push_back(&c.runs[i]);
+  }
+  return finished.empty() ? all : finished;
+}
+
 json comparison_charts(const Comparison& c, size_t runs_of_page) {
   const auto& [runs, names, kinds, kind_of_run] = c;
   const size_t buckets = std::clamp<size_t>(6000 / runs_of_page, 50, buckets_of_a_run);
-  std::vector<json> val, accuracy, train, scatter(kinds.size());
-  for (size_t i = 0; i < runs.size(); i++) {
-    const RunHistory& run = runs[i];
-    const int colour = kind_of_run[i];
-    val.push_back(styled(series(run, run.validations, &ValPoint::loss, buckets), names[i], colour, "points"));
-    accuracy.push_back(styled(series(run, run.validations, &ValPoint::accuracy, buckets), names[i], colour, "points"));
-    train.push_back(
-        styled(series(run, run.steps, smoothed(run, &TrainPoint::loss), buckets), names[i], colour, "line"));
-    json& dots = scatter[size_t(colour)];
-    if (dots.is_null())
-      dots = styled({{"x", json::array()}, {"y", json::array()}}, kinds[size_t(colour)].label, colour, "dots");
-    dots["x"].push_back(rounded(run.number("kv_bytes_per_token", NAN)));
-    dots["y"].push_back(std::isfinite(run.number("kv_bytes_per_token", NAN)) ? rounded(run.final_loss())
-                                                                             : json(nullptr));
+  std::vector<json> val, accuracy, train, scatter;
+  int64_t shortest = INT64_MAX, longest = 0;  // what is drawn, in steps
+  bool any_band = false;
+  for (size_t k = 0; k < kinds.size(); k++) {
+    const std::vector<const RunHistory*> drawn = runs_to_draw(c, k);
+    const auto validations = [](double ValPoint::*what) {
+      return [what](const RunHistory& run) {
+        std::vector<double> values;
+        for (const ValPoint& point : run.validations) values.push_back(point.*what);
+        return values;
+      };
+    };
+    const auto training = [](const RunHistory& run) { return smoothed(run, &TrainPoint::loss); };
+    const std::string name = kinds[k].label.empty() ? names[0] : kinds[k].label;
+    const int colour = int(k);
+    val.push_back(styled(kind_series(drawn, &RunHistory::validations, validations(&ValPoint::loss), buckets), name,
+                         colour, "points"));
+    accuracy.push_back(styled(kind_series(drawn, &RunHistory::validations, validations(&ValPoint::accuracy), buckets),
+                              name, colour, "points"));
+    train.push_back(styled(kind_series(drawn, &RunHistory::steps, training, buckets), name, colour, "line"));
+    any_band |= drawn.size() > 1;
+    json dots = {{"x", json::array()}, {"y", json::array()}};
+    for (size_t i = 0; i < runs.size(); i++) {
+      if (size_t(kind_of_run[i]) != k) continue;
+      const double kv = runs[i].number("kv_bytes_per_token", NAN);
+      dots["x"].push_back(rounded(kv)), dots["y"].push_back(std::isfinite(kv) ? rounded(runs[i].final_loss()) : json());
+      shortest = std::min(shortest, runs[i].last_step()), longest = std::max(longest, runs[i].last_step());
+    }
+    scatter.push_back(styled(dots, name, colour, "dots"));
   }
   json charts = json::array();
-  add_chart(charts, "Validation loss", "nats a token", std::move(val));
-  add_chart(charts, "Accuracy of validation", "share of scored tokens", std::move(accuracy));
-  add_chart(charts, "Training loss, smoothed", "nats a token", std::move(train));
+  const std::string of_seeds = any_band ? ": mean over seeds, from the lowest to the highest" : "";
+  const auto add_losses = [&](const std::string& title, std::vector<json> all) {
+    const size_t before = charts.size();
+    add_chart(charts, title + of_seeds, "nats a token", std::move(all));
+    if (charts.size() > before) charts.back()["lastHalf"] = 2 * shortest > longest;  // else a curve is not in it
+  };
+  add_losses("Validation loss", std::move(val));
+  add_chart(charts, "Accuracy of validation" + of_seeds, "share of scored tokens", std::move(accuracy));
+  add_losses("Training loss, smoothed", std::move(train));
   add_chart(charts, "Final validation loss against K/V", "validation loss", std::move(scatter), "bytes of K/V a token");
   std::vector<json> positions, differences;
   for (size_t k = 0; k < kinds.size(); k++) {
     positions.push_back(styled(by_position(mean_by_position(kinds[k], nullptr)), kinds[k].label, int(k), "points"));
-    if (k > 0)
+    if (k > 0 && kinds[k].other_validation.empty())
       differences.push_back(
           styled(by_position(mean_by_position(kinds[k], &kinds[0])), kinds[k].label, int(k), "points"));
   }
@@ -257,15 +462,52 @@ json comparison_charts(const Comparison& c, size_t runs_of_page) {
 
 using namespace report;
 
-std::string comparison_page(const std::vector<RunHistory>& runs) {
+// What all runs have in common, and of parameters how many they have.
+static std::string shared_facts(const Comparison& c) {
+  const auto shared = [&](const char* key) {  // "" if not all have it
+    const std::string first = string_in(c.runs[0].description, key);
+    const auto has_it = [&](const RunHistory& run) { return string_in(run.description, key) == first; };
+    return std::all_of(c.runs.begin(), c.runs.end(), has_it) ? first : "";
+  };
+  const auto joined = [&](const std::vector<std::pair<const char*, std::string>>& parts) {  // "4 layers, 32 channels"
+    std::string text;
+    for (const auto& [key, name] : parts)
+      if (const std::string value = shared(key); !value.empty())
+        text += (text.empty() ? "" : ", ") + (begins_with(name, " ") ? value + name : name + value);
+    return text;
+  };
+  double least = INFINITY, most = 0;
+  for (const RunHistory& run : c.runs)
+    if (const double n = run.number("num_parameters", NAN); std::isfinite(n))
+      least = std::min(least, n), most = std::max(most, n);
+  const std::string counts = count_text(least), most_text = count_text(most);
+  return "<div class=\"facts shared\">\n" +
+         fact("model", joined({{"num_layers", " layers"},
+                               {"num_heads", " heads"},
+                               {"channels", " channels"},
+                               {"vocab_size", "a vocabulary of "}})) +
+         fact("parameters", most == 0             ? ""
+                            : counts == most_text ? counts
+                                                  : counts + " to " + most_text) +
+         fact("training data", shared("train_data")) +
+         fact("validation data", joined({{"val_data", ""}, {"val_batches", "-m "}})) +
+         fact("an update", joined({{"total_batch", " tokens"}, {"seq_len", "-t "}, {"micro_batch", "-b "}})) +
+         fact("updates", shared("steps")) +
+         fact("peak learning rate", joined({{"learning_rate", ""}, {"schedule", ""}, {"optimizer", ""}})) +
+         fact("precision, device", joined({{"precision", ""}, {"device", ""}})) + "</div>\n";
+}
+
+std::string comparison_page(const std::vector<RunHistory>& runs, std::vector<std::string>* warnings) {
   CHECK(!runs.empty());
   const Comparison compared(runs);
+  std::vector<std::string> lines = comparison_warnings(compared);
+  if (warnings != nullptr) warnings->insert(warnings->end(), lines.begin(), lines.end());
   std::string all_notices, pictures;
-  std::set<int64_t> lengths;
-  for (const RunHistory& run : runs) all_notices += notices(run), lengths.insert(run.last_step());
+  std::set<std::pair<int64_t, double>> lengths;  // in steps and tokens
+  for (const RunHistory& run : runs)
+    all_notices += notices(run), lengths.insert({run.last_step(), std::isfinite(run.tokens()) ? run.tokens() : 0});
   if (lengths.size() > 1)
-    all_notices += "<p class=\"warn\">The runs have different lengths; each one's final loss is that at its own "
-                   "end.</p>\n";
+    lines.push_back("The runs have different lengths; each one's final loss is that at its own end.");
   std::set<std::string> drawn;
   for (const RunHistory& run : runs) {
     const std::string id = format("wiring-%zu", drawn.size());
@@ -274,9 +516,9 @@ std::string comparison_page(const std::vector<RunHistory>& runs) {
     if (!picture.empty()) pictures += "<div>" + picture + "</div>\n";
   }
   return page(format("%zu runs", runs.size()),
-              format("<h1>%zu runs side by side</h1>\n", runs.size()) + all_notices +
-                  section("Over seeds", over_seeds(compared.kinds)) + "<h2>Curves</h2>\n" + axes + chart_places +
-                  section("Final losses", final_losses(compared)) +
+              format("<h1>%zu runs side by side</h1>\n", runs.size()) + warning_lines(lines) + all_notices +
+                  shared_facts(compared) + section("Over seeds", over_seeds(compared.kinds)) + "<h2>Curves</h2>\n" +
+                  axes + chart_places + section("Final losses", final_losses(compared)) +
                   section("Wirings", pictures.empty() ? "" : "<div class=\"wirings\">" + pictures + "</div>\n"),
               comparison_charts(compared, runs.size()));
 }

@@ -129,6 +129,10 @@ std::string row(const std::vector<std::string>& cells, const char* tag) {
   return text + "</tr>\n";
 }
 
+std::string fact(const std::string& name, const std::string& value) {
+  return value.empty() ? "" : "<div><span class=\"quiet\">" + html(name) + "</span><b>" + html(value) + "</b></div>\n";
+}
+
 std::string folder_name(const std::string& path) { return std::filesystem::path(path).filename().string(); }
 
 std::string section(const std::string& title, const std::string& content) {
@@ -179,23 +183,34 @@ std::string notices(const RunHistory& run) {
   if (!run.is_finished())
     lines.push_back(
         format("not finished: %lld of %lld steps", (long long)run.last_step(), (long long)run.planned_steps()));
+  for (std::string& line : lines) line = folder_name(run.name) + ": " + line + ".";
+  return warning_lines(lines);
+}
+
+std::string warning_lines(const std::vector<std::string>& lines) {
   std::string text;
-  for (const std::string& line : lines)
-    text += "<p class=\"warn\">" + html(folder_name(run.name) + ": " + line) + ".</p>\n";
+  for (const std::string& line : lines) text += "<p class=\"warn\">" + html(line) + "</p>\n";
   return text;
 }
 
-static constexpr double most_heads_drawn = 20000;  // of all layers: a picture of some MB
+std::optional<DescribedWiring> wiring_of(const RunHistory& run) {
+  constexpr double most = 4096, most_drawn = 20000;  // layers, or heads of one; and attentions, a picture of some MB
+  const double layers = run.number("num_layers", 0), heads = run.number("num_heads", 0);
+  const auto is_count = [](double n) { return n >= 1 && n <= most && n == std::floor(n); };
+  if (!is_count(layers) || !is_count(heads)) return {};
+  try {
+    const DescribedWiring w = {parse_wiring(string_in(run.description, "wiring")), int(layers), int(heads)};
+    if (most_attentions(w.wiring, w.num_layers, w.num_heads) > most_drawn) return {};
+    validate(w.wiring, w.num_layers, w.num_heads);
+    return w;
+  } catch (const UserError&) { return {}; }
+}
 
 std::string picture_of(const RunHistory& run, const std::string& id) {
-  const double layers_there = run.number("num_layers", 0), heads_there = run.number("num_heads", 0);
-  if (!(layers_there >= 1 && heads_there >= 1 && layers_there * heads_there <= most_heads_drawn)) return "";
-  const int layers = int(layers_there), heads = int(heads_there);
-  try {
-    const Wiring wiring = parse_wiring(string_in(run.description, "wiring"));
-    validate(wiring, layers, heads);
-    return "<p><code>" + html(wiring.text) + "</code></p>\n" + wiring_picture(wiring, layers, heads, id);
-  } catch (const UserError&) { return ""; }
+  const std::optional<DescribedWiring> w = wiring_of(run);
+  if (!w) return "";
+  return "<p><code>" + html(with_short_names(w->wiring.text)) + "</code></p>\n" +
+         wiring_picture(w->wiring, w->num_layers, w->num_heads, id);
 }
 
 }  // namespace report

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
+#include "llmc/model/wiring.h"
 #include "run_history.h"
 
 namespace report {
@@ -36,8 +38,19 @@ inline const char* const chart_places = "<div class=\"charts\" id=\"charts\"></d
 
 // What a reader must know to read a run's curves right.
 std::string notices(const RunHistory& run);
-// "" for a description without a wiring that fits its numbers: a log from elsewhere.
+
+// The wiring of a description, with its numbers of layers and heads; none for one that does not fit these, as in a log
+// from elsewhere, and for a model too large to be drawn.
+struct DescribedWiring {
+  Wiring wiring;
+  int num_layers, num_heads;
+};
+std::optional<DescribedWiring> wiring_of(const RunHistory& run);
+
+// "" without a wiring.
 std::string picture_of(const RunHistory& run, const std::string& id);
+
+std::string fact(const std::string& name, const std::string& value);  // "" without a value
 
 // The indexes, ascending, of the values to draw: of each of `pieces` pieces of equal length the lowest and the highest
 // value, and one that is not finite, if there is one; the first and the last of all. All of them if they are at most
@@ -71,8 +84,8 @@ inline std::vector<size_t> thin(const std::vector<double>& values, size_t pieces
 // Charts, as the JSON that report.js draws: {"charts": [{"title", "y", "x"?, "place", "series": [{"name", "colour",
 // "style", ...}]}]}. A chart is drawn in the element with the id `place`; one with the title of its x axis is of x and
 // y, the others are curves over steps. A series has either x and y, or for each y its step s, seconds t and tokens k,
-// and the FLOPs of a token, f. Style: line, faint, points (a line with points) or dots. logX: the x axis is logarithmic
-// at first.
+// and the FLOPs of a token, f; low and high are the ends of a band around y. Style: line, faint, points (a line with
+// points) or dots. logX: the x axis is logarithmic at first; lastHalf: only the last half of the steps is drawn.
 
 // Six digits: more than a screen shows.
 json rounded(double x);
@@ -124,6 +137,8 @@ void add_position_chart(json& charts, const std::string& title, std::vector<json
 struct Kind {
   nlohmann::json key;  // the description without the seed
   std::string label;
+  // What validation read otherwise than for the first kind, so that losses cannot be compared; "" if nothing.
+  std::string other_validation;
   std::map<int64_t, double> losses;  // by seed: the final ones of runs that are finished
   std::vector<double> speeds;  // tokens/s of those runs, each its median step's: other programs' bursts do not count
   double kv_bytes = NAN;       // of a token
@@ -140,6 +155,12 @@ struct Comparison {
 
   explicit Comparison(const std::vector<RunHistory>& the_runs);
 };
+
+// What keeps losses of runs from being compared, or makes their differences those of something else than the wiring: a
+// sentence each.
+std::vector<std::string> comparison_warnings(const Comparison& c);
+// `lines` as a page shows what is to be noticed.
+std::string warning_lines(const std::vector<std::string>& lines);
 
 std::string final_losses(const Comparison& c);
 

@@ -235,7 +235,8 @@ std::string accuracy_maps(const std::vector<Column>& columns) {
 
 }  // namespace
 
-std::string sections_page(const std::string& title, const std::vector<ReportSection>& sections) {
+std::string sections_page(const std::string& title, const std::vector<ReportSection>& sections,
+                          std::vector<std::string>* warnings) {
   std::string body;
   std::vector<Column> columns;
   json charts = json::array();
@@ -258,6 +259,10 @@ std::string sections_page(const std::string& title, const std::vector<ReportSect
     }
     const Comparison compared(runs);
     columns.push_back({sections[i].title, compared.kinds, sections[i].task, sections[i].level, sections[i].chance});
+    const std::vector<std::string> lines = comparison_warnings(compared);
+    for (size_t line = 0; warnings != nullptr && line < lines.size(); line++)
+      warnings->push_back(sections[i].title + ": " + lines[line]);
+    body += warning_lines(lines);
     for (const RunHistory& run : runs) body += notices(run);
     std::map<int, std::string> published;  // by kind
     for (size_t run = 0; run < runs.size(); run++) {

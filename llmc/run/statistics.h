@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 // The regularized incomplete beta function I_x(a, b), by its continued fraction with Lentz's method (Abramowitz and
@@ -114,4 +115,17 @@ inline Estimate estimate(const std::vector<double>& values) {
           : mean == 0 ? 1.0
                       : 0.0,
           deviation};
+}
+
+// The p of each of several tests, by Holm (1979), so that with probability 0.95 none that shows nothing is below 0.05:
+// the smallest times how many there are, the next times one less, and none below that of a smaller one.
+inline std::vector<double> holm(const std::vector<double>& ps) {
+  std::vector<size_t> order(ps.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return ps[a] < ps[b]; });
+  std::vector<double> adjusted(ps.size());
+  double largest = 0;
+  for (size_t rank = 0; rank < order.size(); rank++)
+    adjusted[order[rank]] = largest = std::max(largest, std::min(1.0, double(ps.size() - rank) * ps[order[rank]]));
+  return adjusted;
 }
