@@ -2,7 +2,7 @@
 // And what control groups leave a process. Runs from the repository's root, where the programs of fp32 on the CPU,
 // report and data/convert lie.
 // COVERS llmc/utils/files.cpp llmc/utils/cgroup.h llmc/io/checkpoint.cpp llmc/io/model_file.cpp
-// COVERS llmc/model/config_json.cpp llmc/run/stop_signal.h
+// COVERS llmc/model/config_json.cpp llmc/run/stop_signal.h llmc/text/tokenizer.cpp
 #include <sys/stat.h>
 #include <cmath>
 #include <limits>
@@ -12,6 +12,7 @@
 #include "llmc/io/checkpoint.h"
 #include "llmc/io/model_file.h"
 #include "llmc/run/run_history.h"
+#include "llmc/text/tokenizer.h"
 #include "llmc/utils/cgroup.h"
 #include "llmc/utils/files.h"
 #include "llmc/utils/meminfo.h"
@@ -39,6 +40,30 @@ TEST_F(SmallFile, IsARegularOneAtTheEndOfLinks) {
   EXPECT_EQ(try_read_file(in("none")), std::nullopt);
   EXPECT_ERROR(read_whole_file(folder), "cannot be read: Is a directory");
   EXPECT_NE(read_whole_file("/proc/self/status"), "") << "which says that it has no byte";
+}
+
+using CheckpointFolder = CommandLine;
+
+// A vocabulary that is named alone is looked at as well as one that is read with its model.
+// BUG llmc/text/tokenizer.cpp: `verify_model(parent_folder(path), /*with_weights=*/false);` -> ``
+TEST_F(CheckpointFolder, ItsVocabularyIsReadIfItsChecksumFits) {
+  const Outcome trained = run("build/fp32/train_gpt2_sla_cpu -i " + write("data.bin", shard_bytes(2000)) +
+                              " --layers 1 --heads 1 --channels 8 --vocab-size 257 --max-seq-len 16 -t 16 -b 1 -x 1 -v "
+                              "0 "
+                              "--tokenizer bytes -o " +
+                              in("run"));
+  ASSERT_EQ(trained.exit_status, 0) << trained.err;
+  const std::string checkpoint = in("run/step_00000001"), file = checkpoint + "/tokenizer.json";
+  EXPECT_EQ(Tokenizer::load(checkpoint).vocab_size(), 257);
+  std::string text = read_file(file);
+  const size_t a = text.find("\"a\""), b = text.find("\"b\"");
+  ASSERT_NE(std::max(a, b), std::string::npos);
+  std::swap(text[a + 1], text[b + 1]);
+  write_file(file, text);
+  EXPECT_ERROR(Tokenizer::load(checkpoint), "tokenizer.json: is damaged: its checksum is");
+  EXPECT_ERROR(Tokenizer::load(file), "tokenizer.json: is damaged: its checksum is");
+  fs::remove(checkpoint + "/state.json");
+  EXPECT_NO_THROW(Tokenizer::load(file)) << "a vocabulary like any other";
 }
 
 // BUG llmc/utils/files.cpp: `int64_t(text.size()) > most` -> `false`

@@ -324,10 +324,10 @@ void verify_checkpoint(const std::string& checkpoint) {
   verify_files(checkpoint, {"model.safetensors", "optimizer.safetensors", memory_file});
 }
 
-void verify_model(const std::string& folder) {
+void verify_model(const std::string& folder, bool with_weights) {
   if (!path_exists(folder + "/state.json")) return;
   try {
-    verify_files(folder, {"model.safetensors"});
+    verify_files(folder, with_weights ? std::vector<std::string>{"model.safetensors"} : std::vector<std::string>());
   } catch (const UserError& e) {
     user_error("%s; copy the checkpoint again, or, if it was changed on purpose, remove state.json: without it the "
                "folder is a model like any other",

@@ -97,9 +97,9 @@ std::vector<std::string> set_aside_checkpoints_after(const std::string& out, int
 // Throws UserError, naming the file and for tensors the tensor, if a byte of the checkpoint is not what was written.
 void verify_checkpoint(const std::string& checkpoint);
 
-// The same of what a checkpoint is as a model: everything but moments and memory. Does nothing for a folder that is no
-// checkpoint, which has no checksums.
-void verify_model(const std::string& folder);
+// The same of what a checkpoint is as a model: everything but moments and memory, or without weights its texts alone.
+// Does nothing for a folder that is no checkpoint, which has no checksums.
+void verify_model(const std::string& folder, bool with_weights = true);
 
 // The checksum of state.json, which has those of all the rest: two checkpoints with the same one are the same. Throws
 // UserError.

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <unordered_set>
+#include "llmc/io/checkpoint.h"
 #include "llmc/utils/crc32c.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/files.h"
@@ -566,6 +567,7 @@ Tokenizer Tokenizer::load(const std::string& path) {
       user_error("%s: has no tokenizer.json, no encoder.json or vocab.json, and no ranks in a file *.tiktoken", path);
     return load(file);
   }
+  verify_model(parent_folder(path), /*with_weights=*/false);
   VocabularyFile file(path);
   auto beside = [&](std::initializer_list<const char*> names) {
     const std::string found = first_in(fs::path(path).parent_path(), names);
