@@ -181,9 +181,11 @@ TEST_F(Report, OfRunsOfDifferentLengthsHasEachToItsEnd) {
 // BUG llmc/run/report_comparison.cpp: `"val_batches", "-m", true` -> `"val_batches", "-m", false`
 // BUG llmc/run/report_comparison.cpp: `{"micro_batch", "-b", !reads_all}` -> `{"micro_batch", "-b", true}`
 // BUG llmc/run/report_comparison.cpp: `{"seq_len", "-t", true}` -> `{"seq_len", "-t", false}`
-// BUG llmc/run/report_comparison.cpp: `if (differ(kind, first, val_checksum_key)) all.push_back` -> `if (false) all.push_back`
+// BUG llmc/run/report_comparison.cpp: `if (differ(kind, first, val_checksum_key)) all.push_back` ->
+// `if (false) all.push_back`
 // BUG llmc/run/report_comparison.cpp: `|| !kinds[k].other_validation.empty()) continue;` -> `) continue;`
-// BUG llmc/run/report_comparison.cpp: `if (!c.kinds[size_t(c.kind_of_run[i])].other_validation.empty()) return -1;` -> ``
+// BUG llmc/run/report_comparison.cpp: `if (!c.kinds[size_t(c.kind_of_run[i])].other_validation.empty()) return -1;` ->
+// ``
 TEST_F(Report, LossesOnOtherValidationDataAreNotCompared) {
   const std::string before = R"(,"val_checksum":"aa","val_batches":20,"micro_batch":2,"seq_len":8,"ranks":1)";
   const auto page_of = [&](const std::string& wiring, std::string now, const std::string& old,

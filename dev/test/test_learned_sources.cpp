@@ -36,6 +36,7 @@ TEST(LearnedSources, SharesOfLayersAreThoseOfSumsOfMagnitudes) {
 // BUG llmc/model/learned_sources.cpp: `sources[l][size_t(i)] = int(l) - distance` -> `sources[l][size_t(i)] = 0`
 // BUG llmc/model/learned_sources.cpp: `int(sums.rend() - largest) - 1` -> `int(sums.rend() - largest) / 2`
 // BUG llmc/model/learned_sources.cpp: `s.router_shares(layer, t.kv_head(i), ` -> `s.router_shares(layer, 0, `
+// BUG llmc/model/learned_sources.cpp: `if (table.num_kv_heads != s.num_kv_heads) return {};` -> ``
 TEST(LearnedSources, OfARouterThatSpellsAWiringItIsTheNearest) {
   for (const char* wiring : {"plain", "sla(2,2)", "sla(3,1:3)", "layers(0_0_1_3)", "sla(1,0:2) sla(3,3:4)",
                              "gqa(2) sla(2,2)", "share(2)", "sla(1,4) sla(2,1:3) sla(3,1)"}) {
@@ -51,6 +52,7 @@ TEST(LearnedSources, OfARouterThatSpellsAWiringItIsTheNearest) {
     for (size_t i = 1; i < near.size(); i++) EXPECT_LE(near[i - 1].share, near[i].share);
   }
   EXPECT_TRUE(nearest_wirings({4, 4, {}, {{0, 1}}}, parse_wiring("dense"), 4).empty());
+  EXPECT_TRUE(nearest_wirings(router_of("plain", 4, 4), parse_wiring("gqa(2) router"), 4).empty()) << "another model's";
 }
 
 // A wiring can say neither that a head attends to another head's K/V nor that it subtracts them.
@@ -60,7 +62,8 @@ TEST(LearnedSources, OfARouterThatSpellsAWiringItIsTheNearest) {
 TEST(LearnedSources, OtherHeadsAndNegativeWeightsAreNoWiring) {
   const Wiring routed = parse_wiring("router");
   for (const char* wiring : {"plain", "sla(1,4)", "layers(0_0_1_1)"}) {
-    LearnedSources reversed = router_of(wiring, 4, 4), negative = reversed, half = reversed;
+    LearnedSources reversed = router_of(wiring, 4, 4), negative = reversed, half = reversed, one = reversed;
+    for (float& weight : one.router[1]) weight = -weight;
     for (int l = 1; l < 4; l++) {
       for (int g = 0; g < 4; g++) {
         const auto row = reversed.router[size_t(l)].begin() + g * (l + 1) * 4;
@@ -70,10 +73,10 @@ TEST(LearnedSources, OtherHeadsAndNegativeWeightsAreNoWiring) {
       for (float& weight : negative.router[size_t(l)]) weight = -weight;
     }
     for (const LearnedSources& s : {reversed, negative})
-      for (const NearWiring& near : nearest_wirings(s, routed, 4)) {
+      for (const NearWiring& near : nearest_wirings(s, routed, 4))
         EXPECT_EQ(near.share, 0) << wiring << ", " << near.text;
-        EXPECT_NO_THROW(validate(parse_wiring(near.text), 4, 4)) << near.text;
-      }
+    for (const NearWiring& near : nearest_wirings(one, routed, 4))
+      EXPECT_NO_THROW(validate(parse_wiring(near.text), 4, 4)) << near.text << ": layer 1 prefers none";
     EXPECT_NEAR(nearest_wirings(half, routed, 4).back().share, 0.5, 1e-9) << wiring;
   }
 }

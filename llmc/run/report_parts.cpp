@@ -188,9 +188,10 @@ std::string notices(const RunHistory& run) {
 }
 
 std::string warning_lines(const std::vector<std::string>& lines) {
+  constexpr size_t most = 20;
   std::string text;
-  for (const std::string& line : lines) text += "<p class=\"warn\">" + html(line) + "</p>\n";
-  return text;
+  for (size_t i = 0; i < std::min(lines.size(), most); i++) text += "<p class=\"warn\">" + html(lines[i]) + "</p>\n";
+  return text + (lines.size() > most ? format("<p class=\"warn\">%zu lines more</p>\n", lines.size() - most) : "");
 }
 
 std::optional<DescribedWiring> wiring_of(const RunHistory& run) {

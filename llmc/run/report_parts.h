@@ -159,7 +159,7 @@ struct Comparison {
 // What keeps losses of runs from being compared, or makes their differences those of something else than the wiring: a
 // sentence each.
 std::vector<std::string> comparison_warnings(const Comparison& c);
-// `lines` as a page shows what is to be noticed.
+// `lines` as a page shows what is to be noticed: the first 20 of them.
 std::string warning_lines(const std::vector<std::string>& lines);
 
 std::string final_losses(const Comparison& c);
