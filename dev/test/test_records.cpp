@@ -278,6 +278,34 @@ TEST_F(Resumed, WithSameOptionsNothingMayDifferBefore) {
   EXPECT_EQ(run(common + "-x 4 -l 1e-3 --same-options --dry-run").exit_status, 0);
 }
 
+// BUG llmc/run/run_history.cpp: `description.emplace(k, scalar)` -> `(void)k, (void)scalar`
+// BUG llmc/run/run_history.cpp: `description.emplace("total_batch", int64_t(tokens))` -> `(void)0`
+// BUG llmc/run/settings.cpp: `settings.insert(default_settings().begin(), default_settings().end());` -> ``
+TEST_F(Resumed, WhatAnOlderVersionDidNotRecordWasTheDefault) {
+  ASSERT_EQ(run(common + "-x 4 -n 2 -l 1e-3").exit_status, 0);
+  fs::remove_all(in("out/step_00000004"));
+  const std::string state_path = in("out/step_00000002/state.json");
+  std::string log = read_file(in("out/log.jsonl")), state = read_file(state_path);
+  state.resize(state.rfind(",\n \"checksum\""));
+  for (const char* field : {"dropout", "weight_decay", "total_batch"})
+    for (std::string* text : {&log, &state}) {
+      const size_t at = text->find("\"" + std::string(field) + "\":");
+      ASSERT_NE(at, std::string::npos) << field;
+      text->erase(at, text->find(',', at) + 1 - at);
+    }
+  write_state(state_path, state), write_file(in("out/log.jsonl"), log);
+  expect_refused("-x 4 -l 1e-3 --dropout 0.3 --same-options", {"dropout (--dropout): 0, and now 0.3"});
+  expect_refused("-x 4 -l 1e-3 -d 128 --same-options", {"if it is not given (-d): 64, and now 128"});
+  EXPECT_EQ(run(common + "-x 4 -l 1e-3 --same-options --dry-run").err, "");
+  write_file(in("out/log.jsonl"), "");
+  expect_refused("-x 4 -l 1e-3 -c 0.5 --same-options", {"weight decay (-c): 0.1, and now 0.5"});
+  write_file(in("out/log.jsonl"), log);
+  fs::remove_all(in("out/step_00000002"));
+  expect_refused("-x 4 -l 1e-3 --dropout 0.3 --same-options", {"log.jsonl is of a run with other ones: dropout "});
+  expect_refused("-x 4 -l 1e-3 -d 128 --same-options", {"(-d): 64, and now 128"});
+  EXPECT_EQ(run(common + "-x 4 -l 1e-3 --same-options --dry-run").err, "");
+}
+
 // BUG llmc/run/run.cpp: `write_file_durably(o.out + "/config.toml", o.as_toml);` -> ``
 TEST_F(Resumed, WithOtherOptionsTheRecordsSaySo) {
   ASSERT_EQ(run(common + "-x 2 -l 1e-3").exit_status, 0);

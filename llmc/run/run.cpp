@@ -135,17 +135,6 @@ static void warn(const Run& run, const char* fmt, const Args&... args) {
   if (run.ranks.rank == 0) print_warning(format(fmt, printf_argument(args)...));
 }
 
-// The settings that the run had. Of an option that must not change and is not recorded it is the default: a version of
-// this program that did not have the option behaved so.
-static Settings settings_before(const Run& run, const RunState& saved) {
-  Settings before = recorded_settings(run.options.out, &saved);
-  TrainOptions defaults;
-  for (const Option& option : train_options(defaults))
-    if (const auto value = option.value(); option.on_resume == OnResume::refused && value)
-      before.insert({option.key, *value});
-  return before;
-}
-
 // "peak learning rate (-l): 0.001, and now 0.01; seed (--seed): 1, and now 2".
 static std::string list_of(const std::vector<SettingDifference>& differences) {
   std::string text;
@@ -224,7 +213,7 @@ void resume_progress(Run& run, const std::string& checkpoint, const LogFields& d
     num_sequences = data.sequences_of_streams(saved_streams(run, saved, checkpoint));
     next_sequence = next_sequence / data.streams * data.streams;  // at the beginning of segments, if streams are others
   }
-  const Settings before = settings_before(run, saved);
+  const Settings before = recorded_settings(run.options.out, &saved);
   const std::vector<SettingDifference> found = differences(table, before, settings_of(description));
   for (const SettingDifference& d : found)
     if (is_refused(d) && d.option != nullptr)

@@ -6,6 +6,7 @@
 #include "llmc/utils/error.h"
 #include "llmc/utils/files.h"
 #include "llmc/utils/json.h"
+#include "settings.h"
 
 using json = nlohmann::ordered_json;
 
@@ -66,6 +67,18 @@ static void add_ponder(Sample& sample, const json& line) {
   } catch (const json::exception&) {}
 }
 
+// Adds what an older version of this program did not write down. Of a description that somebody has shortened, and which
+// has no learning rate, nothing more is known.
+static void complete(json& description) {
+  if (!description.contains("learning_rate")) return;
+  double tokens = 1;
+  for (const char* factor : {"micro_batch", "seq_len", "grad_accum_steps", "ranks"})
+    tokens *= number_in(description, factor);
+  if (tokens >= 1 && tokens < 1e15) description.emplace("total_batch", int64_t(tokens));
+  for (const auto& [key, value] : default_settings())
+    std::visit([&, k = key](const auto& scalar) { description.emplace(k, scalar); }, value);
+}
+
 // Takes over a line of the log; returns false if it is none.
 static bool add_line(RunHistory& run, const json& line) {
   if (!line.is_object()) return false;
@@ -74,6 +87,7 @@ static bool add_line(RunHistory& run, const json& line) {
     run.description = line["run"];
     take_process(run, run.description.value("process", json()));
     run.description.erase("process");
+    complete(run.description);
     run.parts.push_back({int64_t(number_in(line, "step", 0)), run.description});
     return true;
   }

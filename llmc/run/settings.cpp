@@ -5,6 +5,7 @@
 #include "llmc/model/wiring.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/json.h"
+#include "options.h"
 #include "run_history.h"
 
 // The values in a description may be lists and descriptions, too, which are no settings.
@@ -19,6 +20,18 @@ Settings settings_of(const LogFields& description) {
   return settings;
 }
 
+const Settings& default_settings() {
+  static const Settings settings = [] {
+    Settings result;
+    TrainOptions defaults;
+    for (const Option& option : train_options(defaults))
+      if (const auto value = option.value(); option.on_resume != OnResume::ignored && value)
+        result[option.key] = *value;
+    return result;
+  }();
+  return settings;
+}
+
 Settings recorded_settings(const std::string& out, const RunState* saved) {
   Settings settings;
   try {
@@ -28,6 +41,7 @@ Settings recorded_settings(const std::string& out, const RunState* saved) {
   } catch (const UserError&) {}  // a checkpoint can be resumed without a log
   if (saved == nullptr) return settings;
   for (const auto& [key, value] : saved->options) settings[key] = value;
+  settings.insert(default_settings().begin(), default_settings().end());
   return settings;
 }
 
