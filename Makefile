@@ -93,9 +93,9 @@ CUDA_RPATH := $(if $(filter found,$(CUDA_RPATH)),,$(CUDA_RPATH))
 HAVE_NCCL := $(if $(HAVE_NVCC),$(and $(call have_header,nccl.h,-I$(dir $(shell command -v $(NVCC)))../include),$(call \
   links_with,-lnccl)))
 NCCL_LIBS := $(if $(HAVE_NCCL),-lnccl)
-# oneDNN, which the CPU's programs need, and libarchive, without which data/tokenize reads plain files only.
+# oneDNN, which the CPU's programs need, and libarchive with zlib, without which data/tokenize reads plain files only.
 HAVE_DNNL := $(call have_header,dnnl.h)
-HAVE_ARCHIVE := $(call have_header,archive.h)
+HAVE_ARCHIVE := $(and $(call have_header,archive.h),$(call have_header,zlib.h))
 # Chart.js, of Debian's and Ubuntu's libjs-chart.js: version 3 and 4 have different names.
 CHART_FOLDERS := /usr/share/javascript/chart.js /usr/share/nodejs/chart.js/dist $(INCLUDES)
 CHART_JS := $(firstword $(wildcard $(foreach f,$(CHART_FOLDERS),$(f)/chart.min.js $(f)/chart.umd.js)))
@@ -436,7 +436,7 @@ $(OBJ)/data/archives: force ; $(call remember,$(HAVE_ARCHIVE))
 SOURCE_STREAM := $(if $(HAVE_ARCHIVE),archive_stream,plain_stream)
 data/tokenize: $(addprefix $(OBJ)/data/,tokenize.o corpus.o $(SOURCE_STREAM).o shards.o archives) $(HOST_LIB) \
   $(BUILD)/flags
-	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(if $(HAVE_ARCHIVE),-larchive) -lpthread -o $@
+	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(if $(HAVE_ARCHIVE),-larchive -lz) -lpthread -o $@
 
 report data/convert: %: $(OBJ)/%.o
 data/probe: $(OBJ)/data/probe.o $(OBJ)/data/shards.o
@@ -447,8 +447,9 @@ report data/convert data/probe $(BUILD)/encode_records: $(HOST_LIB) $(BUILD)/fla
 $(BUILD)/mutants: $(OBJ)/dev/test/mutants.o $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o,$^) -lpthread -o $@
 
-$(BUILD)/test_corpus $(BUILD)/test_emu_triton: GTEST += -larchive
+$(BUILD)/test_corpus $(BUILD)/test_text_files $(BUILD)/test_emu_triton: GTEST += -larchive -lz
 $(BUILD)/test_corpus: $(OBJ)/data/shards.o
+$(BUILD)/test_text_files: $(OBJ)/data/archive_stream.o
 $(BUILD)/test_%: $(OBJ)/dev/test/test_%.o $(HOST_LIB) $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(MPI_LIBS) $(GTEST) -o $@
 

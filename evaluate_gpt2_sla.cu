@@ -219,8 +219,8 @@ void add_file(Evaluator& e, const std::string& path, const ModelConfig& config) 
     const std::string bytes = read_whole_file(path, most_text_bytes);
     const std::string why = why_no_text(bytes);
     if (!why.empty()) user_error("%s: %s", path, why);
-    if (bytes.find('\0') != std::string::npos)
-      user_error("%s: is no text: it has bytes of zero; the name of a file of headerless tokens ends in .bin", path);
+    if (is_binary(bytes) || bytes.find('\0') != std::string::npos)
+      user_error("%s: is no text: it has bytes of zero or many control characters; the name of a file of headerless tokens ends in .bin", path);
     text.encoded = encode_document(*e.tokenizer, bytes);
   }
   if (text.count() < 2)

@@ -7,14 +7,16 @@
 #include <string>
 #include <vector>
 
-// Levels of files in files. Deeper nesting is an error: there are archives that contain themselves.
-constexpr size_t max_nesting = 8;
+// Levels of files in files, of which a compressed one has two. Deeper nesting is an error: there are archives that
+// contain themselves.
+constexpr size_t max_nesting = 16;
 
 struct SourceFile {
   std::string path;   // "-" for standard input
   int64_t bytes = 0;  // size on disk; of standard input 0
   int64_t mtime_ns = 0;
   uint32_t checksum = 0;  // CRC-32C of the file on disk, once it has been read to its end
+  bool is_named = false;  // by the user, rather than found in a folder
 };
 
 // The files in `sources`, one after the other, beginning with sources[first]. Compression by gzip, bzip2, xz or zstd,
@@ -32,6 +34,7 @@ struct ArchiveStream {
 
   int64_t source() const { return source_; }  // index of the source that is the file or contains it
   std::string name() const;                   // "corpus.tar.xz: a/b.txt"
+  bool is_named() const { return sources_[source_].is_named && name() == sources_[source_].path; }  // and not in a tar
   int64_t bytes_read() const;                 // of the sources, on disk
 
  private:
@@ -39,9 +42,9 @@ struct ArchiveStream {
   std::vector<SourceFile>& sources_;
   int64_t source_;
   int64_t bytes_read_ = 0;                      // of those before source_
-  std::vector<std::unique_ptr<Level>> levels_;  // the source, a file in it, a file in that, and so on
+  std::vector<std::unique_ptr<Level>> levels_;  // the source, a file in it or it unpacked, and so on
 
   void open_level(const std::string& name, int fd);
   bool next_entry();
-  void finish_source();
+  void close_level();
 };

@@ -48,7 +48,8 @@ std::vector<SourceFile> list_sources(const std::vector<std::string>& paths) {
       for (const std::string& file : is_folder ? files_in(path) : std::vector<std::string>{path}) {
         struct stat info = {};
         if (!is_stdin && stat(file.c_str(), &info) != 0) user_error("%s: cannot read: %s", file, strerror(errno));
-        sources.push_back({file, info.st_size, info.st_mtim.tv_sec * 1000000000 + info.st_mtim.tv_nsec, 0});
+        sources.push_back(
+            {file, info.st_size, info.st_mtim.tv_sec * 1000000000 + info.st_mtim.tv_nsec, 0, !is_folder});
       }
     } catch (const fs::filesystem_error& e) {
       user_error("%s: cannot read: %s", e.path1().c_str(), e.code().message());
@@ -80,10 +81,43 @@ bool CorpusReader::next_block() {
   }
   const size_t got = stream_.read(block_.data(), block_.size());
   rest_ = {block_.data(), got};
+  file_open_ = got > 0;
+  if (!options_.any_bytes) judge_block(begins);
+  return true;
+}
+
+// Whether a file's first block begins with a line of JSON that has a string, and others follow it.
+static bool are_json_lines(std::string_view block) {
+  const size_t end = block.find('\n');
+  if (block.empty() || block[0] != '{' || end == std::string_view::npos) return false;
+  std::vector<std::string> none;
+  int64_t replaced = 0;
+  return block.substr(end + 1, 1) == "{" && strings_of_line(block.substr(0, end), {}, none, replaced).empty();
+}
+
+// What is no text ends a file: one that the user named is an error, others are left out, in a note.
+void CorpusReader::judge_block(bool begins) {
   const std::string why = begins ? why_no_text(rest_) : "";
   if (!why.empty()) user_error("%s: %s, or leave it out", stream_.name(), why);
-  file_open_ = got > 0;
-  return true;
+  std::string text(rest_);
+  text.erase(std::remove(text.begin(), text.end(), '\0'), text.end());
+  const bool is_binary_without_zeros = is_binary(text);
+  if (is_binary_without_zeros || (!options_.nul_separated && is_binary(rest_))) {
+    if (stream_.is_named())
+      user_error("%s: is no text%s: it has many control characters; leave it out, or take the bytes as they are "
+                 "(--any-bytes)%s",
+                 stream_.name(), begins ? "" : " further on",
+                 is_binary_without_zeros ? "" : "; if zeros separate documents: --separator nul");
+    notes_.push_back({Note::left_out, stream_.name() + (begins ? "" : " (what follows its beginning)")});
+    position_.files -= begins;
+    rest_ = {}, file_open_ = false;
+  } else if (begins) {
+    std::string replaced;
+    const bool is_cut = text.size() == block_.size();  // and its last character maybe, too
+    if (text.empty()) notes_.push_back({Note::empty, stream_.name()});
+    else if (replace_invalid_utf8(text, replaced) > is_cut) notes_.push_back({Note::not_utf8, stream_.name()});
+    else if (options_.fields.empty() && are_json_lines(text)) notes_.push_back({Note::json_lines, stream_.name()});
+  }
 }
 
 // Takes text from rest_ up to the end of the document or of rest_. Returns true if it was the end of the document.
@@ -140,7 +174,8 @@ bool CorpusReader::next(Batch& batch) {
     if (batch.memory() >= batch_bytes && finish(batch)) return true;
   }
   batch.end = position_;
-  return !batch.parts.empty();
+  batch.notes.swap(notes_);
+  return !batch.parts.empty() || !batch.notes.empty();
 }
 
 // The text after part_begin_ becomes a part.
@@ -219,6 +254,7 @@ bool CorpusReader::finish(Batch& batch) {
   batch.text.resize(part_begin_ + cut);
   if (cut > 0) end_part(batch, false);
   batch.end = position_;
+  batch.notes.swap(notes_);
   return true;
 }
 

@@ -20,6 +20,7 @@ inline volatile sig_atomic_t interrupted = 0;
 struct CorpusOptions {
   std::vector<std::string> paths;   // files, folders, or "-" for standard input
   bool nul_separated = false;       // documents in a file are separated by NUL bytes; otherwise a file is one document
+  bool any_bytes = false;           // files are taken as they are, also those that are no text
   std::vector<std::string> fields;  // not empty: files are JSON lines, each with a document in these fields
 };
 
@@ -47,11 +48,15 @@ struct Part {
   bool val = false;                   // it is validation data
 };
 
+// What a user should know of a file.
+enum class Note { left_out, not_utf8, json_lines, empty, count };
+
 struct Batch {
   std::string text;  // the parts, concatenated; with CorpusOptions::fields, lines of JSON
   std::vector<Part> parts;
   Position end;          // after its last part
   int64_t runs_cut = 0;  // runs longer than longest_run that were cut
+  std::vector<std::pair<Note, std::string>> notes;  // of files that were opened since the last batch
   struct Lines {
     size_t first_part;
     std::string file;
@@ -68,8 +73,8 @@ struct Batch {
 std::vector<SourceFile> list_sources(const std::vector<std::string>& paths);
 
 // Reads the corpus from `begin` on. `sources` and `tokenizer`, which determines where documents may be cut, must
-// outlive it. Throws UserError for files that cannot be read (see ArchiveStream) or are known to be no text, for JSON
-// lines that are too long, and if `begin` does not exist in the corpus.
+// outlive it. Throws UserError for files that cannot be read (see ArchiveStream), that are known to hold text in another
+// form, or that the user named and are no text, for JSON lines that are too long, and if `begin` does not exist in the corpus.
 struct CorpusReader {
   CorpusReader(std::vector<SourceFile>& sources, const CorpusOptions& options, const CorpusSplit& split,
                const Tokenizer& tokenizer, const Position& begin = {});
@@ -90,12 +95,14 @@ struct CorpusReader {
   bool file_open_ = false;
   std::vector<char> block_;
   std::string_view rest_;     // of block_, not processed yet
+  std::vector<std::pair<Note, std::string>> notes_;
   std::string carried_;       // the beginning of the next batch
   size_t part_begin_ = 0;     // in the batch's text: what follows is in no part yet
   size_t no_cut_before_ = 1;  // before this offset the open part has no place to cut at
   bool in_document_ = false;  // an earlier part belongs to the same document
 
   bool next_block();
+  void judge_block(bool begins);
   void skip_to(const Position& place);
   bool take(std::string_view& text);
   void end_part(Batch& batch, bool ends);

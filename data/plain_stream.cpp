@@ -51,7 +51,7 @@ void ArchiveStream::open_level(const std::string& name, int fd) {
   level.head = head;
 }
 
-void ArchiveStream::finish_source() {
+void ArchiveStream::close_level() {
   const SourceReader& source = levels_.front()->source;
   sources_[source_].checksum = source.checksum;
   bytes_read_ += source.bytes_read;
@@ -62,7 +62,7 @@ bool ArchiveStream::next_file() {
   if (!levels_.empty()) {
     char rest[4096];
     while (levels_.front()->read(rest, sizeof rest) > 0) continue;  // it counts for the checksum
-    finish_source();
+    close_level();
   }
   source_ = std::min(source_ + 1, int64_t(sources_.size()));
   if (source_ == int64_t(sources_.size())) return false;

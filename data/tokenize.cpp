@@ -8,6 +8,7 @@
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <condition_variable>
 #include <csignal>
@@ -25,8 +26,10 @@
 #include "llmc/utils/files.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/json.h"
+#include "llmc/utils/message.h"
 #include "llmc/utils/program.h"
 #include "llmc/utils/text.h"
+#include "llmc/utils/utf8.h"
 #include "llmc/text/dataloader.h"
 #include "llmc/text/tokenizer.h"
 #include "packing.h"
@@ -57,12 +60,13 @@ constexpr size_t max_bytes_in_flight = 64 << 20;  // of text that is read and no
 
 // Counts over the documents encoded so far.
 struct Counts {
-  int64_t empty = 0;     // empty documents, which have no token
+  int64_t empty = 0;     // empty documents, which have no token; empty files are not among them
   int64_t bytes = 0;     // of text
   int64_t replaced = 0;  // invalid sequences of UTF-8, which became U+FFFD
   int64_t runs_cut = 0;  // longer than longest_run
+  std::array<int64_t, size_t(Note::count)> files = {};  // of which there are notes
 };
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Counts, empty, bytes, replaced, runs_cut)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Counts, empty, bytes, replaced, runs_cut, files)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Position, source, source_document, offset, document, bytes, files, in_tail)
 
 // -------------------------------------------------------------------------------------------------------------------
@@ -82,6 +86,7 @@ struct EncodedTokens {
 struct EncodedBatch {
   EncodedTokens train, val;
   Counts counts;
+  std::vector<std::pair<Note, std::string>> notes;
   Position end;
   size_t memory = 0;  // of the batch before encoding
   int64_t read = 0;   // bytes of the sources, up to the end of the batch
@@ -137,6 +142,7 @@ struct BatchEncoder {
     result.end = batch.end;
     result.memory = batch.memory();
     result.counts.runs_cut = batch.runs_cut;
+    result.notes = batch.notes;
     size_t at = 0, line = 0;
     for (size_t i = 0; i < batch.parts.size(); i++) {
       const Part& part = batch.parts[i];
@@ -162,91 +168,6 @@ struct BatchEncoder {
   const char* which_fields() const {
     return options.pairs ? "; --pairs needs \"prompt\" and \"answer\" in every line"
                          : "; name the right field with --field";
-  }
-};
-
-// -------------------------------------------------------------------------------------------------------------------
-// Packing
-
-constexpr int64_t packed_at_a_time = 1 << 26;  // tokens, of which the texts are packed into rows
-
-struct PackingCounts {
-  int64_t texts = 0, cut = 0;  // texts, and how many of them have more tokens than a row
-  int64_t tokens = 0;          // of texts
-  int64_t padding = 0;         // tokens after the texts of a row that is not full
-};
-
-// Writes the texts that it is given, in any portions, as rows of T tokens. The tokens that are padded with are ends of
-// text, of which only the first one after a whole text is scored. What a row begins with is not scored after another
-// row, unless it is the end of a whole text before it. A shard ends with a token that is its last row's last target.
-struct Packer {
-  Packer(const Options& o, const Tokenizer& tokenizer, ShardWriter& s, PackingCounts& c)
-      : shards(s), options(o), end_of_text(uint16_t(tokenizer.end_of_text())), counts(c) {}
-
-  void add(const std::vector<uint16_t>& more, const std::vector<uint8_t>& more_scored) {
-    tokens.insert(tokens.end(), more.begin(), more.end());
-    scored.insert(scored.end(), more_scored.begin(), more_scored.end());
-    if (int64_t(tokens.size()) >= packed_at_a_time) pack_texts(/*at_end=*/false);
-  }
-  void finish() {
-    pack_texts(/*at_end=*/true);
-    if (rows_in_shard_ > 0) end_shard();
-    shards.finish();
-  }
-
-  static int64_t rows_in_shard(const Options& o) { return std::max<int64_t>(1, (o.shard_tokens - 1) / o.row_tokens); }
-
- private:
-  ShardWriter& shards;
-  const Options& options;
-  const uint16_t end_of_text;
-  PackingCounts& counts;
-  std::vector<uint16_t> tokens;  // that have not been packed
-  std::vector<uint8_t> scored;
-  int64_t rows_in_shard_ = 0;
-  bool follows_text_ = false;  // whether the last row is full, and ends with the end of a text
-
-  // Writes all texts but the last one, which may go on; at the end that one too.
-  void pack_texts(bool at_end) {
-    const bool before = options.end_of_text == "before";
-    std::vector<int64_t> begins = {0};
-    for (int64_t i = 0; i < int64_t(tokens.size()); i++) {
-      const int64_t begin = before ? i : i + 1;
-      if (tokens[i] == end_of_text && begin > 0 && begin < int64_t(tokens.size())) begins.push_back(begin);
-    }
-    int64_t end = int64_t(tokens.size());
-    if (!at_end) end = begins.back(), begins.pop_back();
-    if (end == 0) return;
-    for (const Row& row : pack(begins, end, options.row_tokens)) write(row);
-    counts.texts += int64_t(begins.size()), counts.tokens += end;
-    tokens.erase(tokens.begin(), tokens.begin() + end);
-    scored.erase(scored.begin(), scored.begin() + end);
-  }
-
-  void write(const Row& row) {
-    std::vector<uint16_t> row_tokens;
-    std::vector<uint8_t> row_scored;
-    for (const Piece& piece : row) {
-      row_tokens.insert(row_tokens.end(), &tokens[piece.begin], &tokens[piece.begin] + piece.length);
-      row_scored.insert(row_scored.end(), &scored[piece.begin], &scored[piece.begin] + piece.length);
-      counts.cut += piece.begins_text && !piece.ends_text;
-    }
-    row_scored[0] &= follows_text_ && row_tokens[0] == end_of_text;
-    const size_t T = size_t(options.row_tokens), length = row_tokens.size();
-    const bool is_whole = row.back().ends_text && row_tokens.back() != end_of_text;
-    row_tokens.resize(T, end_of_text);
-    row_scored.resize(T, 0);
-    if (length < T) row_scored[length] = is_whole;
-    follows_text_ = length == T && is_whole;
-    counts.padding += int64_t(T - length);
-    shards.add(row_tokens.data(), int64_t(T), row_scored.data());
-    if (++rows_in_shard_ == rows_in_shard(options)) end_shard();
-  }
-
-  void end_shard() {
-    const uint8_t is_scored = follows_text_;
-    shards.add(&end_of_text, 1, &is_scored);
-    rows_in_shard_ = 0;
   }
 };
 
@@ -307,13 +228,30 @@ void Run::choose_split() {
   split.train_bytes = int64_t(double(total_bytes) * (1 - bytes));
 }
 
-// What DIR's tokens depend on beside the text and the vocabulary.
+// What DIR's tokens depend on beside the text and the vocabulary. An option that is not given is null.
 static json options_of(const Options& o) {
-  json options = {{"separator", o.separator},     {"field", name_as_text(o.field)}, {"pairs", o.pairs},
-                  {"end_of_text", o.end_of_text}, {"val_fraction", nullptr},        {"shard_tokens", o.shard_tokens}};
+  json options = {{"separator", o.separator},     {"field", name_as_text(o.field)},   {"pairs", o.pairs},
+                  {"end_of_text", o.end_of_text}, {"val_fraction", nullptr},          {"shard_tokens", o.shard_tokens},
+                  {"pack", nullptr},              {"any_bytes", o.corpus.any_bytes}};
   if (o.val_fraction) options["val_fraction"] = *o.val_fraction;
   if (o.row_tokens > 0) options["pack"] = o.row_tokens;
   return options;
+}
+
+// The options in a record, with the defaults of those that the version of this program that wrote it did not have.
+static json recorded_options(const json& record) {
+  json options = options_of({});
+  options.update(record.value("options", json::object()));
+  return options;
+}
+
+// "pack was 64, and now is not given".
+static std::string changed_option(const json& before, const json& now) {
+  auto shown = [](const json& value) { return value.is_null() ? "not given" : value.dump(); };
+  for (const auto& [name, value] : before.items())
+    if (const json is = now.value(name, json()); value != is)
+      return name + " was " + shown(value) + ", and now is " + shown(is);
+  return "";
 }
 
 // Whether a file has the size and the checksum that a manifest states. Standard input is read to its end.
@@ -338,10 +276,10 @@ static std::string what_differs(const Options& options, const Tokenizer& tokeniz
   const std::optional<std::string> text = try_read_file(of_manifest);
   if (!text) return of_manifest + " is missing";
   try {
-    const json manifest = parse_json(*text), now = options_of(options), before = manifest.value("options", now);
+    const json manifest = parse_json(*text);
     if (manifest.at("tokenizer").at("crc32c") != crc32c_hex(tokenizer.checksum())) return "their vocabulary is another";
-    for (const auto& [name, value] : before.items())
-      if (value != now.at(name)) return "their " + name + " was " + value.dump() + ", not " + now.at(name).dump();
+    if (const std::string changed = changed_option(recorded_options(manifest), options_of(options)); !changed.empty())
+      return "their " + changed;
     const std::vector<SourceFile> sources = list_sources(options.corpus.paths);
     if (sources.size() != manifest.at("sources").size())
       return format("they are of %zu files, and there are %zu", manifest["sources"].size(), sources.size());
@@ -391,7 +329,9 @@ bool Run::resume() {
   if (!text || options.read_stdin()) return false;
   const json progress = json::parse(*text, nullptr, /*allow_exceptions=*/false);
   try {
-    if (progress.at("run") != identity()) return false;
+    json run = progress.at("run");
+    run["options"] = recorded_options(run);
+    if (run != identity()) return false;
     if (!train->resume(progress.at("train")) || !val->resume(progress.at("val"))) return false;
     position = nlohmann::json(progress.at("position")).get<Position>();
     counts = nlohmann::json(progress.at("counts")).get<Counts>();
@@ -445,6 +385,15 @@ void Run::write_manifest() {
   write_file_durably(folder.path() + "/MANIFEST.json", manifest.dump(1) + "\n");
 }
 
+constexpr int64_t most_warnings = 10;  // of files, for the same reason; the summary counts all
+
+static const char* text_of(Note note) {
+  if (note == Note::left_out) return "is left out: it is no text, with many control characters; --any-bytes takes it, too";
+  if (note == Note::json_lines)
+    return "holds JSON lines, and is taken as text, braces and all; --field NAME takes the text in a field of each line";
+  return "is not UTF-8; if it is Latin-1, iconv -f WINDOWS-1252 -t UTF-8 converts it";
+}
+
 void Run::write(const EncodedBatch& batch) {
   const size_t complete = train->shards().size() + val->shards().size();
   batch.train.write_to(*train);
@@ -453,6 +402,9 @@ void Run::write(const EncodedBatch& batch) {
   counts.bytes += batch.counts.bytes;
   counts.replaced += batch.counts.replaced;
   counts.runs_cut += batch.counts.runs_cut;
+  for (const auto& [note, file] : batch.notes)
+    if (++counts.files[size_t(note)] <= most_warnings && note != Note::empty)
+      print_warning(printable(file, /*one_line=*/true) + ": " + text_of(note));
   position = batch.end;
   if (train->shards().size() + val->shards().size() > complete) save_progress();
   show_progress(batch.read);
@@ -556,16 +508,18 @@ void Run::encode_all() {
 // Reads the shards, which are complete, and writes them again in rows; then deletes them.
 void Run::pack_all() {
   if (options.row_tokens == 0) return;
+  const PackerSettings settings = {options.row_tokens, options.shard_tokens, uint16_t(tokenizer.end_of_text()),
+                                   options.end_of_text == "before"};
   for (std::optional<ShardWriter>* writer : {&train, &val}) {
     const std::vector<Shard> loose = (*writer)->shards();
     if (loose.empty()) continue;
-    const int64_t shard_tokens = Packer::rows_in_shard(options) * options.row_tokens + 1;
-    writer->emplace(folder.path(), writer == &train ? "train_packed" : "val_packed", shard_tokens);
-    Packer packer(options, tokenizer, **writer, packing);
+    writer->emplace(folder.path(), writer == &train ? "train_packed" : "val_packed",
+                    settings.rows_in_shard() * options.row_tokens + 1);
+    Packer packer(settings, **writer, packing);
     for (const Shard& shard : loose) {
       const TokenFile file(folder.path() + "/" + shard.name, tokenizer.vocab_size());
-      for (int64_t at = 0; at < file.num_tokens; at += packed_at_a_time) {
-        const int64_t count = std::min(packed_at_a_time, file.num_tokens - at);
+      for (int64_t at = 0; at < file.num_tokens; at += settings.packed_at_a_time) {
+        const int64_t count = std::min(settings.packed_at_a_time, file.num_tokens - at);
         packer.add(file.read(at, count), file.mask.scored(at, count));
       }
     }
@@ -584,6 +538,11 @@ void Run::print_summary() const {
   printf("%s: documents: %lld, bytes of text: %lld, files read: %lld, vocabulary: %d (%s)\n",
          shown(options.out).c_str(), (long long)documents(), (long long)counts.bytes, (long long)position.files,
          tokenizer.vocab_size(), tokenizer.is_bytes() ? "byte-level" : shown(options.tokenizer).c_str());
+  auto files_with = [&](Note note) { return (long long)counts.files[size_t(note)]; };
+  if (files_with(Note::left_out) + files_with(Note::empty) > 0)
+    printf("left out: %lld files that are no text, %lld that are empty\n", files_with(Note::left_out),
+           files_with(Note::empty));
+  if (files_with(Note::not_utf8) > 0) printf("files that are not UTF-8: %lld\n", files_with(Note::not_utf8));
   if (counts.replaced > 0) printf("not UTF-8: %lld sequences, now U+FFFD\n", (long long)counts.replaced);
   if (counts.runs_cut > 0)
     printf("cut: %lld runs of more than %zu MB without a break\n", (long long)counts.runs_cut, longest_run >> 20);
@@ -621,11 +580,14 @@ void tokenize(const Options& options) {
                kept ? "the same command resumes after the shards that are written" : "nothing was written");
   }
   if (run.counts.bytes == 0)
-    user_error("%s%s: no text in it: %lld files, 0 bytes", options.corpus.paths[0],
-               options.corpus.paths.size() > 1 ? " and the others" : "", (long long)run.position.files);
+    user_error("%s%s: no text in it: %lld files, 0 bytes; left out: %lld files", options.corpus.paths[0],
+               options.corpus.paths.size() > 1 ? " and the others" : "", (long long)run.position.files,
+               (long long)run.counts.files[size_t(Note::left_out)]);
   if (run.train->total() == 0 || (run.val->total() == 0 && (run.split.every > 0 || run.split.train_bytes >= 0)))
-    user_error("%lld bytes are too few to split into train and val; name more text, or another --val-fraction",
-               (long long)run.counts.bytes);
+    user_error("%lld %s are too few to split into train and val; name more text, or another --val-fraction (0: all is "
+               "to train on)",
+               (long long)(run.split.train_bytes < 0 ? run.documents() : run.counts.bytes),
+               run.split.train_bytes < 0 ? "documents" : "bytes");
   run.train->finish();
   run.val->finish();
   run.pack_all();
@@ -633,6 +595,13 @@ void tokenize(const Options& options) {
   write_file_durably(run.folder.path() + "/tokenizer.json", run.tokenizer_json);
   run.folder.publish();
   run.print_summary();
+}
+
+// Throws UserError.
+static void check_options(const Options& o) {
+  if (o.row_tokens > 0 && o.shard_tokens <= o.row_tokens)
+    user_error("--shard-tokens %lld: a shard of --pack %lld has a row and a token more; take at least %lld",
+               (long long)o.shard_tokens, (long long)o.row_tokens, (long long)o.row_tokens + 1);
 }
 
 void define_options(CLI::App& app, Options& options) {
@@ -661,6 +630,9 @@ void define_options(CLI::App& app, Options& options) {
                                             "after it, as in nanoGPT")
                                  ->check(CLI::IsMember({"before", "after"}))
                                  ->capture_default_str();
+  app.add_flag("--any-bytes", options.corpus.any_bytes,
+               "take files as they are, also those that are no text; otherwise such a file is left out, or an error if it "
+               "is named itself");
   app.add_flag("--pairs", options.pairs,
                "files hold JSON lines of a prompt and its answer: {\"prompt\": \"...\", \"answer\": \"...\"}. Each "
                "becomes the prompt's tokens, the answer's and an end of text; only the last two are scored, which "
@@ -691,8 +663,8 @@ void define_options(CLI::App& app, Options& options) {
   app.add_option("PATH", options.corpus.paths,
                  "text files, folders (all regular files in them, however deep, sorted by path; links to files are "
                  "followed, to folders not), or -, standard input. What is compressed (gzip, bzip2, xz, zstd) or a tar "
-                 "file is read as what is in it, also inside a tar file. Other bytes are text, but zip archives, "
-                 "UTF-16 and the like are errors; invalid UTF-8 becomes U+FFFD, except with --tokenizer bytes. Folders "
+                 "file is read as what is in it, also inside a tar file. Zip archives, UTF-16 and the like are "
+                 "errors; invalid UTF-8 becomes U+FFFD, except with --tokenizer bytes. Folders "
                  "named .git, .hg and .svn in folders are left out")
       ->required();
 }
@@ -708,6 +680,7 @@ static int run_tokenize(int argc, char** argv) {
   options.corpus.nul_separated = options.separator == "nul";
   if (!options.field.empty()) options.corpus.fields = {options.field};
   if (options.pairs) options.corpus.fields = {"prompt", "answer"}, options.end_of_text = "after";
+  check_options(options);
   while (options.out.size() > 1 && options.out.back() == '/') options.out.pop_back();
   struct sigaction action = {};  // without SA_RESTART: to wait for a pipe's next bytes ends, too
   action.sa_handler = [](int) { interrupted = 1; };

@@ -45,6 +45,7 @@ needs_of_gpu() {
 needs_of_cpu() { need libdnnl-dev "oneDNN, the matmuls on a CPU" header dnnl.h; }
 needs_of_extras() {
   need libarchive-dev "reads compressed corpora and tar files" header archive.h
+  need zlib1g-dev "reads what gzip has compressed" header zlib.h
   need libjs-chart.js "Chart.js, the charts in reports" chart_js
 }
 

@@ -1,6 +1,4 @@
 // data/tokenize from its input to its output: archives, JSON lines, threads, interrupted runs, hostile input.
-#include <archive.h>
-#include <archive_entry.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -8,7 +6,7 @@
 #include <chrono>
 #include <random>
 #include "child.h"
-#include "command_line.h"
+#include "corpus_test.h"
 #include "data/packing.h"
 #include "data/shards.h"
 #include "llmc/utils/crc32c.h"
@@ -16,111 +14,6 @@
 #include "llmc/utils/error.h"
 #include "llmc/text/tokenizer.h"
 
-static const std::string vocabulary = "dev/test/tokenizer/small.tiktoken";
-static const std::string program = "data/tokenize --tokenizer " + vocabulary + " ";
-
-struct Entry {
-  std::string name, bytes;
-};
-
-// A tar file of the entries, or, of a single one without a name, just its bytes; compressed by `filter`, for example
-// ARCHIVE_FILTER_XZ.
-static std::string packed(const std::vector<Entry>& entries, int filter = ARCHIVE_FILTER_NONE) {
-  size_t size = 1 << 16, used = 0;
-  for (const Entry& e : entries) size += 2 * e.bytes.size() + 4096;
-  std::string file(size, '\0');
-  archive* a = archive_write_new();
-  CHECK(archive_write_add_filter(a, filter) == ARCHIVE_OK);
-  if (entries.size() == 1 && entries[0].name.empty()) CHECK(archive_write_set_format_raw(a) == ARCHIVE_OK);
-  else CHECK(archive_write_set_format_pax_restricted(a) == ARCHIVE_OK);
-  archive_write_set_bytes_in_last_block(a, 1);
-  CHECK(archive_write_open_memory(a, file.data(), file.size(), &used) == ARCHIVE_OK);
-  for (const Entry& e : entries) {
-    archive_entry* entry = archive_entry_new();
-    archive_entry_set_pathname(entry, e.name.empty() ? "data" : e.name.c_str());
-    archive_entry_set_size(entry, int64_t(e.bytes.size()));
-    archive_entry_set_filetype(entry, AE_IFREG);
-    archive_entry_set_perm(entry, 0644);
-    CHECK(archive_write_header(a, entry) == ARCHIVE_OK);
-    CHECK(archive_write_data(a, e.bytes.data(), e.bytes.size()) == ssize_t(e.bytes.size()));
-    archive_entry_free(entry);
-  }
-  CHECK(archive_write_close(a) == ARCHIVE_OK);
-  archive_write_free(a);
-  return file.substr(0, used);
-}
-
-// `n` documents of words of different lengths; no two are the same.
-static std::vector<std::string> make_documents(int n, int longest_in_words, unsigned seed) {
-  static const char* words[] = {"the",     " layer", " attends", "'s",  " to",          " keys",      "\n", " and",
-                                " values", " 42",    ".",        ",  ", "\u4e2d\u6587", " caf\u00e9", "\t"};
-  std::mt19937 random(seed);
-  std::vector<std::string> documents;
-  for (int i = 0; i < n; i++) {
-    std::string text = "document " + std::to_string(i);
-    for (unsigned w = random() % unsigned(longest_in_words); w > 0; w--) text += words[random() % std::size(words)];
-    documents.push_back(text);
-  }
-  return documents;
-}
-
-static std::vector<uint16_t> tokens_of(const std::string& text) {
-  static const Tokenizer tokenizer = Tokenizer::load(vocabulary);
-  std::vector<uint16_t> tokens;
-  Encoder(tokenizer).encode(text, tokens);
-  return tokens;
-}
-constexpr uint16_t end_of_text = 656;  // of the vocabulary
-
-class Corpus : public CommandLine {
- protected:
-  // Runs data/tokenize into the folder `out`; it must succeed.
-  Outcome tokenize(const std::string& out, const std::string& arguments) const {
-    const Outcome o = run(program + "--out " + in(out) + " " + arguments);
-    EXPECT_EQ(o.exit_status, 0) << o.err;
-    return o;
-  }
-  void expect_failure(const std::string& arguments, const std::vector<std::string>& parts) const {
-    const Outcome o = run(program + "--out " + in("never") + " " + arguments);
-    EXPECT_EQ(o.exit_status, 1) << arguments;
-    EXPECT_EQ(o.err.compare(0, 7, "error: "), 0) << o.err;
-    for (const std::string& part : parts) EXPECT_NE(o.err.find(part), std::string::npos) << part << "\n" << o.err;
-    EXPECT_FALSE(fs::exists(in("never"))) << arguments;
-    EXPECT_FALSE(fs::exists(in("never.tmp"))) << arguments;
-  }
-  std::vector<uint16_t> shard_tokens(const std::string& out, const std::string& prefix) const {
-    TokenShards shards(in(out) + "/" + prefix + "_*.bin", 657);
-    std::vector<uint16_t> tokens;
-    for (const TokenFile& file : shards.files) {
-      const std::vector<uint16_t> more = file.read(0, file.num_tokens);
-      tokens.insert(tokens.end(), more.begin(), more.end());
-    }
-    return tokens;
-  }
-  // The documents of the shards, each of which begins with an end-of-text token.
-  std::vector<std::string> documents_in(const std::string& out, const std::string& prefix) const {
-    static const Tokenizer tokenizer = Tokenizer::load(vocabulary);
-    std::vector<std::string> documents;
-    for (uint16_t token : shard_tokens(out, prefix)) {
-      if (token == end_of_text) documents.emplace_back();
-      else documents.at(documents.size() - 1) += tokenizer.token(token);
-    }
-    return documents;
-  }
-  // The folders have the same files with the same bytes.
-  void expect_same(const std::string& a, const std::string& b, bool manifest = false) const {
-    int shards = 0;
-    for (const auto& entry : fs::directory_iterator(in(a))) {
-      const std::string name = entry.path().filename();
-      if (name == "MANIFEST.json" && !manifest) continue;
-      EXPECT_TRUE(read_file(in(a) + "/" + name) == read_file(in(b) + "/" + name))
-          << a << " and " << b << " differ in " << name;
-      shards++;
-    }
-    EXPECT_GE(shards, 2);
-    EXPECT_EQ(std::distance(fs::directory_iterator(in(a)), {}), std::distance(fs::directory_iterator(in(b)), {}));
-  }
-};
 using LongCorpus = Corpus;
 
 // ----------------------------------------------------------------------------
@@ -182,7 +75,7 @@ TEST_F(Corpus, TextThatBeginsLikeAnArchiveIsText) {
                                           "070707 cpio"};
   for (const std::string& text : texts) {
     fs::remove_all(in("out"));
-    tokenize("out", "--val-fraction 0 " + write("text", text));
+    tokenize("out", (text == texts[0] ? "--any-bytes --val-fraction 0 " : "--val-fraction 0 ") + write("text", text));
     std::vector<uint16_t> expected = tokens_of(text == "\x1F\x8B" ? "\x1F\xEF\xBF\xBD" : text);
     expected.insert(expected.begin(), end_of_text);
     EXPECT_EQ(shard_tokens("out", "train"), expected) << text.substr(0, 20);
@@ -353,9 +246,10 @@ TEST(Packing, PutsTheLongestTextWhereTheLeastRoomIsLeft) {
 }
 
 // A row is T tokens of a shard, which has one more at its end.
-// BUG data/tokenize.cpp: `row_scored[0] &= follows_text_ && ` -> `row_scored[0] &= `
-// BUG data/tokenize.cpp: `if (length < T) row_scored[length] = is_whole;` -> ``
-// BUG data/tokenize.cpp: `const uint8_t is_scored = follows_text_;` -> `const uint8_t is_scored = 0;`
+// BUG data/tokenize.cpp: `double(packing.padding + packing.tokens)` -> `double(packing.tokens)`
+// BUG data/packing.h: `row_scored[0] &= follows_text_ && ` -> `row_scored[0] &= `
+// BUG data/packing.h: `if (length < T) row_scored[length] = is_whole;` -> ``
+// BUG data/packing.h: `const uint8_t is_scored = follows_text_;` -> `const uint8_t is_scored = 0;`
 // BUG data/packing.h: `return std::tie(a.begins_text, a.begin)` -> `return std::tie(b.begins_text, a.begin)`
 TEST_F(Corpus, PackedRowsHaveEveryTextAndScoreItOnce) {
   const int64_t T = 48;
@@ -363,9 +257,10 @@ TEST_F(Corpus, PackedRowsHaveEveryTextAndScoreItOnce) {
   std::string text;
   for (const std::string& document : documents) text += document + '\0';
   for (const bool before : {true, false}) {
-    tokenize("out", format("--force --val-fraction 0 --separator nul --shard-tokens 500 --pack %lld --end-of-text ",
-                           (long long)T) +
-                        (before ? "before " : "after ") + write("in", text));
+    const Outcome o = tokenize(
+        "out", format("--force --val-fraction 0 --separator nul --shard-tokens 500 --pack %lld --end-of-text ",
+                      (long long)T) +
+                   (before ? "before " : "after ") + write("in", text));
     std::multiset<std::vector<uint16_t>> expected, found;
     int64_t tokens_of_texts = 0, pieces_after_a_cut = 0, cut = 0, scored = 0, rows = 0;
     for (const std::string& document : documents) {
@@ -393,6 +288,54 @@ TEST_F(Corpus, PackedRowsHaveEveryTextAndScoreItOnce) {
     const nlohmann::json packing = nlohmann::json::parse(read_file(in("out") + "/MANIFEST.json")).at("packing");
     EXPECT_EQ(packing,
               nlohmann::json({{"texts", documents.size()}, {"cut", cut}, {"padding", rows * T - tokens_of_texts}}));
+    const std::string share = format("%.2f %%\n", 100 * double(rows * T - tokens_of_texts) / double(rows * T));
+    EXPECT_NE(o.out.find(share), std::string::npos) << share << o.out;
+  }
+}
+
+// Texts of 1, 2, ..., 19 tokens, again and again, are packed some 50 tokens at a time, which changes what lies in a row
+// with what, but neither cuts a text nor joins two.
+// BUG data/packing.h: `if (!at_end) end = begins.back(), begins.pop_back();` -> ``
+// BUG data/packing.h: `begins.back(), begins.pop_back();` -> `begins.back();`
+// BUG data/packing.h: `return (shard_tokens - 1) / row_tokens;` -> `return shard_tokens / row_tokens;`
+TEST_F(Corpus, TextsThatArePackedInPortionsStayWhole) {
+  for (const bool before : {true, false}) {
+    std::vector<uint16_t> all;
+    std::multiset<std::vector<uint16_t>> expected, found;
+    for (int i = 0; i < 400; i++) {
+      const std::vector<uint16_t> text(size_t(i % 19 + 1), uint16_t(i));
+      if (before) all.push_back(999);
+      all.insert(all.end(), text.begin(), text.end());
+      if (!before) all.push_back(999);
+      expected.insert(text);
+    }
+    const PackerSettings settings = {20, 100, 999, before, 50};
+    const std::string folder_of_rows = in(before ? "before" : "after");
+    fs::create_directory(folder_of_rows);
+    ShardWriter writer(folder_of_rows, "train_packed", settings.rows_in_shard() * 20 + 1);
+    PackingCounts counts;
+    Packer packer(settings, writer, counts);
+    for (size_t at = 0; at < all.size(); at += 7) {
+      const std::vector<uint16_t> some(all.begin() + long(at), all.begin() + long(std::min(all.size(), at + 7)));
+      packer.add(some, std::vector<uint8_t>(some.size(), 1));
+    }
+    packer.finish();
+    EXPECT_EQ(counts.texts, 400);
+    EXPECT_EQ(counts.cut, 0);
+    EXPECT_EQ(counts.tokens, int64_t(all.size()));
+    int64_t rows = 0;
+    std::vector<uint16_t> text;
+    for (const Shard& shard : writer.shards()) {
+      EXPECT_LE(shard.tokens, 100);
+      const TokenFile file(folder_of_rows + "/" + shard.name, 1000);
+      rows += file.num_tokens / 20;
+      for (uint16_t token : file.read(0, file.num_tokens)) {
+        if (token != 999) text.push_back(token);
+        else if (!text.empty()) found.insert(std::exchange(text, {}));
+      }
+    }
+    EXPECT_EQ(found, expected);
+    EXPECT_EQ(counts.padding, rows * 20 - counts.tokens);
   }
 }
 
@@ -455,45 +398,6 @@ TEST_F(Corpus, ALineThatIsBrokenIsToldWhatItIs) {
   }
   expect_failure("--field text " + write("in", "{\"body\": \"a\", \"n\": 1, \"title\": \"b\"}"),
                  {"line 1 is no JSON object with a string named \"text\"; its strings: body, title; name the right"});
-}
-
-TEST_F(Corpus, WhatIsNoTextIsToldWhatItIs) {
-  std::string wide = "\xff\xfe", bare;
-  for (char c : std::string("It was the best of times, it was the worst of times.\n")) wide += {c, 0}, bare += {c, 0};
-  const std::vector<std::pair<std::string, std::string>> files = {{wide, "is UTF-16LE text; convert it to UTF-8 (iconv "
-                                                                         "-f UTF-16LE -t UTF-8), or leave it out"},
-                                                                  {bare, "is UTF-16LE text"},
-                                                                  {bare.substr(1) + "x", "is UTF-16BE text"},
-                                                                  {std::string("PK\x03\x04\x14\0\0\0\0", 9), "is a zip "
-                                                                                                             "archive"},
-                                                                  {"version https://git-lfs.github.com/spec/v1\noid "
-                                                                   "sha256:0\nsize 9\n",
-                                                                   "is a Git LFS pointer"},
-                                                                  {"%PDF-1.4\n", "is a PDF"},
-                                                                  {std::string("\x93NUMPY\1\0", 8), "is a NumPy array"},
-                                                                  {"PAR1", "is a Parquet file"}};
-  fs::create_directory(in("text"));
-  write("text/a", "text");
-  for (const auto& [bytes, what] : files) {
-    write("text/b", bytes);
-    expect_failure(in("text"), {in("text/b") + ": " + what});
-    expect_failure(write("in.tar", packed({{"one", "text"}, {"two", bytes}})), {in("in.tar") + ": two: " + what});
-  }
-}
-
-TEST_F(Corpus, HistoriesAndLinksThatLeadNowhereAreLeftOut) {
-  fs::create_directories(in("text/.git/objects"));
-  fs::create_directories(in("text/deeper/.svn"));
-  write("text/.git/objects/0", "x");
-  write("text/deeper/.svn/0", "x");
-  write("text/a", "a text");
-  write("text/.gitignore", "of two files");
-  fs::create_symlink("nowhere", in("text/link"));
-  const Outcome o = run("data/tokenize --val-fraction 0 --out " + in("out") + " " + in("text"));
-  EXPECT_EQ(o.exit_status, 0) << o.err;
-  EXPECT_NE(o.out.find("files read: 2,"), std::string::npos) << o.out;
-  for (const char* left_out : {"text/.git: is left out", "text/deeper/.svn: is left out", "text/link: is left out"})
-    EXPECT_NE(o.err.find(in(left_out)), std::string::npos) << o.err;
 }
 
 TEST_F(LongCorpus, TheNumberOfThreadsDoesNotChangeTheOutput) {
@@ -709,32 +613,6 @@ TEST_F(LongInterrupted, DamagedOrForeignProgressIsDiscarded) {
 // ----------------------------------------------------------------------------
 // Hostile input; data/README.md has the limits
 
-TEST_F(Corpus, DamagedTruncatedOrTooDeepArchivesAreNamed) {
-  std::mt19937 random(7);
-  std::string noise(300000, '\0');
-  for (char& c : noise) c = char(random());
-  for (int filter : {ARCHIVE_FILTER_GZIP, ARCHIVE_FILTER_XZ, ARCHIVE_FILTER_ZSTD}) {
-    const std::string whole = packed({{"", noise}}, filter);
-    expect_failure(write("cut", whole.substr(0, whole.size() / 2)), {in("cut") + ": is damaged or cut short: "});
-  }
-  const std::string tar = packed({{"a/good", "text"}, {"a/cut", noise}});
-  expect_failure(write("cut.tar", tar.substr(0, 100000)), {in("cut.tar") + ": a/cut: is damaged or cut short: "});
-  std::string deep = "text";
-  for (int i = 20; i > 0; i--) deep = packed({{"level" + std::to_string(i), deep}});
-  expect_failure(write("deep.tar", deep), {"deep.tar: level1: level2: ", "is nested 9 files deep"});
-  const std::string zeros = packed({{"", std::string(10240, '\0')}}, ARCHIVE_FILTER_GZIP);
-  expect_failure(write("zeros.gz", zeros), {in("zeros.gz") + ": begins with zeros, as an empty tar file does"});
-}
-
-TEST_F(Corpus, NamesInAnArchiveAreNotPaths) {
-  fs::create_directories(in("a/b"));
-  write("a/b/c.tar", packed({{"../../evil", "first"}, {in("evil"), "second"}, {"\x1B[31mred\n", "third"}}));
-  tokenize("a/b/out", "--val-fraction 0 " + in("a/b/c.tar"));
-  EXPECT_EQ(documents_in("a/b/out", "train"), (std::vector<std::string>{"first", "second", "third"}));
-  EXPECT_FALSE(fs::exists(in("evil")));
-  expect_failure("--field text " + write("d.tar", packed({{"\x1B[31mred\n", "third"}})), {"?[31mred?"});
-}
-
 TEST_F(LongCorpus, MemoryIsBoundedForManyAndForEndlessDocuments) {
   const std::string limit = "ulimit -v 1000000; ";  // kB, of which threads reserve some 200,000 as they start
   std::string documents(5 << 20, '\0');
@@ -748,7 +626,7 @@ TEST_F(LongCorpus, MemoryIsBoundedForManyAndForEndlessDocuments) {
                           {"--separator nul " + write("empty", std::string(20 << 20, '\0') + "one"), "documents: 1, "
                                                                                                      "bytes of text: "
                                                                                                      "3,"},
-                          {write("nuls", std::string(40 << 20, '\0')), "cut: 2 runs of more than 16 MB without a "
+                          {"--any-bytes " + write("nuls", std::string(40 << 20, '\0')), "cut: 2 runs of more than 16 MB without a "
                                                                        "break\ntrain: 41943041 tokens"}}) {
     fs::remove_all(in("out"));
     const Outcome o = run(limit + program + "--threads 2 --val-fraction 0 --out " + in("out") + " " + input.arguments);

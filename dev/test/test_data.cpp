@@ -122,7 +122,7 @@ TEST_F(Tokenize, EmptyDocumentsAreLeftOutWithAndWithoutNulSeparators) {
   std::string in = write("in", std::string("\0\0ab\0\0\0cd\0efghijklmnopqrst\0", 26));
   ASSERT_EQ(shell("data/tokenize --separator nul --out " + folder + "/nul " + in).exit_code, 0);
   EXPECT_EQ(decoded(folder + "/nul", "train") + "/" + decoded(folder + "/nul", "val"), "|ab|cd|efghijklmnopqr/|st");
-  ASSERT_EQ(shell("data/tokenize --out " + folder + "/none " + in).exit_code, 0);
+  ASSERT_EQ(shell("data/tokenize --any-bytes --out " + folder + "/none " + in).exit_code, 0);
   EXPECT_EQ(decoded(folder + "/none", "train") + decoded(folder + "/none", "val").substr(1), "|" + read_file(in));
 }
 
@@ -167,8 +167,8 @@ TEST_F(Tokenize, AFinishedFolderIsLeftAsItIsUnlessForced) {
     EXPECT_EQ(other.exit_code, 1) << arguments;
     expect_in(out + ": holds other tokens: " + why, other.output);
   };
-  expect_refused("--end-of-text after " + in, "their end_of_text was \"before\", not \"after\"");
-  expect_refused("--val-fraction 0.2 " + in, "their val_fraction was null");
+  expect_refused("--end-of-text after " + in, "their end_of_text was \"before\", and now is \"after\"");
+  expect_refused("--val-fraction 0.2 " + in, "their val_fraction was not given, and now is 0.2");
   expect_refused("--tokenizer dev/test/tokenizer/small.tiktoken " + in, "their vocabulary is another");
   expect_refused(in + " " + in, "they are of 1 files, and there are 2");
   const struct timespec same_times[2] = {{1000000000, 0}, {1000000000, 0}};
@@ -189,6 +189,36 @@ TEST_F(Tokenize, AFinishedFolderIsLeftAsItIsUnlessForced) {
   EXPECT_EQ(names_in(out),
             (std::set<std::string>{"MANIFEST.json", "tokenizer.json", "train_000000.bin", "val_000000.bin"}));
   EXPECT_EQ(names_in(folder), (std::set<std::string>{"in", "out"}));
+}
+
+// BUG data/tokenize.cpp: `if (o.row_tokens > 0) options["pack"] = o.row_tokens;` -> `options["pack"] = o.row_tokens > 0;`
+// BUG data/tokenize.cpp: `const json is = now.value(name, json()); value != is` -> `const json is = now.value(name, json()); value != is && !value.is_null()`
+// BUG data/tokenize.cpp: `json options = options_of({});` -> `json options;`
+TEST_F(Tokenize, AFolderOfTokensIsOfTheSameOptionsOrAnother) {
+  const std::string in = write("in", random_text(1000, 2)), out = folder + "/out";
+  auto run = [&](const std::string& options) { return shell("data/tokenize --out " + out + " " + options + " " + in); };
+  auto expect_refused = [&](const std::string& options, const std::string& why) {
+    const Finished other = run(options);
+    EXPECT_EQ(other.exit_code, 1) << options << other.output;
+    expect_in(out + ": holds other tokens: their " + why, other.output);
+  };
+  ASSERT_EQ(run("").exit_code, 0);
+  expect_refused("--pack 64", "pack was not given, and now is 64");
+  expect_refused("--any-bytes", "any_bytes was false, and now is true");
+  // A version without the two options wrote this.
+  std::string manifest = read_file(out + "/MANIFEST.json");
+  const size_t begin = manifest.find(",\n  \"pack\": null"), end = manifest.find("\"any_bytes\": false");
+  ASSERT_NE(begin, std::string::npos);
+  write("out/MANIFEST.json", manifest.erase(begin, end + 18 - begin));
+  expect_in("exists already", run("").output);
+  expect_refused("--pack 64", "pack was not given, and now is 64");
+  ASSERT_EQ(run("--update --pack 64").exit_code, 0);
+  EXPECT_TRUE(std::filesystem::exists(out + "/train_packed_000000.bin"));
+  expect_in("exists already", run("--pack 64").output);
+  expect_refused("", "pack was 64, and now is not given");
+  expect_refused("--pack 32", "pack was 64, and now is 32");
+  ASSERT_EQ(run("--update").exit_code, 0);
+  EXPECT_TRUE(std::filesystem::exists(out + "/train_000000.bin"));
 }
 
 TEST_F(Tokenize, AFolderWithAnythingElseInItIsNeverReplaced) {

@@ -195,6 +195,22 @@ static std::string npy(int version, std::string dictionary, const std::string& d
   return header + dictionary + data;
 }
 
+// BUG llmc/utils/foreign_file.cpp: `if (is_ascii && n >= 256 && ` -> `if (false && `
+TEST_F(TokenFormats, EvenlyDrawnIdsOfAsciiAreTokens) {
+  std::mt19937 random(1);
+  std::vector<uint16_t> ids(20000);
+  for (uint16_t& id : ids) id = uint16_t(32 + random() % 95);
+  EXPECT_EQ(TokenShards(write_headerless("a.bin", ids), 50304).num_tokens, 20000);
+  const std::vector<uint16_t> bytes = text_units(english);
+  EXPECT_ERROR(TokenShards(write_headerless("b.bin", bytes), 50304), "If these are tokens, a .npy of uint16");
+  EXPECT_EQ(TokenShards(write("b.npy", npy(1, "{'descr': '<u2', 'fortran_order': False, 'shape': (" +
+                                                  std::to_string(bytes.size()) + ",), }",
+                                           bytes_of(bytes))),
+                        50304)
+                .num_tokens,
+            int64_t(bytes.size()));
+}
+
 // BUG llmc/text/numpy_file.cpp: `return {begin + bytes, ` -> `return {begin, `
 TEST_F(TokenFormats, ARowOfUint16InANumpyFileIsRead) {
   const std::vector<uint16_t> tokens = gpt2_like(300);

@@ -123,7 +123,8 @@ struct TokenFile {
       user_error("%s: bad magic %d in what is otherwise a shard, which begins with %d; make it again", path, header[0],
                  shard_magic);
     const std::string why = why_no_tokens(sample(), is_named_text() ? max_vocab_size : vocab_size);
-    if (!why.empty()) user_error("%s: %s", path, why);
+    if (!why.empty())
+      user_error("%s: %s. If these are tokens, a .npy of uint16 (numpy.save) or a shard's header says so", path, why);
     if (file_.bytes % 2 != 0)
       user_error("%s: odd size, %lld bytes: neither a shard (bad magic %d; it would be %d) nor a headerless file of "
                  "uint16 tokens; data/text.sh makes tokens of text",

@@ -131,7 +131,11 @@ static bool is_utf16(const Words& words) {
     spaces += c == ' ' || c == '\n' || in(0x3000, 0x3002) || c == 0xFF0C;
     east_asian += in(0x3000, 0x30FF) || in(0x4E00, 0x9FFF) || in(0xAC00, 0xD7A3) || in(0xFF00, 0xFFEF) || c < 0x80;
   }
-  std::array<int64_t, 256> scripts = ByteCounts(words).high;
+  // Of many words of ASCII, as ids of bytes are too, text has some much more often than others.
+  const ByteCounts bytes(words);
+  const bool is_ascii = bytes.high[0] == n && *std::max_element(words.begin(), words.end()) < 0x80;
+  if (is_ascii && n >= 256 && entropy(bytes.low) + 0.3 > std::log2(double(num_distinct(words)))) return false;
+  std::array<int64_t, 256> scripts = bytes.high;
   std::partial_sort(scripts.begin(), scripts.begin() + 3, scripts.end(), std::greater<int64_t>());
   const bool few_scripts = (scripts[0] + scripts[1] + scripts[2]) * 100 >= n * 95 || east_asian * 100 >= n * 95;
   return n >= 32 && bad * 500 <= n && spaces * 100 >= n && few_scripts && num_distinct(words) >= 8;
@@ -214,6 +218,16 @@ static std::string convert_text(const std::string& encoding) {
 std::string why_no_text(std::string_view begin) {
   const std::string what = foreign_format(begin), encoding = wide_encoding(words_of(begin.substr(0, 4096)));
   return encoding.empty() ? what : format("is %s text; %s", encoding.c_str(), convert_text(encoding).c_str());
+}
+
+bool is_binary(std::string_view bytes) {
+  for (size_t at = 0, size = 1024; at < bytes.size(); at += size, size = 4096) {
+    const std::string_view part = bytes.substr(at, size);
+    size_t controls = 0;
+    for (const char c : part) controls += (uint8_t(c) < 32 && (c < '\a' || c > '\r') && c != '\x1b') || c == '\x7f';
+    if (controls > 2 + part.size() / 100) return true;
+  }
+  return false;
 }
 
 std::string why_no_tokens(const Words& words, int vocab_size) {

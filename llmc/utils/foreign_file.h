@@ -20,6 +20,10 @@ std::string foreign_format(std::string_view head);
 // order mark or without.
 std::string why_no_text(std::string_view begin);
 
+// Whether more than a hundredth of the first kilobyte, or of four that follow, are control characters that no text has:
+// others than those that file(1) takes for text's (7 to 13 and escape). UTF-8 and other encodings of text pass.
+bool is_binary(std::string_view bytes);
+
 // Words of a file that has no mark, from all over it: pieces of whole groups of four, which begin at a multiple of four
 // words in the file. Returns why they are no token ids of a vocabulary of `vocab_size`, as foreign_format does; "" if
 // they may be, as 31 words or fewer always may. The 16-bit units of ASCII text are the ids of its bytes: they are taken
