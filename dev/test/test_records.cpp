@@ -200,6 +200,27 @@ TEST_F(Records, WarnOfWhatIsMaybeNotMeant) {
   EXPECT_EQ(validate(0), "") << "-m 0 takes the rest of each file";
 }
 
+// BUG llmc/run/run.cpp: `warn_of_other_rows(run, "-i", run.train.get());` -> ``
+// BUG llmc/run/run.cpp: `warn_of_other_rows(run, "-j", run.val.get());` -> ``
+TEST_F(Records, RowsOfAnotherLengthAreWarnedOf) {
+  const std::string model = "--layers 1 --heads 2 --channels 16 --vocab-size 258 --max-seq-len 64 -b 2 -x 1 -v 0 ";
+  std::string text;
+  for (int i = 0; i < 300; i++) text += "text " + std::to_string(i) + '\0';
+  write_file(in("in"), text);
+  ASSERT_EQ(run("data/tokenize --separator nul --pack 32 --out " + in("packed") + " " + in("in")).exit_status, 0);
+  ASSERT_EQ(run("data/tokenize --separator nul --out " + in("loose") + " " + in("in")).exit_status, 0);
+  ASSERT_EQ(run("data/probe recall -t 32 --pairs 4 --examples 50 --val-examples 4 -o " + in("probe")).exit_status, 0);
+  auto train = [&](const std::string& options) { return run(alone + trainer + model + options).err; };
+  for (const char* data : {"packed", "probe"}) {
+    const std::string files = in(data) + "/train_*.bin";
+    EXPECT_TRUE(has(train("-t 24 -i '" + files + "'"), "warning: -i " + files + ": the texts lie in rows of 32 tokens, "
+                                                       "and -t 24 cuts them elsewhere; train with -t 32"));
+    EXPECT_EQ(train("-t 32 -i '" + files + "'"), "");
+  }
+  EXPECT_TRUE(has(train("-t 24 -i '" + in("loose/train_*.bin") + "' -j '" + in("packed/val_*.bin") + "'"), "warning: -j "));
+  EXPECT_EQ(train("-t 24 -i '" + in("loose/train_*.bin") + "'"), "");
+}
+
 // BUG llmc/model/stream_memory.h: `rank * B * of_stream` -> `rank * of_stream`
 TEST(StreamMemory, OfARankIsThatOfItsRows) {
   const std::vector<CheckpointTensor> all = {{"h.0.memory", {4, 1, 2}, {0, 1, 10, 11, 20, 21, 30, 31}}};

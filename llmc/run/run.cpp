@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <set>
 #include <thread>
 #include "llmc/text/text_stream.h"
 #include "llmc/utils/files.h"
@@ -9,6 +10,7 @@
 #include "llmc/utils/crc32c.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/host_name.h"
+#include "llmc/utils/json.h"
 #include "llmc/utils/message.h"
 #include "llmc/utils/number.h"
 #include "llmc/utils/utf8.h"
@@ -350,6 +352,22 @@ static void warn_of_short_files(const Run& run, const char* option, const DataLo
        files.size() > 1 ? ", ..." : "");
 }
 
+// Rows of another length than the run's sequences, as the manifests say that data/tokenize --pack and data/probe leave.
+static void warn_of_other_rows(const Run& run, const char* option, const DataLoader* data) {
+  if (data == nullptr) return;
+  std::set<std::string> folders;
+  for (const TokenFile& file : data->shards.files) folders.insert(parent_folder(file.path));
+  for (const std::string& folder : folders) {
+    const auto manifest = parse_json(try_read_file(folder + "/MANIFEST.json").value_or(""));
+    for (const char* key : {"/options/pack", "/seq_len"}) {
+      const nlohmann::ordered_json::json_pointer place(key);
+      if (manifest.is_object() && manifest.contains(place) && manifest[place].is_number() && manifest[place] != run.T)
+        warn(run, "%s %s: the texts lie in rows of %s tokens, and -t %d cuts them elsewhere; train with -t %s", option,
+             data->shards.pattern, manifest[place].dump(), run.T, manifest[place].dump());
+    }
+  }
+}
+
 static void warn_of_unusual_options(const Run& run) {
   const TrainOptions& o = run.options;
   if (run.has_memory && o.shuffle)
@@ -357,6 +375,8 @@ static void warn_of_unusual_options(const Run& run) {
   warn_of_short_files(run, "-i", run.train.get(), run.T + 1);
   // With -m 0 validation takes the rest of each file too.
   warn_of_short_files(run, "-j", run.val.get(), o.val_batches == 0 ? 2 : run.T + 1);
+  warn_of_other_rows(run, "-i", run.train.get());
+  warn_of_other_rows(run, "-j", run.val.get());
   if (run.steps > 0 && o.warmup_steps > run.steps)
     warn(run,
          "-u %lld: the warm-up is longer than the run, which has %lld steps; the learning rate only reaches %g of -l "
