@@ -220,7 +220,9 @@ void add_file(Evaluator& e, const std::string& path, const ModelConfig& config) 
     const std::string why = why_no_text(bytes);
     if (!why.empty()) user_error("%s: %s", path, why);
     if (is_binary(bytes) || bytes.find('\0') != std::string::npos)
-      user_error("%s: is no text: it has bytes of zero or many control characters; the name of a file of headerless tokens ends in .bin", path);
+      user_error("%s: is no text: it has bytes of zero or many control characters; the name of a file of headerless "
+                 "tokens ends in .bin",
+                 path);
     text.encoded = encode_document(*e.tokenizer, bytes);
   }
   if (text.count() < 2)

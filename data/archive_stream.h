@@ -35,7 +35,7 @@ struct ArchiveStream {
   int64_t source() const { return source_; }  // index of the source that is the file or contains it
   std::string name() const;                   // "corpus.tar.xz: a/b.txt"
   bool is_named() const { return sources_[source_].is_named && name() == sources_[source_].path; }  // and not in a tar
-  int64_t bytes_read() const;                 // of the sources, on disk
+  int64_t bytes_read() const;  // of the sources, on disk
 
  private:
   struct Level;

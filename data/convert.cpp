@@ -118,7 +118,7 @@ static void convert_questions(const Options& o) {
     try {
       questions.push_back(read_question(line, encoder));
     } catch (const std::exception& e) {
-      user_error("%s: line %zu is no question of HellaSwag: %s", o.in, questions.size() + 1, e.what());
+      user_error("%s: line %zu is no question of HellaSwag: %s", o.in, questions.size() + 1, words_of(e));
     }
   }
   if (questions.empty()) user_error("%s: has no line", o.in);

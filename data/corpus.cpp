@@ -48,8 +48,7 @@ std::vector<SourceFile> list_sources(const std::vector<std::string>& paths) {
       for (const std::string& file : is_folder ? files_in(path) : std::vector<std::string>{path}) {
         struct stat info = {};
         if (!is_stdin && stat(file.c_str(), &info) != 0) user_error("%s: cannot read: %s", file, strerror(errno));
-        sources.push_back(
-            {file, info.st_size, info.st_mtim.tv_sec * 1000000000 + info.st_mtim.tv_nsec, 0, !is_folder});
+        sources.push_back({file, info.st_size, info.st_mtim.tv_sec * 1000000000 + info.st_mtim.tv_nsec, 0, !is_folder});
       }
     } catch (const fs::filesystem_error& e) {
       user_error("%s: cannot read: %s", e.path1().c_str(), e.code().message());

@@ -54,8 +54,8 @@ enum class Note { left_out, not_utf8, json_lines, empty, count };
 struct Batch {
   std::string text;  // the parts, concatenated; with CorpusOptions::fields, lines of JSON
   std::vector<Part> parts;
-  Position end;          // after its last part
-  int64_t runs_cut = 0;  // runs longer than longest_run that were cut
+  Position end;                                     // after its last part
+  int64_t runs_cut = 0;                             // runs longer than longest_run that were cut
   std::vector<std::pair<Note, std::string>> notes;  // of files that were opened since the last batch
   struct Lines {
     size_t first_part;
@@ -73,8 +73,9 @@ struct Batch {
 std::vector<SourceFile> list_sources(const std::vector<std::string>& paths);
 
 // Reads the corpus from `begin` on. `sources` and `tokenizer`, which determines where documents may be cut, must
-// outlive it. Throws UserError for files that cannot be read (see ArchiveStream), that are known to hold text in another
-// form, or that the user named and are no text, for JSON lines that are too long, and if `begin` does not exist in the corpus.
+// outlive it. Throws UserError for files that cannot be read (see ArchiveStream), that are known to hold text in
+// another form, or that the user named and are no text, for JSON lines that are too long, and if `begin` does not exist
+// in the corpus.
 struct CorpusReader {
   CorpusReader(std::vector<SourceFile>& sources, const CorpusOptions& options, const CorpusSplit& split,
                const Tokenizer& tokenizer, const Position& begin = {});
@@ -94,7 +95,7 @@ struct CorpusReader {
   int64_t line_ = 0;
   bool file_open_ = false;
   std::vector<char> block_;
-  std::string_view rest_;     // of block_, not processed yet
+  std::string_view rest_;  // of block_, not processed yet
   std::vector<std::pair<Note, std::string>> notes_;
   std::string carried_;       // the beginning of the next batch
   size_t part_begin_ = 0;     // in the batch's text: what follows is in no part yet

@@ -230,9 +230,10 @@ void Run::choose_split() {
 
 // What DIR's tokens depend on beside the text and the vocabulary. An option that is not given is null.
 static json options_of(const Options& o) {
-  json options = {{"separator", o.separator},     {"field", name_as_text(o.field)},   {"pairs", o.pairs},
-                  {"end_of_text", o.end_of_text}, {"val_fraction", nullptr},          {"shard_tokens", o.shard_tokens},
-                  {"pack", nullptr},              {"any_bytes", o.corpus.any_bytes}};
+  json options = {{"separator", o.separator}, {"field", name_as_text(o.field)},
+                  {"pairs", o.pairs},         {"end_of_text", o.end_of_text},
+                  {"val_fraction", nullptr},  {"shard_tokens", o.shard_tokens},
+                  {"pack", nullptr},          {"any_bytes", o.corpus.any_bytes}};
   if (o.val_fraction) options["val_fraction"] = *o.val_fraction;
   if (o.row_tokens > 0) options["pack"] = o.row_tokens;
   return options;
@@ -388,9 +389,11 @@ void Run::write_manifest() {
 constexpr int64_t most_warnings = 10;  // of files, for the same reason; the summary counts all
 
 static const char* text_of(Note note) {
-  if (note == Note::left_out) return "is left out: it is no text, with many control characters; --any-bytes takes it, too";
+  if (note == Note::left_out)
+    return "is left out: it is no text, with many control characters; --any-bytes takes it, too";
   if (note == Note::json_lines)
-    return "holds JSON lines, and is taken as text, braces and all; --field NAME takes the text in a field of each line";
+    return "holds JSON lines, and is taken as text, braces and all; --field NAME takes the text in a field of each "
+           "line";
   return "is not UTF-8; if it is Latin-1, iconv -f WINDOWS-1252 -t UTF-8 converts it";
 }
 
@@ -631,7 +634,8 @@ void define_options(CLI::App& app, Options& options) {
                                  ->check(CLI::IsMember({"before", "after"}))
                                  ->capture_default_str();
   app.add_flag("--any-bytes", options.corpus.any_bytes,
-               "take files as they are, also those that are no text; otherwise such a file is left out, or an error if it "
+               "take files as they are, also those that are no text; otherwise such a file is left out, or an error if "
+               "it "
                "is named itself");
   app.add_flag("--pairs", options.pairs,
                "files hold JSON lines of a prompt and its answer: {\"prompt\": \"...\", \"answer\": \"...\"}. Each "

@@ -257,10 +257,10 @@ TEST_F(Corpus, PackedRowsHaveEveryTextAndScoreItOnce) {
   std::string text;
   for (const std::string& document : documents) text += document + '\0';
   for (const bool before : {true, false}) {
-    const Outcome o = tokenize(
-        "out", format("--force --val-fraction 0 --separator nul --shard-tokens 500 --pack %lld --end-of-text ",
-                      (long long)T) +
-                   (before ? "before " : "after ") + write("in", text));
+    const Outcome o = tokenize("out", format("--force --val-fraction 0 --separator nul --shard-tokens 500 --pack %lld "
+                                             "--end-of-text ",
+                                             (long long)T) +
+                                          (before ? "before " : "after ") + write("in", text));
     std::multiset<std::vector<uint16_t>> expected, found;
     int64_t tokens_of_texts = 0, pieces_after_a_cut = 0, cut = 0, scored = 0, rows = 0;
     for (const std::string& document : documents) {
@@ -389,7 +389,8 @@ TEST_F(Corpus, ALineThatIsBrokenIsToldWhatItIs) {
                                                                                        "short"},
                                                                   {"{\"text\": \"sec\"", "line 1 is JSON that is cut "
                                                                                          "short"},
-                                                                  {"{'text': 'a'}", "line 1 is no JSON: byte 2"}};
+                                                                  {"{'text': 'a'}", "line 1 is no JSON: byte 2"},
+                                                                  {"{\"text\": 1e999}", "line 1 has the number 1e999"}};
   for (const auto& [line, what] : lines) {
     const Outcome o = run("data/tokenize --field text --out " + in("never") + " " + write("in", line));
     EXPECT_EQ(o.exit_status, 1);
@@ -626,8 +627,10 @@ TEST_F(LongCorpus, MemoryIsBoundedForManyAndForEndlessDocuments) {
                           {"--separator nul " + write("empty", std::string(20 << 20, '\0') + "one"), "documents: 1, "
                                                                                                      "bytes of text: "
                                                                                                      "3,"},
-                          {"--any-bytes " + write("nuls", std::string(40 << 20, '\0')), "cut: 2 runs of more than 16 MB without a "
-                                                                       "break\ntrain: 41943041 tokens"}}) {
+                          {"--any-bytes " + write("nuls", std::string(40 << 20, '\0')), "cut: 2 runs of more than 16 "
+                                                                                        "MB without a "
+                                                                                        "break\ntrain: 41943041 "
+                                                                                        "tokens"}}) {
     fs::remove_all(in("out"));
     const Outcome o = run(limit + program + "--threads 2 --val-fraction 0 --out " + in("out") + " " + input.arguments);
     EXPECT_EQ(o.exit_status, 0) << o.err;

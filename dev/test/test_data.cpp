@@ -191,8 +191,8 @@ TEST_F(Tokenize, AFinishedFolderIsLeftAsItIsUnlessForced) {
   EXPECT_EQ(names_in(folder), (std::set<std::string>{"in", "out"}));
 }
 
-// BUG data/tokenize.cpp: `if (o.row_tokens > 0) options["pack"] = o.row_tokens;` -> `options["pack"] = o.row_tokens > 0;`
-// BUG data/tokenize.cpp: `const json is = now.value(name, json()); value != is` -> `const json is = now.value(name, json()); value != is && !value.is_null()`
+// BUG data/tokenize.cpp: `options["pack"] = o.row_tokens;` -> `options["pack"] = true;`
+// BUG data/tokenize.cpp: `json()); value != is)` -> `json()); value != is && !value.is_null())`
 // BUG data/tokenize.cpp: `json options = options_of({});` -> `json options;`
 TEST_F(Tokenize, AFolderOfTokensIsOfTheSameOptionsOrAnother) {
   const std::string in = write("in", random_text(1000, 2)), out = folder + "/out";

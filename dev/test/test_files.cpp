@@ -18,6 +18,10 @@
 #include "llmc/io/safetensors.h"
 #include "llmc/model/config_json.h"
 #include "llmc/model/parameters.h"
+#include "llmc/utils/json.h"
+#include "llmc/text/tokenizer.h"
+#include "llmc/run/evaluation.h"
+#include "llmc/model/llama_file.h"
 #include "llmc/utils/crc32c.h"
 
 namespace fs = std::filesystem;
@@ -200,7 +204,7 @@ TEST(ModelOnDisk, ComesBackFromSeveralFilesWithAnIndex) {
                                                                                    "another one too");
   std::filesystem::remove(folder.path + "/model-00002-of-00002.safetensors");
   EXPECT_ERROR(read_weight_files(weight_files(folder.path), model.table, nothing), "model-00002-of-00002.safetensors");
-  for (const char* text : {"{}", "[", "{\"weight_map\":{\"wte.weight\":\"../other.safetensors\"}}",
+  for (const char* text : {"{}", "[]", "{\"weight_map\":{\"wte.weight\":\"../other.safetensors\"}}",
                            "{\"weight_map\":{\"wte.weight\":3}}"}) {
     write_file(index_path, text);
     EXPECT_ERROR(weight_files(folder.path), "has no weight_map of tensors and files beside it");
@@ -338,8 +342,29 @@ TEST(ConfigJson, OfGpt2IsPlainAndOfOtherModelsRefused) {
   EXPECT_ERROR(config_with("n_layer", -3), "\"n_layer\" is -3");
   EXPECT_ERROR(config_with("n_head", 7), "7 heads do not divide 768 channels");
   std::ofstream(folder.path + "/config.json") << "{\"n_layer\": 12";
-  EXPECT_ERROR(read_config_json(folder.path), "not a JSON object");
+  EXPECT_ERROR(read_config_json(folder.path), "config.json: is JSON that is cut short; make the file again");
   EXPECT_ERROR(read_config_json(folder.path + "/nowhere"), "cannot be read");
+}
+
+using JsonFile = FolderTest;
+
+// BUG llmc/utils/json.h: `nlohmann::json::out_of_range& e` -> `nlohmann::json::type_error& e`
+// BUG llmc/utils/json.h: `text.substr(0, 6) == "[json." ?` -> `false ?`
+TEST_F(JsonFile, ANumberBeyondADoubleIsNamedWithItsFileAndLine) {
+  const std::string number = "{\n \"text\": \"a b\",\n \"n\": 1e999\n}\n", is_huge = "has the number 1e999",
+                    in_line_3 = is_huge + " in its line 3, which no floating-point number holds";
+  EXPECT_EQ(why_no_json(number), in_line_3);
+  EXPECT_EQ(why_no_json("{\"a\": -1e400}"), "has the number -1e400, which no floating-point number holds");
+  EXPECT_EQ(why_no_json("{\"a\": 1e-400}"), "");
+  write("config.json", number), write("tokenizer.json", number), write("model.safetensors.index.json", number);
+  EXPECT_ERROR(read_config_json(folder), in("config.json") + ": " + in_line_3);
+  EXPECT_ERROR(read_llama_config(folder), in("config.json") + ": " + in_line_3);
+  EXPECT_ERROR(weight_files(folder), "model.safetensors.index.json: " + in_line_3);
+  EXPECT_ERROR(Tokenizer::load(in("tokenizer.json")), in("tokenizer.json") + ": " + in_line_3);
+  EXPECT_ERROR(read_last_words(write("w", "{\"text\": \"a b\"}\n{\"text\": 1e999}\n")),
+               in("w") + ": line 2 " + is_huge);
+  EXPECT_ERROR(parse_serve_request("{\"loglikelihood\": [1e999]}"), "it " + is_huge);
+  EXPECT_ERROR(parse_serve_request("{\"loglikelihood_rolling\": [5]}"), "item 1 (\"5\"): type must be string");
 }
 
 // BUG llmc/model/config_json.cpp: `{ config[key] = p; }` -> `{ config[key] = 0 * p; }`

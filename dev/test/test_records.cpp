@@ -213,11 +213,13 @@ TEST_F(Records, RowsOfAnotherLengthAreWarnedOf) {
   auto train = [&](const std::string& options) { return run(alone + trainer + model + options).err; };
   for (const char* data : {"packed", "probe"}) {
     const std::string files = in(data) + "/train_*.bin";
-    EXPECT_TRUE(has(train("-t 24 -i '" + files + "'"), "warning: -i " + files + ": the texts lie in rows of 32 tokens, "
-                                                       "and -t 24 cuts them elsewhere; train with -t 32"));
+    EXPECT_TRUE(has(train("-t 24 -i '" + files + "'"), "warning: -i " + files +
+                                                           ": the texts lie in rows of 32 tokens, "
+                                                           "and -t 24 cuts them elsewhere; train with -t 32"));
     EXPECT_EQ(train("-t 32 -i '" + files + "'"), "");
   }
-  EXPECT_TRUE(has(train("-t 24 -i '" + in("loose/train_*.bin") + "' -j '" + in("packed/val_*.bin") + "'"), "warning: -j "));
+  EXPECT_TRUE(has(train("-t 24 -i '" + in("loose/train_*.bin") + "' -j '" + in("packed/val_*.bin") + "'"), "warning: "
+                                                                                                           "-j "));
   EXPECT_EQ(train("-t 24 -i '" + in("loose/train_*.bin") + "'"), "");
 }
 

@@ -203,9 +203,10 @@ TEST_F(TokenFormats, EvenlyDrawnIdsOfAsciiAreTokens) {
   EXPECT_EQ(TokenShards(write_headerless("a.bin", ids), 50304).num_tokens, 20000);
   const std::vector<uint16_t> bytes = text_units(english);
   EXPECT_ERROR(TokenShards(write_headerless("b.bin", bytes), 50304), "If these are tokens, a .npy of uint16");
-  EXPECT_EQ(TokenShards(write("b.npy", npy(1, "{'descr': '<u2', 'fortran_order': False, 'shape': (" +
-                                                  std::to_string(bytes.size()) + ",), }",
-                                           bytes_of(bytes))),
+  EXPECT_EQ(TokenShards(write("b.npy", npy(1,
+                                           "{'descr': '<u2', 'fortran_order': False, 'shape': (" +
+                                               std::to_string(bytes.size()) + ",), }",
+                                           bytes_of<uint16_t>(bytes))),
                         50304)
                 .num_tokens,
             int64_t(bytes.size()));

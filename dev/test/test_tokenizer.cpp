@@ -610,7 +610,8 @@ TEST_F(Vocabulary, AnInvalidVocabularyIsAnErrorThatNamesTheFile) {
   EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", " 655\n", " 65536\n")), "id 65536: token shards hold ids "
                                                                                  "below 65536");
   EXPECT_ERROR(Tokenizer::load(changed("small.tiktoken", " 655\n", " 6x\n")), "line 656 is not a token");
-  EXPECT_ERROR(Tokenizer::load(write("half.json", "{\"model\": {")), "half.json: is not a whole JSON object");
+  EXPECT_ERROR(Tokenizer::load(write("half.json", "{\"model\": {")), "half.json: is JSON that is cut short; make the "
+                                                                     "file again");
   EXPECT_ERROR(Tokenizer::load(write("encoder.json", "{\"a\": 1}")), "encoder.json: needs vocab.bpe beside it");
   EXPECT_ERROR(Tokenizer::load(changed("vocab.bpe", "\n", "\nx y\n")), "encoder.json: has no <|endoftext|>");
   fs::copy_file(fixture + "encoder.json", folder + "/encoder.json", fs::copy_options::overwrite_existing);

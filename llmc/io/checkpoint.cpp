@@ -290,7 +290,7 @@ static void with_state(const std::string& checkpoint, F f) {
   const json j = read_state(path);
   try {
     f(j);
-  } catch (const json::exception& e) { user_error("%s: is not a run's state (%s)", path, e.what()); }
+  } catch (const json::exception& e) { user_error("%s: is not a run's state (%s)", path, words_of(e)); }
 }
 
 static void demand_equal(const std::string& what, uint32_t found, const json& expected) {

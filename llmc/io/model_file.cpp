@@ -303,6 +303,7 @@ std::vector<std::string> weight_files(const std::string& folder) {
   if (!text) refuse_other_weights(folder);
   if (!text) return {whole};  // whose absence is then the error
   const nlohmann::json json = parse_json<nlohmann::json>(*text);
+  if (json.is_discarded()) user_error("%s: %s", index, why_no_json(*text));
   std::set<std::string> names;
   if (json.is_object() && json.contains("weight_map") && json["weight_map"].is_object())
     for (const nlohmann::json& name : json["weight_map"])

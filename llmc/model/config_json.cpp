@@ -114,7 +114,8 @@ ModelConfig read_config_json(const std::string& folder) {
     user_error("%s: cannot be read: %s; a model is a folder with config.json and model.safetensors", path.c_str(),
                strerror(errno));
   const json config = parse_json(*text);
-  if (!config.is_object()) user_error("%s: not a JSON object, or nested deeper than a config is", path.c_str());
+  if (config.is_discarded()) user_error("%s: %s", path, why_no_json(*text));
+  if (!config.is_object()) user_error("%s: not a JSON object", path.c_str());
 
   check_model_type(folder, config);
   ModelConfig c;

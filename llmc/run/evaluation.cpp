@@ -229,7 +229,7 @@ void of_item(size_t number, const std::string& text, const std::function<void()>
     what();
   } catch (const std::exception& e) {
     const std::string beginning = text.size() > 60 ? text.substr(0, 60) + "..." : text;
-    user_error("item %zu (\"%s\"): %s", number + 1, printable(beginning, /*one_line=*/true), e.what());
+    user_error("item %zu (\"%s\"): %s", number + 1, printable(beginning, /*one_line=*/true), words_of(e));
   }
 }
 
@@ -268,7 +268,7 @@ ServeRequest parse_serve_request(const std::string& line) {
         else request.generate.push_back(generate_request(items[i]));
       });
     return request;
-  } catch (const ordered_json::exception& e) { user_error("%s", e.what()); }
+  } catch (const ordered_json::exception& e) { user_error("%s", words_of(e)); }
 }
 
 std::string serve_answer(const std::string& name, const ServeResults& results) {

@@ -26,7 +26,8 @@ Settings settings_of(const LogFields& description);
 const Settings& default_settings();
 
 // The settings of the run in folder `out` up to a step: those in its log, if that can be read, replaced by those in the
-// checkpoint of that step where it has them, and default_settings() where neither has. `saved` is null without a checkpoint; the step is the log's last one then.
+// checkpoint of that step where it has them, and default_settings() where neither has. `saved` is null without a
+// checkpoint; the step is the log's last one then.
 Settings recorded_settings(const std::string& out, const RunState* saved);
 
 // Whether the log in `out` has all steps that its run was to do.

@@ -301,6 +301,7 @@ struct Tokenizer::VocabularyFile {
   }
   static json parse(const std::string& path, const std::string& text) {
     json j = parse_json<json>(text);
+    if (j.is_discarded()) user_error("%s: %s", path, why_no_json(text));
     if (!j.is_object()) user_error("%s: is not a whole JSON object; fetch it again", path);
     return j;
   }
@@ -537,7 +538,7 @@ void Tokenizer::VocabularyFile::read_tokenizer_json(const json& j) {
     if (!has_end_of_text()) refuse("added_tokens has no <|endoftext|>");
     check_merges(merges);
   } catch (const json::exception& e) {
-    user_error("%s: is not a tokenizer.json as Hugging Face tokenizers writes it: %s", path, e.what());
+    user_error("%s: is not a tokenizer.json as Hugging Face tokenizers writes it: %s", path, words_of(e));
   }
 }
 

@@ -7,6 +7,7 @@
 #include <string_view>
 #include "llmc/utils/error.h"
 #include "llmc/utils/scalar.h"
+#include "llmc/utils/text.h"
 
 // Whether lists and objects lie in each other more than `most` deep.
 inline bool is_nested_deeper(std::string_view text, int most) {
@@ -34,25 +35,44 @@ Json parse_json(std::string_view text) {
   return Json::parse(text.begin(), text.end(), nullptr, /*allow_exceptions=*/false);
 }
 
-// Why parse_json discards a line of text: what it is and what to do, or "" if it does not.
+// What an exception says, without the name that nlohmann's begin with: "type must be string, but is number".
+inline std::string words_of(const std::exception& e) {
+  const std::string_view text = e.what();
+  return std::string(text.substr(0, 6) == "[json." ? text.substr(text.find("] ") + 2) : text);
+}
+
+// Why parse_json discards a text: what it is, in which of its lines if it has several, and what to do; "" if it does
+// not.
 inline std::string why_no_json(std::string_view text) {
+  const bool is_line = text.find('\n') == std::string_view::npos;
+  auto line_of = [&](size_t at) {
+    const auto line = 1 + std::count(text.begin(), text.begin() + long(std::min(at, text.size())), '\n');
+    return !is_line ? format(" in its line %lld", (long long)line) : "";
+  };
   if (is_nested_deeper(text, deepest_json)) return format("is nested more than %d deep", deepest_json);
   try {
     return nlohmann::json::parse(text.begin(), text.end()).is_discarded() ? "is no JSON" : "";
   } catch (const nlohmann::json::parse_error& e) {
-    const std::string_view from = text.substr(std::min(text.size(), std::max<size_t>(e.byte, 1) - 1));
+    const size_t at = std::min(text.size(), std::max<size_t>(e.byte, 1) - 1);
+    const std::string_view from = text.substr(at);
     if (from.substr(0, 3) == "NaN" || from.substr(0, 8) == "Infinity")
-      return "has NaN or Infinity, which are no JSON; write null in their place";
-    if (e.byte > text.size()) return "is JSON that is cut short; make the file again, or leave the line out";
-    return format("is no JSON: byte %zu of it cannot stand there; mend the line, or leave it out", e.byte);
+      return "has NaN or Infinity" + line_of(at) + ", which are no JSON; write null in their place";
+    if (e.byte > text.size())
+      return std::string("is JSON that is cut short; make the file again") + (is_line ? ", or leave the line out" : "");
+    return format("is no JSON: byte %zu of it%s cannot stand there; mend %s", e.byte, line_of(at).c_str(),
+                  is_line ? "the line, or leave it out" : "the file, or make it again");
+  } catch (const nlohmann::json::out_of_range& e) {  // "number overflow parsing '1e999'"
+    const std::string number = split(e.what(), '\'').at(1);
+    return "has the number " + number + line_of(text.find(number)) + ", which no floating-point number holds";
   }
 }
 
-// The value that a text is. Throws Json::exception, which says what is wrong, or UserError if it is nested deeper.
+// The value that a text is. Throws UserError, which says why, if it is not JSON, or nested deeper than deepest_json.
 template <class Json = nlohmann::ordered_json>
 Json parse_json_or_throw(std::string_view text) {
-  if (is_nested_deeper(text, deepest_json)) user_error("it is nested more than %d deep", deepest_json);
-  return Json::parse(text.begin(), text.end());
+  Json value = parse_json<Json>(text);
+  if (value.is_discarded()) user_error("it %s", why_no_json(text));
+  return value;
 }
 
 // JSON on one line, or with `indent` spaces a level. Invalid UTF-8 becomes U+FFFD rather than an exception.
