@@ -32,14 +32,14 @@ void declare_model(GPT2& model, const ModelConfig& config, bool keep_dead_kv, co
     user_error("%d channels in %d heads: a head has %d, but must have a multiple of %d and at most %d here",
                config.channels, config.num_heads, config.head_size(), head_size_multiple, largest_head_size);
   if (config.hidden_size() % head_size_multiple != 0)
-    user_error("wiring \"%s\": %lld hidden units in an MLP must be a multiple of %d here", config.wiring.text.c_str(),
+    user_error("wiring \"%s\": %lld hidden units in an MLP must be a multiple of %d here", config.wiring.given,
                (long long)config.hidden_size(), head_size_multiple);
   const WiringTable table = config.whole_model();
   if (const char* what =
           without_kernels(table.topk > 0, table.lsh_buckets > 0, table.relative, int64_t(config.head_size())))
     user_error("wiring \"%s\": %s in fp16 needs more shared memory than a block of %s has; leave it out, or build with "
                "PRECISION=FP16 ATTENTION=FMA",
-               config.wiring.text.c_str(), what, device_name());
+               config.wiring.given, what, device_name());
   if (config.channels > largest_channels) user_error("%d channels: at most %d here", config.channels, largest_channels);
   model.config = config;
   model.attention_plan = make_attention_plan(config, keep_dead_kv);
@@ -75,7 +75,7 @@ void check_dropout(const ModelConfig& config, double p) {
                                                    : nullptr;
   if (term != nullptr)
     user_error("--dropout %g: it does not go with %s; wiring \"%s\" has that; leave one of them out", p, term,
-               config.wiring.text.c_str());
+               config.wiring.given);
 }
 
 // Fixes the model's shape and declares its tensors for training, without allocating any of them. Throws UserError for a

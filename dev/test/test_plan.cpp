@@ -465,7 +465,12 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"modrn", "modrn, at character 1", "is it modern?"},
                {"modern(2)", "modern, at character 1", "no such term"},
                {"amodern", "amodern, at character 1", "no such term"},
-               {"modern relative", "relative, at character 46", "does not combine with qknorm, at character 9"},
+               {"modern relative", "relative, at character 8",
+                "does not combine with qknorm of modern, at character 1"},
+               {" modern rmsnorm", "wiring \" modern rmsnorm\": rmsnorm, at character 9",
+                "already: rmsnorm of modern, at"},
+               {"rmsnorm  modern", "rmsnorm of modern, at character 10", "already: rmsnorm, at character 1"},
+               {"universal(2) act(1e-9)", "act(1e-9), at character 14", "1 - eps as a float"},
                {"sla(9,9", "sla(9,9, at character 1", "not closed"},
                {"sla(9,9)gqa(4)", "sla(9,9)g, at character 1", "a space"},
                {"topk(99999999999)", "topk(99999999999)", "99999999999: is out of range"},
@@ -474,6 +479,13 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
     EXPECT_NE(error(c.text).find(c.term), std::string::npos) << c.text << ": " << error(c.text);
     EXPECT_NE(error(c.text).find(c.right), std::string::npos) << c.text << ": " << error(c.text);
   }
+}
+
+// BUG llmc/model/wiring.cpp: `spaces = " \t\n\v\f\r"` -> `spaces = " \t"`
+TEST(Wiring, HasAnyWhiteSpaceBetweenItsTerms) {
+  const Wiring w = parse_wiring("rmsnorm\nsla(1,\r\n2)\f\vqknorm\n");
+  EXPECT_EQ(canonical_text(w), "rmsnorm sla(1,2) qknorm");
+  EXPECT_EQ(w.text, "rmsnorm sla(1,  2)  qknorm");
 }
 
 TEST(Wiring, KeepsItsTextAndKnowsWhatSaysTheSame) {

@@ -155,9 +155,9 @@ inline void validate(const ModelConfig& c) {
   if (table.rope > 0 && c.head_size() % 2 != 0)
     user_error("wiring \"%s\": rope rotates pairs of channels, but a head has %d; --channels must be an even multiple "
                "of --heads",
-               c.wiring.text.c_str(), c.head_size());
+               c.wiring.given, c.head_size());
   if (table.relative && c.channels % 2 != 0)
     user_error("wiring \"%s\": relative has a sine and a cosine for each frequency, but there are %d channels; "
                "--channels must be even",
-               c.wiring.text.c_str(), c.channels);
+               c.wiring.given, c.channels);
 }

@@ -13,15 +13,21 @@ std::vector<WiringTerm> one_of_each(const std::variant<T...>&) {
   return {T()...};
 }
 
-int character_of(const WiringTerm& t) {
-  return std::visit([](const Term& term) { return term.character; }, t);
-}
-
 std::string name_of(const WiringTerm& t) { return info_of(t).syntax.name(); }
 
 std::string term_text(const WiringTerm& t) {
   const std::string arguments = std::visit([](const auto& term) { return term.arguments(); }, t);
   return name_of(t) + (arguments.empty() ? "" : "(" + arguments + ")");
+}
+
+// "rmsnorm, at character 1", or "rmsnorm of modern, at character 1".
+std::string term_and_place(const WiringTerm& t) {
+  return std::visit(
+      [&](const Term& term) {
+        const std::string of = *term.of ? std::string(" of ") + term.of : "";
+        return format("%s%s, at character %d", term_text(t).c_str(), of.c_str(), term.character);
+      },
+      t);
 }
 
 // The names of the terms that there are for which this holds, as a list that ends with `last` and one more.
@@ -39,11 +45,12 @@ std::string terms_that_set(unsigned features) {
   return names_of_terms(" or ", [&](const TermInfo& info) { return (info.sets & features) != 0; });
 }
 
-constexpr const char* spaces = " \t";
+constexpr const char* spaces = " \t\n\v\f\r";
 
 // A word that is short for several terms, which take its place in the wiring's text.
 struct ShortName {
-  std::string name, terms;
+  const char* name;
+  std::string terms;
   const char* help;
 };
 const ShortName short_names[] = {
@@ -59,6 +66,14 @@ std::string with_words(std::string text, const std::string& from, const std::str
     next = is_word ? at + to.size() : end;
   }
   return text;
+}
+
+// The short name that the word at `at` is; null if it is none.
+const ShortName* short_name_at(const std::string& text, size_t at) {
+  const std::string word = text.substr(at, text.find_first_of(spaces, at) - at);
+  for (const ShortName& s : short_names)
+    if (word == s.name) return &s;
+  return nullptr;
 }
 
 // The arguments between parentheses after a name, none where no parenthesis follows. a.end moves past them.
@@ -78,7 +93,7 @@ void take_arguments(TermReader& a) {
 
 // Reads the term that begins at `at`, which moves past it.
 WiringTerm read_term(const std::string& text, size_t& at) {
-  TermReader a = {text, at, std::min(text.find_first_of(" \t(", at), text.size())};
+  TermReader a = {text, at, std::min(text.find_first_of(std::string(spaces) + "(", at), text.size())};
   const std::string name = a.text();
   const auto known =
       std::find_if(known_terms().begin(), known_terms().end(), [&](const WiringTerm& t) { return name_of(t) == name; });
@@ -107,8 +122,7 @@ WiringTerm read_term(const std::string& text, size_t& at) {
 // What goes together
 
 [[noreturn]] void term_error(const Wiring& w, const WiringTerm& t, const std::string& what) {
-  user_error("wiring \"%s\": %s, at character %d: %s", w.text.c_str(), term_text(t).c_str(), character_of(t),
-             what.c_str());
+  user_error("wiring \"%s\": %s: %s", w.given, term_and_place(t), what);
 }
 
 bool combine(const TermInfo& a, const TermInfo& b) { return (a.excludes & b.sets) == 0 && (b.excludes & a.sets) == 0; }
@@ -127,7 +141,7 @@ std::string contradiction(const WiringTerm& t, const WiringTerm& before) {
   const TermInfo info = info_of(t), info_before = info_of(before);
   const bool is_again = t.index() == before.index();
   if (is_again ? info.may_be_repeated : combine(info, info_before)) return "";
-  const std::string other = format("%s, at character %d", term_text(before).c_str(), character_of(before));
+  const std::string other = term_and_place(before);
   auto repeatable = [](const TermInfo& x) { return x.may_be_repeated; };
   if (is_again)
     return "the term is there already: " + other + "; only " + names_of_terms(" and ", repeatable) + " may be repeated";
@@ -208,19 +222,30 @@ std::string wiring_help() {
       if ((info_of(t).sets & features) != 0) add(info_of(t));
   }
   text += "\nshort for several terms:\n";
-  for (const ShortName& s : short_names) text += "  " + s.name + "\n      " + s.terms + ": " + s.help + "\n";
+  for (const ShortName& s : short_names)
+    text += std::string("  ") + s.name + "\n      " + s.terms + ": " + s.help + "\n";
   return text;
 }
 
 Wiring parse_wiring(const std::string& given) {
   Wiring w;
-  w.text = given;
-  for (const ShortName& s : short_names) w.text = with_words(w.text, s.name, s.terms);
-  const std::string text = w.text;
-  w.terms.clear();
-  for (size_t at = 0; (at = text.find_first_not_of(spaces, at)) != std::string::npos;) {
-    if (w.terms.size() == most_terms) user_error("the wiring has more than %zu terms", most_terms);
-    w.terms.push_back(read_term(text, at));
+  w.given = given, w.text.clear(), w.terms.clear();
+  for (char& c : w.given)
+    if (c >= '\n' && c <= '\r') c = ' ';
+  for (size_t at = 0, end = 0; (at = w.given.find_first_not_of(spaces, at)) != std::string::npos; end = at) {
+    if (w.terms.size() >= most_terms) user_error("the wiring has more than %zu terms", most_terms);
+    const size_t begin = at;
+    const ShortName* const short_name = short_name_at(w.given, at);
+    if (short_name == nullptr) {
+      w.terms.push_back(read_term(w.given, at));
+    } else {
+      for (WiringTerm t : parse_wiring(short_name->terms).terms) {
+        std::visit([&](Term& term) { term.character = int(begin) + 1, term.of = short_name->name; }, t);
+        w.terms.push_back(t);
+      }
+      at += strlen(short_name->name);
+    }
+    w.text += w.given.substr(end, begin - end) + (short_name ? short_name->terms : w.given.substr(begin, at - begin));
   }
   if (w.terms.empty()) user_error("the wiring is empty; plain GPT-2 is \"plain\"");
   check_combinations(w);

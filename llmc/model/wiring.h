@@ -13,7 +13,8 @@
 #include "wiring_table.h"
 
 struct Wiring {
-  std::string text = "plain";  // as it was given, with terms in place of words that are short for them
+  std::string text = "plain";   // as it was given, with terms in place of words that are short for them
+  std::string given = "plain";  // as it was given, on one line: what errors show, and in which characters are counted
   std::vector<WiringTerm> terms = {PlainTerm()};
 
   bool is_plain() const { return std::holds_alternative<PlainTerm>(terms[0]); }
@@ -32,8 +33,8 @@ TermInfo info_of(const WiringTerm& t);
 // How to write each term, and what it does, for users.
 std::string wiring_help();
 
-// Reads the text, in which words that are short for several terms are replaced by these. Throws UserError, which says
-// which term, at which character, and what would be right; what depends on the number of layers and heads is
+// Reads the text: terms with any white space between them, or words that are short for several. Throws UserError, which
+// says which term, at which character, and what would be right; what depends on the number of layers and heads is
 // validate's.
 Wiring parse_wiring(const std::string& text);
 

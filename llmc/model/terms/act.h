@@ -14,7 +14,9 @@ struct ActTerm : Term {
 
   void read(const TermReader& a) {
     eps = a.number(a[0], 0, 1);
-    if (eps == 0 || eps == 1) a.error("eps, " + a[0] + ", must lie between 0 and 1, and be neither");
+    const float threshold = float(1 - eps);  // as it is used
+    if (threshold == 0 || threshold == 1)
+      a.error("eps, " + a[0] + ", must lie between 0 and 1, and be neither, 1 - eps as a float too");
     if (a.count() > 1) cost = a.number(a[1], 0, 1e9);
   }
   std::string arguments() const { return shortest(eps) + (cost == default_cost ? "" : "," + shortest(cost)); }

@@ -93,7 +93,8 @@ struct TermReader {
 struct Term : Feature {
   static constexpr TermFeatures features = {};
   static constexpr bool may_be_repeated = false;
-  int character = 1;  // where it begins in the text, counted from 1
+  int character = 1;    // where it, or the word that is short for it, begins in the text, counted from 1
+  const char* of = "";  // that word
 
   void read(const TermReader&) {}
   std::string arguments() const { return ""; }
