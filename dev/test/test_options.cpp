@@ -336,7 +336,10 @@ TEST(Options, ThatMakeNoSenseAreRefused) {
   EXPECT_ERROR(parse({"-i", "x", "--config", "/nowhere.toml"}), "nowhere.toml");
 }
 
-// What is outside of the range of an option, and what is just inside.
+// What is outside of the range of an option, and what is just inside. What is rounded when it is used is so before.
+// BUG llmc/run/option.cpp: `float(number_in(value)) > low` -> `number_in(value) > low`
+// BUG llmc/run/option.cpp: `/ steps : float(x)` -> `/ steps : x`
+// BUG llmc/run/options.cpp: `between_excluding_end(0, 1, dropout_steps)` -> `between_excluding_end(0, 1)`
 TEST(Options, OutsideTheirRangeAreRefused) {
   struct Case {
     const char *flag, *outside, *inside;
@@ -349,6 +352,7 @@ TEST(Options, OutsideTheirRangeAreRefused) {
                         {"-b", "0", "1"},
                         {"-t", "0", "1"},
                         {"-d", "0", "1"},
+                        {"-d", "1000000000000001", "1000000000000000"},
                         {"-r", "-1", "0"},
                         {"-r", "5", "4"},
                         {"-x", "-1", "0"},
@@ -364,15 +368,18 @@ TEST(Options, OutsideTheirRangeAreRefused) {
                         {"--grad-clip", "2e+30", "1e30"},
                         {"--dropout", "-0.1", "0"},
                         {"--dropout", "1", "0.999"},
+                        {"--dropout", "0.999993", "0.99999"},
                         {"--max-bad-steps", "0", "1"},
                         {"--optimizer", "sgd", "muon"},
                         {"--momentum", "-0.1", "0"},
                         {"--momentum", "1", "0.999"},
+                        {"--momentum", "0.99999999", "0.9999999"},
                         {"--beta1", "-0.1", "0"},
                         {"--beta1", "1", "0.999"},
                         {"--beta2", "-0.1", "0"},
                         {"--beta2", "1", "0.999"},
-                        {"--eps", "0", "1e-310"},
+                        {"--eps", "0", "1e-45"},
+                        {"--eps", "1e-46", "1e-45"},
                         {"--seed", "-1", "0"},
                         {"--zero", "-1", "0"},
                         {"--zero", "2", "1"},
@@ -401,6 +408,19 @@ TEST(Options, OutsideTheirRangeAreRefused) {
   EXPECT_ERROR(parse({"-i", "x", "--beta1", "1"}), "--beta1 1: it must lie in [0, 1)");
   EXPECT_ERROR(parse({"-i", "x", "--hang-timeout", "1"}), "--hang-timeout 1: it must be 0, or at least 2 seconds");
   EXPECT_ERROR(parse({"-i", "x", "-k", "cosin"}), "-k cosin: it must be cosine, linear, constant or wsd");
+}
+
+// BUG llmc/utils/command_line.h: `argument.find('=')), nearest` -> `0), nearest`
+TEST(Options, ThatThereAreNotNameTheNearest) {
+  EXPECT_ERROR(parse({"-i", "x", "--learning_rate", "1e-3"}), "--learning_rate: no such option; did you mean "
+                                                              "--learning-rate?; --help lists the options");
+  EXPECT_ERROR(parse({"-i", "x", "--warm-up=3"}), "--warm-up: no such option; did you mean --warmup?");
+  EXPECT_ERROR(parse({"-i", "x", "--zzzzzz", "3"}), "--zzzzzz: no such option; --help");
+  EXPECT_ERROR(parse({"-i", "x", "3"}), "3: is not expected");
+  const char* argv[] = {"sample", "model", "--top_p", "0.5"};
+  SampleOptions options;
+  EXPECT_ERROR(parse_sample_options(4, const_cast<char**>(argv), options), "--top_p: no such option; did you mean "
+                                                                           "--top-p?");
 }
 
 TEST(Options, WithoutOthersThatTheyNeedAreRefused) {

@@ -12,6 +12,8 @@
 #include <cstdint>
 #include "llmc/utils/random.h"
 
+constexpr double dropout_steps = 65536;  // p is rounded to a multiple of 1 / dropout_steps
+
 enum class DropoutSite : uint32_t { embeddings, probabilities, attention_output, mlp_output };
 
 // What is dropped at a site. Kept elements are multiplied by `scale`, 1 / (1 - p).
@@ -23,7 +25,7 @@ struct Dropout {
 };
 
 inline Dropout make_dropout(const uint64_t* keys, double p, DropoutSite site, int layer) {
-  return {keys, uint32_t(site) << 24 | uint32_t(layer), uint32_t(p * 65536 + 0.5), float(1 / (1 - p))};
+  return {keys, uint32_t(site) << 24 | uint32_t(layer), uint32_t(p * dropout_steps + 0.5), float(1 / (1 - p))};
 }
 
 // The key of a sequence, by its number in the update.

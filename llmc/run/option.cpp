@@ -15,7 +15,7 @@ Range at_least(double least) {
 }
 
 Range above(double low) {
-  return {"be greater than " + shortest(low), [=](const Scalar& value) { return number_in(value) > low; }};
+  return {"be greater than " + shortest(low), [=](const Scalar& value) { return float(number_in(value)) > low; }};
 }
 
 Range between(double low, double high) {
@@ -23,9 +23,12 @@ Range between(double low, double high) {
           [=](const Scalar& value) { return number_in(value) >= low && number_in(value) <= high; }};
 }
 
-Range between_excluding_end(double low, double high) {
-  return {"lie in [" + shortest(low) + ", " + shortest(high) + ")",
-          [=](const Scalar& value) { return number_in(value) >= low && number_in(value) < high; }};
+Range between_excluding_end(double low, double high, double steps) {
+  const std::string must = "lie in [" + shortest(low) + ", " + shortest(high) + "), rounded to ";
+  return {must + (steps > 0 ? "a multiple of 1/" + shortest(steps) : "a float"), [=](const Scalar& value) {
+            const double x = number_in(value), rounded = steps > 0 ? std::floor(x * steps + 0.5) / steps : float(x);
+            return x >= low && rounded < high;
+          }};
 }
 
 Range zero_or_at_least(double least, const char* unit) {

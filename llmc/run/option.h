@@ -17,9 +17,10 @@ struct Range {
   std::function<bool(const Scalar&)> holds;  // whether a value does
 };
 Range at_least(double least);
-Range above(double low);
-Range between(double low, double high);                // both included
-Range between_excluding_end(double low, double high);  // [low, high)
+Range above(double low);                 // as a float, which it is rounded to
+Range between(double low, double high);  // both included
+// [low, high), also when it is rounded, as its use does: to a multiple of 1 / steps, or to a float.
+Range between_excluding_end(double low, double high, double steps = 0);
 Range zero_or_at_least(double least, const char* unit);
 Range one_of(const std::vector<std::string>& names);
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include "llmc/io/checkpoint.h"
 #include "llmc/model/wiring.h"
+#include "llmc/ops/dropout.h"
 #include "config_toml.h"
 #include "llmc/utils/command_line.h"
 #include "llmc/utils/error.h"
@@ -55,7 +56,7 @@ static void add_batch_options(OptionTable& t, TrainOptions& o) {
       .logged("seq_len", OnResume::refused)
       .called("sequence length");
   t.add("-d,--total-batch", o.total_batch,
-        "tokens in an update, a multiple of B * T: the rest is gradient accumulation; default: B * T", at_least(1))
+        "tokens in an update, a multiple of B * T: the rest is gradient accumulation; default: B * T", between(1, 1e15))
       .logged("total_batch", OnResume::warned_of)
       .called("number of tokens in an update, B * T if it is not given");
   t.add("-r,--recompute", o.recompute,
@@ -86,7 +87,7 @@ static void add_optimizer_options(OptionTable& t, TrainOptions& o) {
   t.add("--dropout", o.dropout,
         "share of elements that training drops, anew in each update: of the embeddings, attention's probabilities and "
         "the outputs of attention and MLPs",
-        between_excluding_end(0, 1))
+        between_excluding_end(0, 1, dropout_steps))
       .logged("dropout", OnResume::warned_of);
   t.add("--max-bad-steps", o.max_bad_steps,
         "a step whose loss or norm is not finite is skipped; stop after so many in a row", at_least(1));

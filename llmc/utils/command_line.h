@@ -1,9 +1,12 @@
 // Options of programs, by CLI11.
 #pragma once
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <string>
+#include <vector>
 #include "llmc/utils/error.h"
 #include "llmc/utils/number.h"
+#include "llmc/utils/text.h"
 
 // The text of a number as CLI11 reads it right: by itself it takes 010 for 8, and a whole number that no int64 holds
 // for the largest one. Returns what is wrong with it, or "".
@@ -12,6 +15,18 @@ inline std::string check_number(std::string& text, bool is_whole) {
     text = is_whole ? std::to_string(parse_number<int64_t>(text)) : format("%.17g", parse_number<double>(text));
     return "";
   } catch (const UserError& e) { return e.what(); }
+}
+
+// What is said of an argument that no option of the program takes.
+inline std::string unexpected_argument(const CLI::App& app, const std::string& argument) {
+  if (argument.compare(0, 1, "-") != 0) return argument + ": is not expected";
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (const std::string& name : option->get_snames()) names.push_back("-" + name);
+  }
+  const std::string name = argument.substr(0, argument.find('=')), nearest = nearest_name(name, names);
+  return name + ": no such option" + (nearest.empty() ? "" : "; did you mean " + nearest + "?");
 }
 
 // False if --help was asked for, which has been printed then. Throws UserError.
@@ -27,6 +42,11 @@ inline bool parse_command_line(CLI::App& app, int argc, char** argv) {
   }
   try {
     app.parse(argc, argv);
+  } catch (const CLI::ExtrasError&) {
+    std::vector<std::string> extra = app.remaining();
+    const auto is_option = [](const std::string& argument) { return argument.compare(0, 1, "-") == 0; };
+    const auto first = std::find_if(extra.begin(), extra.end(), is_option);
+    user_error("%s; --help lists the options", unexpected_argument(app, first == extra.end() ? extra[0] : *first));
   } catch (const CLI::ParseError& e) {
     if (e.get_exit_code() == 0) return app.exit(e), false;
     user_error("%s; --help lists the options", e.what());
