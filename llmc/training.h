@@ -89,24 +89,49 @@ inline LogFields describe(const Trainer& t) {
   return fields;
 }
 
-// Prints the memory plan. `host_bytes`: what will be allocated in host memory for checkpoints. Throws UserError if the
-// plan does not fit into what is free.
-inline void print_memory(const GPT2& model, const PlanOptions& o, size_t host_bytes) {
+// The host memory of the tokens of two updates, inputs and targets, of which one is loaded while the other is computed.
+inline size_t token_buffer_bytes(const Run& run) {
+  return 4 * sizeof(int) * size_t(run.grad_accum_steps) * size_t(run.B) * size_t(run.T);
+}
+
+// What will be allocated in host memory. That of the segment memory is for validations, which put it aside, and for
+// checkpoints, of which rank 0 writes all ranks'.
+struct HostMemory {
+  size_t tokens = 0, checkpoints = 0, segments = 0;  // bytes
+  size_t total() const { return tokens + checkpoints + segments; }
+};
+inline HostMemory plan_host_memory(const Trainer& t) {
+  const Run& run = t.run;
+  const bool validates = run.val && run.options.val_every > 0, writes = !run.options.out.empty();
+  HostMemory host = {run.train ? token_buffer_bytes(run) : 0,
+                     writes ? checkpoint_copy_bytes(t.model, run.ranks.rank) : 0};
+  const size_t copies = size_t(validates) + size_t(writes) * size_t(run.ranks.rank == 0 ? run.ranks.size : 1);
+  for_each_memory(t.model.sublayers, [&](int, const SegmentMemory& memory) {
+    host.segments += copies * size_t(run.B) * size_t(memory.M) * size_t(memory.C) * sizeof(float);
+  });
+  return host;
+}
+
+// Prints the memory plan. Throws UserError if it does not fit into what is free.
+inline void print_memory(const GPT2& model, const PlanOptions& o, const HostMemory& host) {
   const MemoryPlan& plan = model.memory_plan;
   const TrainingShape& shape = *model.training;
   const int ranks = model.collectives.size();
   // The workspaces have been allocated already.
   const size_t available = device_memory_available() + device_workspace_bytes(), reserve = device_reserve_bytes(),
-               beside = reserve + (device_memory_is_host_memory ? host_bytes : 0), total = plan.total() + beside;
+               beside = reserve + (device_memory_is_host_memory ? host.total() : 0), total = plan.total() + beside;
   auto line = [](const char* what, size_t bytes) { printf("  %-26s %10s", what, bytes_text(double(bytes)).c_str()); };
   printf("memory plan for B %d, T %d, recompute level %d%s:\n", shape.B, shape.T, int(shape.recompute),
          ranks > 1 ? format(", on each of %d ranks", ranks).c_str() : "");
   for (int group = 0; group < int(MemoryGroup::count); group++)
     if (plan.bytes[group] > 0) line(group_name(MemoryGroup(group)), plan.bytes[group]), printf("\n");
-  if (host_bytes > 0) {
-    line("copy for checkpoints", host_bytes);
-    printf("%s\n", device_memory_is_host_memory ? "" : " of host memory, beside the total");
-  }
+  for (const auto& [what, bytes] : {std::pair("tokens of two updates", host.tokens),
+                                    {"copy for checkpoints", host.checkpoints},
+                                    {"copies of segment memory", host.segments}})
+    if (bytes > 0) {
+      line(what, bytes);
+      printf("%s\n", device_memory_is_host_memory ? "" : " of host memory, beside the total");
+    }
   if (reserve > 0) line("CUDA, its graphs and NCCL", reserve), printf(" to be kept free\n");
   line("total", total);
   printf(" of %s free on the %s\n", bytes_text(double(available)).c_str(), device_name());
@@ -115,10 +140,17 @@ inline void print_memory(const GPT2& model, const PlanOptions& o, size_t host_by
   printf("  each sequence takes %s beside the logits; the largest micro-batch that fits is %d\n",
          bytes_text(double(of_sequences) / shape.B).c_str(),
          largest_micro_batch(available - std::min(available, beside), plan_of));
-  if (total > available)
-    user_error("the plan exceeds the free memory by %s; take a smaller -b or -t%s",
-               bytes_text(double(total - available)),
-               shape.recompute < Recompute::chunks ? ", or recompute more (-r 4)" : "");
+  const std::string of_batch =
+      std::string("-b or -t") + (shape.recompute < Recompute::chunks ? ", or recompute more (-r 4)" : "");
+  auto check = [&](const char* memory, size_t needed, size_t free, const std::string& other_advice) {
+    if (needed <= free) return;
+    user_error("the plan exceeds the free %smemory by %s; take a smaller %s", memory, bytes_text(double(needed - free)),
+               host.tokens > needed - free ? "-d" : other_advice);
+  };
+  const bool is_model_too_large = plan.total() - model.activations.layout.bytes > available;
+  check("", total, available, is_model_too_large ? what_takes_most(model.config) : of_batch);
+  if (!device_memory_is_host_memory)
+    check("host ", host.total(), host_memory_available(), what_takes_most(model.config));
 }
 
 // The checksum of the weights in the folder of -e; "" if they are not there any more, nor needed.
@@ -178,7 +210,7 @@ inline void take_vocabulary(const Run& run, const std::string& folder, ModelConf
 // known, or does not occur.
 inline void find_documents(Trainer& t, const ModelConfig& config) {
   const Run& run = t.run;
-  const std::string& wiring = config.wiring.text;
+  const std::string& wiring = config.wiring.given;
   if (config.end_of_text < 0 && (run.train || run.val))
     user_error("wiring \"%s\": documents begin at the vocabulary's end of text, and beside the data there is no "
                "vocabulary; name it (--tokenizer)",
@@ -265,7 +297,7 @@ inline std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_fol
     printf("%s was trained with the wiring %s and continues with %s; what changes:\n%s", o.model.model.c_str(),
            in_folder->wiring.text.c_str(), config.wiring.text.c_str(),
            describe(plan_wiring_change(*in_folder, t.model.attention_plan)).c_str());
-  print_memory(t.model, plan, o.out.empty() ? 0 : checkpoint_copy_bytes(t.model, run.ranks.rank));
+  print_memory(t.model, plan, plan_host_memory(t));
   resume_progress(run, checkpoint, describe(t));
   return checkpoint;
 }
@@ -277,7 +309,7 @@ inline void allocate(Trainer& t) {
   const Run& run = t.run;
   gpt2_allocate(t.model);
   if (t.sampler) gpt2_allocate(*t.sampler, &t.model);
-  t.step_tokens = PinnedBuffer<int>(4 * size_t(run.grad_accum_steps * run.B * run.T));
+  if (run.train) t.step_tokens = PinnedBuffer<int>(token_buffer_bytes(run) / sizeof(int));
   const size_t copy_bytes = run.options.out.empty() ? 0 : checkpoint_copy_bytes(t.model, run.ranks.rank);
   if (copy_bytes > 0) t.checkpoint_copy = PinnedBuffer<float>(copy_bytes / sizeof(float));
 }

@@ -58,6 +58,7 @@ TEST_F(CommandLine, BadModelsAreRefusedWithTheTensorsName) {
   expect_error(data + in("model"), {"config.json: is JSON that is cut short"});
 }
 
+// BUG llmc/training.h: `run.train ? token_buffer_bytes(run) : 0` -> `0`
 TEST_F(CommandLine, ImpossibleRunsAreRefused) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   const std::string with = "-i " + in("tokens.bin") + small_model;
@@ -71,7 +72,11 @@ TEST_F(CommandLine, ImpossibleRunsAreRefused) {
   expect_error(with + "-x many", {"many"});
   expect_error(with + "-l 1e-3e", {"1e-3e"});
   expect_error(with + "-s 1 -g 33", {"-g 33"});
-  expect_error(with + "-b 100000000", {"exceeds the free memory by"});
+  expect_error(with + "-b 100000000", {"exceeds the free memory by", "take a smaller -b or -t"});
+  expect_error(with + "-d 64000000064", {"exceeds the free memory by", "take a smaller -d"});
+  expect_error(with + "--max-seq-len 1073741824", {"a context length of 1073741824", "take a smaller context length "
+                                                                                     "(--max-seq-len)"});
+  expect_error(with + "--vocab-size 1073741824", {"take a smaller vocabulary (--vocab-size)"});
   expect_error(with + "--layers 2000000000", {"2000000000 layers are more than a model can have"});  // at once
   expect_error(with + "--layers 10000 --heads 4 --channels 1048576",
                {"10000 layers of 1048576 channels", "take at least", "take a smaller model"});

@@ -214,6 +214,33 @@ TEST_F(CommandLine, ShowsShapeWiringParametersAndMemoryBeforeItTrains) {
   }
 }
 
+// Ten micro-batches of 64 tokens. In fp32 each reads the weights twice and adds to the gradients; the update clears and
+// reads these, and moves weights and two moments.
+// BUG llmc/training.h: `cost.flops += rows * double(run.grad_accum_steps) *` -> `cost.flops += rows *`
+TEST_F(CommandLine, ALimitIsOfAllMicroBatchesOfAnUpdate) {
+  write_file(in("tokens.bin"), shard_bytes(2000));
+  const Outcome o =
+      run(trainer + "-i " + in("tokens.bin") + small_model + "--wiring plain -d 640 -x 1 -o " + in("out"));
+  ASSERT_EQ(o.exit_status, 0) << o.err;
+  const json first = read_log(in("out")).at(0).at("run"), step = read_log(in("out")).at(1);
+  const double parameters = first.at("num_parameters"), flops = 640 * first.at("flops_per_token").get<double>(),
+               seconds = flops / first.at("process").at("gemm_peak").get<double>() +
+                         parameters * (10 * (8 + 8) + 4 + 32) / first.at("process").at("copy_bandwidth").get<double>();
+  EXPECT_NEAR(step.at("limit_ms").get<double>() * 1e-3 / seconds, 1, 1e-9) << step;
+}
+
+// A validation puts aside what two streams remember, 32 positions of 32 channels in 4 layers; a checkpoint has a copy.
+// BUG llmc/training.h: `host.segments += copies *` -> `host.segments +=`
+// BUG llmc/training.h: `return 4 * sizeof(int) *` -> `return 2 * sizeof(int) *`
+TEST_F(CommandLine, ThePlanHasTheHostsBuffers) {
+  write_file(in("tokens.bin"), shard_bytes(2000));
+  const Outcome o = run(trainer + "-i " + in("tokens.bin") + " -j " + in("tokens.bin") + small_model +
+                        "--wiring 'memory(32) rope' -d 640 -x 1 --dry-run -o " + in("never"));
+  for (const char* part : {"\n  tokens of two updates         10.2 kB\n", "\n  copies of segment memory      65.5 "
+                                                                          "kB\n"})
+    EXPECT_NE(o.out.find(part), std::string::npos) << part << o.out << o.err;
+}
+
 // Of weights as small as a new model's, each probability is nearly that of the bias, which begins as 1: 0.731.
 TEST_F(CommandLine, OfTokensThatHaltTheMeanIsPrintedAndLogged) {
   write_file(in("tokens.bin"), shard_bytes(2000));

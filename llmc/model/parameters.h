@@ -86,6 +86,15 @@ inline double least_parameters(const ModelConfig& c,
          (table.has_cycles ? table.stored_layers : c.num_layers) * std::max(C * C + of_mlp, least);
 }
 
+// What makes the model as large as it is: "model", if no other is more than half of it.
+inline std::string what_takes_most(const ModelConfig& c) {
+  const double half = least_parameters(c) / 2 / c.channels;
+  const WiringTable table = c.whole_model();
+  return table.learns_positions() && c.max_seq_len > half   ? "context length (--max-seq-len)"
+         : (table.untied ? 2.0 : 1.0) * c.vocab_size > half ? "vocabulary (--vocab-size)"
+                                                            : "model";
+}
+
 // Throws UserError if the parameters alone, of so many bytes each, take more than what is `available` on a device (or
 // machine), before anything is built of the model: a list of its tensors may already take all of the memory, or
 // minutes. `what`: what these bytes are for.
@@ -93,9 +102,10 @@ inline void check_parameters_fit(const ModelConfig& c, double bytes_each, const 
                                  const char* device) {
   const double least = least_parameters(c) * bytes_each;
   if (least > double(available))
-    user_error("%d layers of %d channels and a vocabulary of %d take at least %.1f GB for %s, but %.1f GB are free on "
-               "the %s; take a smaller model",
-               c.num_layers, c.channels, c.vocab_size, least * 1e-9, what, double(available) * 1e-9, device);
+    user_error("%d layers of %d channels, a vocabulary of %d and a context length of %d take at least %.1f GB for %s, "
+               "but %.1f GB are free on the %s; take a smaller %s",
+               c.num_layers, c.channels, c.vocab_size, c.max_seq_len, least * 1e-9, what, double(available) * 1e-9,
+               device, what_takes_most(c));
 }
 
 // The rows of a part of the full-size c_attn, which is q | k | v, and with `lsh` q | v.
