@@ -237,6 +237,7 @@ TEST(Updates, OfMatricesTakeAFewDozenLaunchesInOneGraph) {
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/limit.h: `(double(micro_batches) * (2` -> `((2`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/ops/muon.h: `n * n * length + (4 * iterations - 3)` ->
 // `(4 * iterations - 3)`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/limit.h: `optimizer / model.parameters.shard.count` -> `optimizer`
 TEST(Cost, CountsRecomputationMuonAndEachMicroBatch) {
   ModelConfig d12;
   ASSERT_TRUE(config_from_preset("d12", d12));
@@ -253,6 +254,11 @@ TEST(Cost, CountsRecomputationMuonAndEachMicroBatch) {
   const double of_parameter = 3 * (2 * sizeof(floatX) + 2 * 4) + 4 + 4 + 24 + 4 + (has_master_weights ? 2 : 0);
   EXPECT_EQ(cost.bytes, of_parameter * double(model.parameters.num_parameters));
   EXPECT_EQ(cost.seconds({cost.flops, cost.bytes / 2}), 3);
+  GPT2 half;  // of two ranks one reads and writes half of the masters and moments
+  plan.shard = {0, 2, /*whole_matrices=*/true};
+  gpt2_declare(half, d12, plan);
+  EXPECT_EQ(cost.bytes - cost_beside_model(half, 3).bytes,
+            (4 + 24 + 4 + (has_master_weights ? 2 : 0)) / 2 * double(model.parameters.num_parameters));
 }
 
 // ----------------------------------------------------------------------------
