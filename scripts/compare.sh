@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Trains the same model with several wirings and seeds, and writes a page that compares them:
 #
-#   scripts/compare.sh --wirings 'plain; sla(9,9); gqa(4)' --seeds 3 [--out runs/compare] [--check] -- options of the
-#                      trainer
+#   scripts/compare.sh --wirings 'plain; sla(9,9); gqa(4)' --seeds 3 [-o runs/compare] [--check] -- options of the
+#                      trainer, but not --wiring, --seed, -o, -y and --dry-run
 #
 # Differences are to the first wiring. Seeds are 1, 2, ..., or with --seeds 4:8 those from 4 to 8; all wirings of a seed
 # begin with the same weights, as far as they have the same tensors, and read the same data in the same order (give
 # --shuffle, so that seeds differ in it). Runs are interleaved, all wirings of a seed after each other, so that what
 # changes on the machine meanwhile concerns all of them. On a machine with several GPUs each trains a run of its own.
 # The same command resumes where it was stopped: every run has its folder OUT/WIRING-SEED, and OUT/compare.html is
-# written anew after each. What a run prints is in OUT/WIRING-SEED.txt. A run that fails is said, and the others
+# written anew after each. What a run prints is added to OUT/WIRING-SEED.txt. A run that fails is said, and the others
 # continue. A run of which only the log is here, as from an archive of results, is not done again if that has its last
 # validation.
 #
@@ -19,31 +19,40 @@
 # Environment: TRAINER=program (./train_gpt2_sla where a GPU is found, else ./train_gpt2_sla_cpu); JOBS=n: runs at a
 # time (the GPUs; on a CPU as many as there are cores, or as memory has room for)
 set -uo pipefail
-cd "$(dirname "$0")/.."
-source scripts/stoppable.sh
-source scripts/runs.sh
+source -- "$(dirname -- "$0")/runs.sh"
+source "$root/scripts/stoppable.sh"
 die() { echo "error: compare.sh: $*" >&2; exit 1; }
 
 wirings='' seeds='' out=runs/compare check=
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
   case $1 in
     --check) check=yes; shift; continue ;;
+    -h | --help) show_help ;;
     --wirings) wirings=${2-} ;;
     --seeds) seeds=${2-} ;;
-    --out) out=${2-} ;;
-    *) die "$1: there are --wirings, --seeds, --out and --check; the trainer's options come after --" ;;
+    -o | --out) out=${2-} ;;
+    *) die "$1: there are --wirings, --seeds, -o and --check; the trainer's options come after --" ;;
   esac
   [ $# -ge 2 ] || die "$1: needs a value"
   shift 2
 done
 [ "${1-}" = -- ] || die "the trainer's options are missing; they come after --"
 shift
+for option in "$@"; do
+  case $option in
+    --wiring | --wiring=*) die "$option: wirings are given before --, by --wirings" ;;
+    --seed | --seed=*) die "$option: seeds are given before --, by --seeds" ;;
+    -o* | --out | --out=*) die "$option: the folder is given before --, by -o" ;;
+    -y* | --resume* | --same-options | --dry-run) die "$option: every run is resumed; --check trains none" ;;
+  esac
+done
 [[ $seeds =~ ^([1-9][0-9]{0,3}:)?[1-9][0-9]{0,3}$ ]] ||
   die "--seeds '$seeds': how many seeds? a number, at least 1, or FIRST:LAST"
 [[ $seeds = *:* ]] || seeds=1:$seeds
 first_seed=${seeds%:*} last_seed=${seeds#*:}
 [ "$first_seed" -le "$last_seed" ] || die "--seeds $seeds: the first is after the last"
-[ -n "$out" ] || die "--out: needs a folder"
+[ -n "$out" ] || die "-o: needs a folder"
+[[ $out != -* ]] || out=./$out
 names=() texts=()
 while IFS= read -r text; do
   text=$(sed 's/^ *//; s/ *$//' <<<"$text")
@@ -57,7 +66,7 @@ num_runs=$((${#names[@]} * (last_seed - first_seed + 1)))
 
 find_trainer
 [ -x "$trainer" ] || die "$trainer: not built; make builds it"
-[ -x ./report ] || die "./report: not built; make builds it"
+[ -x "$root/report" ] || die "$root/report: not built; make builds it"
 
 # check_runs <options ...>: ends the script if a run that is here already is not what it would be now.
 check_runs() {
@@ -102,7 +111,7 @@ compare_page() {
       [ ! -e "$out/$name-$seed/log.jsonl" ] || runs+=("$out/$name-$seed")
     done
   done
-  [ ${#runs[@]} -eq 0 ] || flock "$out" ./report "${runs[@]}" -o "$out/compare.html" >/dev/null
+  [ ${#runs[@]} -eq 0 ] || flock "$out" "$root/report" "${runs[@]}" -o "$out/compare.html" >/dev/null
 }
 
 # train <name> <wiring> <seed> <gpu> <options ...>. A checkpoint is written at the end, and where -n says.
@@ -110,7 +119,7 @@ train() {
   local name=$1 wiring=$2 seed=$3 gpu=$4
   shift 4
   [ "$gpus" -lt 2 ] || export CUDA_VISIBLE_DEVICES=$((gpu % gpus))
-  exec "$trainer" --keep 1 "$@" --wiring "$wiring" --seed "$seed" -o "$out/$name-$seed" -y >"$out/$name-$seed.txt" 2>&1
+  exec "$trainer" --keep 1 "$@" --wiring "$wiring" --seed "$seed" -o "$out/$name-$seed" -y >>"$out/$name-$seed.txt" 2>&1
 }
 
 # is_only_a_log <run>: whether the run has been done to its end, and all that is left of it is its log.
