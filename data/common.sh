@@ -1,6 +1,6 @@
 # Functions of the scripts in this folder, which source it after setting $corpus, the corpus's name.
 export LC_ALL=C
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 say() { echo "$corpus: $*" >&2; }
 fail() { say "error: $*"; exit 1; }
 trap 'exit 130' INT TERM HUP

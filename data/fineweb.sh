@@ -4,7 +4,7 @@
 # default 10. Prints the folder on its last line. FINEWEB_URL is another location of the same files (https://, file://).
 set -euo pipefail
 corpus=fineweb
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source -- "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 shards=${1:-10} out=$root/data/fineweb
 url=${FINEWEB_URL:-https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main}
 [[ $shards =~ ^[0-9]+$ ]] && ((shards >= 1 && shards <= 103)) || fail "usage: data/fineweb.sh [SHARDS], of 1 to 103"

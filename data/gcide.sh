@@ -4,7 +4,7 @@
 # entry. Prints the folder as its last line.
 set -euo pipefail
 corpus=gcide
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source -- "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 choose_tokenizer gcide
 exit_if_done
 say "fetching 15 MB (Debian package dict-gcide), unpacking 40 MB of text, writing at most 80 MB of tokens: some seconds"

@@ -4,7 +4,7 @@
 # file is taken from the source of openai-whisper, as pip fetches it.
 set -euo pipefail
 corpus=gpt2
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source -- "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 file=$root/data/gpt2.tiktoken
 if [[ ! -e $file ]]; then
   say "fetching 0.8 MB, a second"

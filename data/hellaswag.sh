@@ -4,7 +4,7 @@
 # another location of the same file (https://, file://).
 set -euo pipefail
 corpus=hellaswag
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source -- "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 TOKENIZER=${TOKENIZER:-gpt2} choose_tokenizer hellaswag
 if [[ -e $out/hellaswag_val.bin ]]; then
   say "exists already"

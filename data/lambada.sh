@@ -4,7 +4,7 @@
 # file://).
 set -euo pipefail
 corpus=lambada
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source -- "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 file=$root/data/lambada/lambada_test.jsonl
 if [[ -e $file ]]; then
   say "exists already"

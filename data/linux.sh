@@ -5,7 +5,7 @@
 # PART=sound/soc/codecs data/linux.sh: the files of that folder alone, in data/linux-sound-soc-codecs/.
 set -euo pipefail
 corpus=linux
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source -- "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 part=${PART:-}
 [[ $part =~ ^([A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*)?$ ]] ||
   fail "PART=$part: it must be a folder of the sources, as sound/soc"

@@ -6,7 +6,7 @@
 # files (https://, file://).
 set -euo pipefail
 corpus=openwebtext
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source -- "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 archives=${1:-21}
 url=${OPENWEBTEXT_URL:-https://huggingface.co/datasets/Skylion007/openwebtext/resolve/main/subsets}
 [[ $archives =~ ^[0-9]+$ ]] && ((archives >= 1 && archives <= 21)) ||

@@ -7,16 +7,16 @@
 # data/pairs-<name>-<checksum of the path>/.
 set -euo pipefail
 corpus=text
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source -- "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 options=()
 if [[ ${1-} = --pairs ]]; then
   corpus=pairs
   options=(--pairs)
   shift
 fi
-[[ $# -eq 1 && $1 != -* ]] || fail "usage: data/text.sh [--pairs] PATH (a text file, or a folder of text files)"
+[[ $# -eq 1 && ($1 != -* || -e $1) ]] || fail "usage: data/text.sh [--pairs] PATH (a text file, or a folder of text files)"
 [[ -e $1 ]] || fail "$1: no such file or folder"
-path=$(realpath "$1"; echo .)
+path=$(realpath -- "$1"; echo .)
 path=${path%$'\n.'}  # with the newlines at its end, if it has any
 name=${path##*/}
 name=${name//[^A-Za-z0-9._-]/_}

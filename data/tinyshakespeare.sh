@@ -4,7 +4,7 @@
 # the same file (https://, file://).
 set -euo pipefail
 corpus=tinyshakespeare
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source -- "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 choose_tokenizer tinyshakespeare
 exit_if_done
 say "fetching 1.1 MB, writing at most 2.2 MB of tokens: a second"

@@ -8,9 +8,11 @@
 # It needs g++-aarch64-linux-gnu and qemu-user (scripts/setup.sh arm64). Exit status 77: they are not there, or apt has
 # no libdnnl-dev for arm64.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+CDPATH='' cd -- "$(dirname -- "$0")/.."
 unset MAKEFLAGS
-folder=$(mkdir -p "${1:-build/arm64}" && cd "${1:-build/arm64}" && pwd)
+folder=${1:-build/arm64}
+case $folder in -* | *[[:space:]\'\"]*) echo "error: $folder: make takes no such name of a folder" >&2; exit 1 ;; esac
+mkdir -p "$folder"
 skip() { echo "skipped: $*" >&2; exit 77; }
 for command in aarch64-linux-gnu-g++ qemu-aarch64; do
   command -v $command >/dev/null || skip "$command is not found; scripts/setup.sh arm64 installs it"
@@ -21,8 +23,9 @@ onednn=$folder/onednn
 if [ ! -e "$onednn/complete" ]; then
   rm -rf "$onednn"
   mkdir -p "$onednn"/apt/{lists,cache/archives}/partial
+  lists=$(realpath "$onednn/apt")
   apt=(apt-get -q -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o APT::Sandbox::User=root
-    -o Dir::State::Lists="$onednn/apt/lists" -o Dir::Cache="$onednn/apt/cache" -o Dir::State::Status=/dev/null)
+    -o Dir::State::Lists="$lists/lists" -o Dir::Cache="$lists/cache" -o Dir::State::Status=/dev/null)
   (cd "$onednn" && "${apt[@]}" update && "${apt[@]}" download libdnnl-dev libdnnl2) >"$folder/apt.log" 2>&1 ||
     skip "apt has no libdnnl-dev for arm64; $folder/apt.log says why"
   for package in "$onednn"/*.deb; do dpkg-deb -x "$package" "$onednn"; done

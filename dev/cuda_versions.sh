@@ -14,7 +14,7 @@
 #
 # It takes some 2 GB, and half a minute or more for each of 48 compilations.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+CDPATH='' cd -- "$(dirname -- "$0")/.."
 folder=${1:-$(mktemp -d)}
 units=("${@:2}")
 [ ${#units[@]} -gt 0 ] || units=(train_gpt2_sla.cu test_gpt2_sla.cu dev/test/test_ops.cu dev/test/test_attention.cu)
@@ -35,10 +35,10 @@ toolkit() {
 }
 # compile_12 <version> <unit> <architecture> <flags...>, and likewise with nvcc of CUDA 13
 compile_12() {
-  local common="-std=c++17 -O1 -x cuda --cuda-path=$folder/$1/toolkit --cuda-gpu-arch=sm_$3 -Wno-unknown-cuda-version"
-  common+=" -Wno-pass-failed -I. -DSLA_NCCL ${*:4} -Wall -Wextra -Werror -c $2"
-  clang++-19 $common --cuda-device-only -o "$folder/device.o" &&
-    clang++-19 $common -fopenmp --cuda-host-only -o "$folder/host.o"
+  local common=(-std=c++17 -O1 -x cuda "--cuda-path=$folder/$1/toolkit" "--cuda-gpu-arch=sm_$3"
+    -Wno-unknown-cuda-version -Wno-pass-failed -I. -DSLA_NCCL "${@:4}" -Wall -Wextra -Werror -c "$2")
+  clang++-19 "${common[@]}" --cuda-device-only -o "$folder/device.o" &&
+    clang++-19 "${common[@]}" -fopenmp --cuda-host-only -o "$folder/host.o"
 }
 compile_13() {
   local parts=$folder/$1/nvidia

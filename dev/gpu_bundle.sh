@@ -10,7 +10,7 @@
 #
 #   dev/gpu_bundle.sh <folder of the programs> <architecture, such as 90>
 set -euo pipefail
-cd "$(dirname "$0")/.."
+CDPATH='' cd -- "$(dirname -- "$0")/.."
 build=$1 name=gpt2-sla-sm_$2
 packed=$build/packed bundle=$build/$name.sh
 rm -rf "$packed"
@@ -41,7 +41,7 @@ unpack=$(cat <<END
 #!/bin/sh
 # gpt2-sla $commit for sm_$2. sh $name.sh [folder]: unpacks it and checks the GPU. STEPS=tests,bench: parts of it.
 set -e
-folder=\${1:-$name}
+case \$1 in '') folder=$name ;; /*) folder=\$1 ;; *) folder=./\$1 ;; esac
 mkdir -p "\$folder"
 decompress() {
   if command -v xz >/dev/null; then xz -dc; return; fi

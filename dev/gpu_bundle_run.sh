@@ -2,7 +2,7 @@
 # run.sh in what `make gpu-bundle` has packed: finds libcublasLt and, for several GPUs, libnccl in the CUDA toolkit or
 # in PyTorch's wheels, and runs the check on the GPU.
 set -uo pipefail
-cd "$(dirname "$0")"
+CDPATH='' cd -- "$(dirname -- "$0")"
 # not_found <library> <program>: its whole name, if the program does not find it.
 not_found() { ldd "build/$2" 2>/dev/null | sed -n "s/^\s*\($1[^ ]*\) => not found.*/\1/p"; }
 use() { export LD_LIBRARY_PATH=$1${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}; }

@@ -22,7 +22,7 @@
 # dev/bench/results. dev/test/test_gpu_check.cpp runs this script so, with the emulated GPU's programs in place of what
 # nvcc builds.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+CDPATH='' cd -- "$(dirname -- "$0")/.."
 build=${BUILD:-build} results=${RESULTS:-dev/bench/results}
 die() { echo "error: gpu-check: $*" >&2; exit 1; }
 all_parts=(build tests ranks sanitize bench torch)

@@ -9,7 +9,7 @@
 # `rest` with the counts of the `quick` before it; the exit status says the same. A test in which a program crashes has
 # failed, as has a program that runs no test, unless `quick` has run all that it has.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+CDPATH='' cd -- "$(dirname -- "$0")/.."
 # Threads that wait for work sleep: spinning, they would take the cores from the other programs.
 export OMP_WAIT_POLICY=passive
 export mode=$1 counts=build/test_counts/$1 logs=build/test_logs/$1

@@ -2,7 +2,7 @@
 # Checks that no line of the sources has more than 120 columns and, where clang-format 14 is installed, that C++ and
 # CUDA have the form that .clang-format describes (`clang-format -i FILE` brings a file into it). Exits with 1 if not.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+CDPATH='' cd -- "$(dirname -- "$0")/.."
 sources() { git ls-files "${@/#/*.}" | grep -v '^dev/bench/results/'; }
 status=0
 awk 'length > 120 { printf "%s:%d: %d columns\n", FILENAME, FNR, length; n++ } END { exit n > 0 }' \

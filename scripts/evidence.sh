@@ -14,9 +14,9 @@
 # seeds of each arm (5); DATA=folder of tokens (data/gcide); UPDATES=n of the first arm (1000); ARMS=n: arms at a time
 # (1); TRAINER and JOBS: see compare.sh
 set -uo pipefail
-cd "$(dirname "$0")/.."
+source -- "$(dirname -- "$0")/runs.sh"
+enter_root OUT DATA TRAINER
 source scripts/stoppable.sh
-source scripts/runs.sh
 die() { echo "error: evidence.sh: $*" >&2; exit 1; }
 plan=
 if [ "${1-}" = --plan ]; then plan=yes; shift; fi
@@ -40,7 +40,7 @@ if ! ls "$data"/train_*.bin >/dev/null 2>&1; then
   data/gcide.sh >/dev/null || die "no corpus; name a folder of tokens with DATA="
 fi
 mkdir -p "$out" || exit 1
-pattern=$(sed 's/[][*?\\]/\\&/g' <<<"$data")  # which matches the folder's name and no other
+pattern=$(pattern_of "$data")
 common=(-i "$pattern/train_*.bin" -j "$pattern/val_*.bin" --shuffle --vocab-size 257)
 
 # ----------------------------------------------------------------------------

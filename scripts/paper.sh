@@ -22,9 +22,9 @@
 # Environment: OUT=folder (runs/paper-SIZE); SEEDS=n (3); DATA=folder with train_*.bin and val_*.bin; TRAINER, JOBS: see
 # compare.sh; EVALUATOR: the trainer's evaluate_gpt2_sla; STEPS=n: updates of each run, in place of the size's
 set -uo pipefail
-cd "$(dirname "$0")/.."
+source -- "$(dirname -- "$0")/runs.sh"
+enter_root OUT DATA TRAINER EVALUATOR
 source scripts/stoppable.sh
-source scripts/runs.sh
 die() { echo "error: paper.sh: $*" >&2; exit 1; }
 size=${1-}
 [ $# -eq 0 ] || shift
@@ -74,7 +74,7 @@ case $size in
 esac
 steps=${STEPS:-$steps} seeds=${SEEDS:-3} out=${OUT:-runs/paper-$size} data=${DATA:-data/$corpus}
 find_trainer
-evaluator=${EVALUATOR:-${trainer/train_gpt2_sla/evaluate_gpt2_sla}}
+evaluator=${EVALUATOR:-${trainer%train_gpt2_sla*}evaluate_gpt2_sla${trainer##*train_gpt2_sla}}
 if ! ls "$data"/train_*.bin >/dev/null 2>&1; then
   [ -z "${DATA:-}" ] || die "$data: no train_*.bin in it; data/README.md says how to make some"
   if [ $corpus = linux ]; then data/linux.sh
@@ -85,7 +85,7 @@ fi
 few=$(((steps + 3) / 4))  # the updates of the paper's regime in table 5
 mkdir -p "$out"
 [ $update -eq 0 ] || common+=(-d "$update")
-pattern=$(sed 's/[][*?\\]/\\&/g' <<<"$data")  # which matches the folder's name and no other
+pattern=$(pattern_of "$data")
 common+=(-i "$pattern/train_*.bin" -j "$pattern/val_*.bin" --shuffle)
 
 # ----------------------------------------------------------------------------

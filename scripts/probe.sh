@@ -9,24 +9,23 @@
 # Tasks are options of data/probe, with -x where a task takes other updates than --steps. Those that differ in nothing
 # but the parameter that makes a task harder, in -t and in -x are levels of one. Seeds are 1, 2, ..., and five where
 # the accuracies of a wiring's differ by more than 20 points; or with --seeds 6:15 those from 6 to 15. `--wirings all`
-# is a wiring of each term of the README's table. The model has 4 layers of 4 heads and 128 channels; Muon, at a
-# constant learning rate after a warm-up, so that a run's curve is that of every shorter run too. After each task it
-# says how long the others take. The same command resumes where it was stopped. OUT/TASK has the runs of a task,
-# OUT/data its examples, and OUT/probe.html, written anew after each task, the maps.
+# is a wiring of each term but `documents`, as examples have no end of text. The model has 4 layers of 4 heads and 128
+# channels; Muon, at a constant learning rate after a warm-up, so that a run's curve is that of every shorter run too.
+# After each task it says how long the others take. The same command resumes where it was stopped. OUT/TASK has the runs
+# of a task, OUT/data its examples, and OUT/probe.html, written anew after each task, the maps.
 #
 # Environment: TRAINER, JOBS: see compare.sh
 set -uo pipefail
-cd "$(dirname "$0")/.."
-source scripts/stoppable.sh
-source scripts/runs.sh
+source -- "$(dirname -- "$0")/runs.sh"
 die() { echo "error: probe.sh: $*" >&2; exit 1; }
 
 # Through 4 layers a window of 4 reaches 12 tokens back: less than most tasks need. Examples without tokens to spare, as
 # here, are learned fastest. Of each task but copy, compress and memorize, which plain attention solves at every size
 # that was tried, there is a level that it solves in 1,000 updates and one that it does not.
 few='plain; rope; sla(2,2); window(4); gqa(2); lsh(4,2)'
-all='plain; rope; relative; sla(2,2); also(2,2); share(2); gqa(2); window(4); strided(8); fixed(8,2); topk(4); lsh(4,2);
-  reuse(2); blend(0.3); gate; universal(1); universal(1) act(0.01); gru; reversible'
+all='plain; rope; relative; memory(16) rope; sla(2,2); also(2,2); share(2); layers(0_0_2_2); gqa(2); vres; router;
+  depth; window(4); strided(8); fixed(8,2); topk(4); lsh(4,2); reuse(2); blend(0.3); gate; universal(1);
+  universal(1) act(0.01); modern; rmsnorm; qknorm; relu2; swiglu; untied; softcap(15); dense; gru; reversible'
 tasks='recall --pairs 8 --symbols 32 -t 32; recall --pairs 16 --symbols 32 -t 64;
   noisy-recall --pairs 8 --noise 4 --symbols 16 -t 36; noisy-recall --pairs 8 --noise 8 --symbols 16 -t 40;
   fuzzy-recall --pairs 2 --width 2 --symbols 16 -t 16; fuzzy-recall --pairs 2 --width 4 --symbols 16 -t 32;
@@ -41,12 +40,15 @@ while [ $# -gt 0 ]; do
     --tasks) tasks=${2-} ;;
     --seeds) seeds=${2-} ;;
     --steps) steps=${2-} ;;
-    --out) out=${2-} ;;
+    -o | --out) out=${2-} ;;
+    -h | --help) show_help ;;
     *) die "$1: there are --wirings, --tasks, --seeds, --steps and --out" ;;
   esac
   [ $# -ge 2 ] || die "$1: needs a value"
   shift 2
 done
+enter_root out TRAINER
+source scripts/stoppable.sh
 [ "$wirings" != all ] || wirings=$all
 [[ $seeds =~ ^([1-9][0-9]{0,3}:)?[1-9][0-9]{0,3}$ ]] || die "'$seeds': --seeds is a number, at least 1, or FIRST:LAST"
 [[ $steps =~ ^[1-9][0-9]{0,6}$ ]] || die "'$steps': --steps is a number, at least 1"
@@ -131,10 +133,11 @@ write_page() {
 # compare <task> <wirings> <seeds> <more options of compare.sh ...>: sets status. Ends the script if runs are of other
 # options.
 compare() {
-  local task=$1 examples
+  local task=$1 examples pattern
   examples=$out/data/$(name_of "$task")
+  pattern=$(pattern_of "$examples")
   stoppable scripts/compare.sh --wirings "$2" --seeds "$3" --out "$out/$(name_of "$task")" "${@:4}" -- \
-    -i "$examples/train_*.bin" -j "$examples/val_*.bin" --layers 4 --heads 4 --channels 128 \
+    -i "$pattern/train_*.bin" -j "$pattern/val_*.bin" --layers 4 --heads 4 --channels 128 \
     --vocab-size "$(setting_of "$examples" vocab_size)" --tokenizer none \
     --max-seq-len "$(setting_of "$examples" seq_len)" -t "$(setting_of "$examples" seq_len)" -b 32 \
     --shuffle --optimizer muon -l 2e-3 -u 50 -k constant -c 0 -m 0 -v 100 -x "$(updates_of "$task")"

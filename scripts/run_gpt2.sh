@@ -18,7 +18,8 @@
 #   TRAINER=program (./train_gpt2_sla)
 #   PAUSE=seconds   before it is started again (10)
 set -uo pipefail
-cd "$(dirname "$0")/.."
+source -- "$(dirname -- "$0")/runs.sh"
+enter_root DATA OUT TRAINER
 source scripts/stoppable.sh
 die() { echo "error: $*" >&2; exit 1; }
 size=${1:-} attention=${2:-}
@@ -44,12 +45,13 @@ ls "$DATA"/train_*.bin >/dev/null 2>&1 ||
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 [ -z "${CUDA_VISIBLE_DEVICES+set}" ] || gpus=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .)
 if [ -z "${LAUNCH+set}" ]; then LAUNCH=; [ "$gpus" -lt 2 ] || LAUNCH="scripts/launch.sh $gpus"; fi
+eval "launch=($LAUNCH)"  # as a shell reads it: an argument may be quoted
+pattern=$(pattern_of "$DATA")
 
 newest() { ls -d "$OUT"/step_* 2>/dev/null | tail -n 1; }
-# shellcheck disable=SC2086 # LAUNCH is a command with its arguments
 train() {
-  exec $LAUNCH "$TRAINER" -e "$preset" --wiring "$wiring" --max-seq-len "$T" \
-    -i "$DATA/train_*.bin" -j "$DATA/val_*.bin" --shuffle -t "$T" -b "$BATCH" -d 524288 -x 18000 \
+  exec "${launch[@]}" "$TRAINER" -e "$preset" --wiring "$wiring" --max-seq-len "$T" \
+    -i "$pattern/train_*.bin" -j "$pattern/val_*.bin" --shuffle -t "$T" -b "$BATCH" -d 524288 -x 18000 \
     -l 1.5e-4 -k cosine -q 0.1 -u 2000 -c 0.1 --grad-clip 1 \
     -v 250 -n 500 --keep 3 --keep-every 6000 -o "$OUT" -y "$@"
 }

@@ -10,7 +10,8 @@ set -euo pipefail
 [ $# -ge 2 ] || { echo "error: usage: $0 host:gpus[,host:gpus...] <script> [arguments ...]" >&2; exit 1; }
 hosts=$1
 shift
-LAUNCH="mpirun --host $hosts --map-by slot --bind-to none --wdir $(cd "$(dirname "$0")/../.." && pwd)"
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/../.." && pwd)
+LAUNCH=$(printf '%q ' mpirun --host "$hosts" --map-by slot --bind-to none --wdir "$root")
 LAUNCH+=" -x PATH -x LD_LIBRARY_PATH"
 for variable in $(compgen -e); do
   case $variable in

@@ -2,7 +2,7 @@
 # 300 updates of a small model in fp32, bf16 and fp16 on the emulated GPU, with the same data in the same order. Writes
 # runs/fp16/PRECISION/log.jsonl, and prints the table of README.md.
 set -euo pipefail
-cd "$(dirname "$0")/../../../.."
+CDPATH='' cd -- "$(dirname -- "$0")/../../../.."
 data/gcide.sh >&2
 make -j"$(nproc)" build/{fp32,bf16,fp16}/train_gpt2_sla_emu >&2
 for precision in fp32 bf16 fp16; do

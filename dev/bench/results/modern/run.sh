@@ -12,14 +12,15 @@
 #
 # Environment: OUT=folder (runs/modern); DATA=folder of tokens (data/gcide); TRAINER: see scripts/compare.sh
 set -uo pipefail
-cd "$(dirname "$0")/../../../.."
+source -- "$(dirname -- "$0")/../../../../scripts/runs.sh"
+enter_root OUT DATA TRAINER
 source scripts/stoppable.sh
-source scripts/runs.sh
 die() { echo "error: run.sh: $*" >&2; exit 1; }
 [[ $# = 1 && $1 =~ ^(rates|parts)$ ]] || die "'$*': there are rates and parts"
 out=${OUT:-runs/modern} data=${DATA:-data/gcide}
 ls "$data"/train_*.bin >/dev/null 2>&1 || die "$data: no train_*.bin in it; data/gcide.sh makes some"
-common=(-i "$data/train_*.bin" -j "$data/val_*.bin" --shuffle --layers 8 --heads 8 --channels 256 --vocab-size 257
+pattern=$(pattern_of "$data")
+common=(-i "$pattern/train_*.bin" -j "$pattern/val_*.bin" --shuffle --layers 8 --heads 8 --channels 256 --vocab-size 257
   --max-seq-len 256 -t 256 -b 4 --optimizer muon -c 0.1 -m 160)
 arms=(plain modern
   'qknorm rope relu2 untied softcap(15)'
