@@ -86,9 +86,10 @@ CUDA_LIBRARIES := $(if $(HAVE_NVCC),$(shell $(NVCC) -dryrun -o /dev/null none.o 
 HAVE_CUBLASLT := $(if $(HAVE_NVCC),$(call links_with,-lcublasLt))
 # The folder of the library that programs were linked with, if the loader does not look there. nvcc names one of stubs
 # before it, which are for linking alone.
-CUDA_RPATH := $(if $(HAVE_CUBLASLT),$(shell program=`mktemp` && { echo 'int main() {}' | $(CXX) -x c++ - -o "$$program" \
-  -Wl,--no-as-needed,-t $(CUDA_LIBRARIES) -lcublasLt 2>&1 | sed -n 's,/libcublasLt[^/]*$$,,p' | sed 's,/stubs$$,,' | \
-  tail -n 1; env -u LD_LIBRARY_PATH "$$program" >/dev/null 2>&1 && echo found; rm -f "$$program"; }))
+CUDA_RPATH := $(if $(HAVE_CUBLASLT),$(shell program=`mktemp` && { echo 'int main() {}' | $(CXX) -x c++ - \
+  -o "$$program" -Wl,--no-as-needed,-t $(CUDA_LIBRARIES) -lcublasLt 2>&1 | \
+  sed -n 's,/libcublasLt[^/]*$$,,p' | sed 's,/stubs$$,,' | tail -n 1; \
+  env -u LD_LIBRARY_PATH "$$program" >/dev/null 2>&1 && echo found; rm -f "$$program"; }))
 CUDA_RPATH := $(if $(filter found,$(CUDA_RPATH)),,$(CUDA_RPATH))
 HAVE_NCCL := $(if $(HAVE_NVCC),$(and $(call have_header,nccl.h,-I$(dir $(shell command -v $(NVCC)))../include),$(call \
   links_with,-lnccl)))

@@ -14,7 +14,8 @@ if [[ ${1-} = --pairs ]]; then
   options=(--pairs)
   shift
 fi
-[[ $# -eq 1 && ($1 != -* || -e $1) ]] || fail "usage: data/text.sh [--pairs] PATH (a text file, or a folder of text files)"
+[[ $# -eq 1 && ($1 != -* || -e $1) ]] ||
+  fail "usage: data/text.sh [--pairs] PATH (a text file, or a folder of text files)"
 [[ -e $1 ]] || fail "$1: no such file or folder"
 path=$(realpath -- "$1"; echo .)
 path=${path%$'\n.'}  # with the newlines at its end, if it has any

@@ -8,7 +8,8 @@ enter_root() {
   for name in "$@"; do
     case ${!name:-/} in
       /*) ;;
-      *) printf -v "$name" %s "$([ "$root" = . ] || printf %s "$PWD/")$([ "${!name:0:1}" != - ] || echo ./)${!name}" ;;
+      -*) printf -v "$name" %s "./${!name}" ;;&
+      *) [ "$root" = . ] || printf -v "$name" %s "${PWD%/}/${!name}" ;;
     esac
   done
   cd -- "$root" || exit 1

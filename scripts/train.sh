@@ -67,7 +67,7 @@ if [ -n "$TEXT" ]; then
   name=$(basename "$data")
   sum=$({ echo "$name"; sed -n '/"shards"/,$s/.*"crc32c": "\(.*\)".*/\1/p' "$data/MANIFEST.json"; } | sha256sum)
   name=${name#text-} name=${name%-????????}
-  name=${name:0:30}-${sum:0:4}
+  name=$(wiring_name "${name:0:30}")-${sum:0:4}
 fi
 name=runs/$name${PRECISION:+-${PRECISION,,}}${STEPS:+-$STEPS}
 OUT=${OUT:-$name}
@@ -106,7 +106,7 @@ fi
 # fit. If others fit, by a tenth of the time, that number is kept and the run stopped, to be resumed with it.
 watch() {
   local fit
-  while sleep "${WATCH:-45}" >/dev/null 2>&1; do
+  while sleep 45 >/dev/null 2>&1; do
     fit=$(sed -n 's/^{"step":\([0-9]*\),"loss":.*"ms":\([0-9.]*\),.*/\1 \2/p' "$OUT/log.jsonl" 2>/dev/null |
       awk -v longest="$longest" -v steps="$STEPS" '
         { sum += $2; last[NR % 20] = $2; step = $1 }
@@ -116,8 +116,7 @@ watch() {
           pace /= n
           off = sum + pace * (steps - step) - longest
           if (off * off > longest * longest / 100) printf "%d", step + (longest > sum ? (longest - sum) / pace : 0)
-        }')
-    [ -n "$fit" ] || continue
+        }') && [ -n "$fit" ] || continue
     fit=$(choose "$fit")
     [ "$fit" != "$STEPS" ] || continue
     echo "$fit" >"$chosen"

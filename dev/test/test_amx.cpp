@@ -207,6 +207,15 @@ INSTANTIATE_TEST_SUITE_P(Bf16, ProgramsOnTiles,
                                          ProgramOfTests{"bits", "test_gpt2_sla_cpu", "Bits*:Steps*:Generation*"}),
                          [](const auto& info) { return std::string(info.param.name); });
 
+// A CPU that has the unit: what those without it execute is tested there, too.
+TEST_F(CommandLine, OperationsPassTheirTestsWhereAmxIsHidden) {
+  if (!cpu_has_amx()) GTEST_SKIP() << "this CPU has no AMX: the operations' own tests are without it";
+  const Outcome o = run("env ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 build/bf16/test_ops_cpu "
+                        "--gtest_filter='Gemm.*:*Gemm*'");
+  EXPECT_EQ(o.exit_status, 0) << o.out << o.err;
+  EXPECT_EQ(o.out.find(" 0 tests"), std::string::npos) << o.out;
+}
+
 // Another order of sums than AVX512-BF16's: other bits, the same losses to a few roundings.
 TEST_F(OnTiles, TheTrainerTrainsAsWithoutThem) {
   write("data.bin", shard_bytes(4000));

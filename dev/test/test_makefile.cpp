@@ -214,7 +214,7 @@ TEST_F(MakefileOffline, TrainsAndComparesOnAGpu) {
       run(environment() + "CXX='g++ -nostdinc' INCLUDES='" + in("headers") + "' TEXT=README.md scripts/train.sh");
   EXPECT_EQ(train.exit_status, 9) << train.err;
   EXPECT_TRUE(has(train, "only what needs these packages is left out")) << train.err;
-  EXPECT_TRUE(std::regex_search(train.out, std::regex("make: .* train_gpt2_sla data/tokenize"))) << train.out;
+  EXPECT_TRUE(std::regex_search(train.err, std::regex("make: .* train_gpt2_sla data/tokenize"))) << train.err;
   const Outcome paper = run(environment() + "INCLUDES='" + in("headers") + "' " + real_make +
                             " CXX='g++ -nostdinc' MAKE='" + in("cuda/bin/make") + "' paper");
   EXPECT_TRUE(std::regex_search(paper.out, std::regex("make: .* train_gpt2_sla evaluate_gpt2_sla report")))
@@ -307,6 +307,12 @@ TEST_F(LongMakefileOffline, WithoutAGpuCompilesForThoseOfDataCentres) {
                             "-gencode arch=compute_100,code=sm_100 -gencode arch=compute_120,code=sm_120 " + ptx),
             std::string::npos)
       << compiled();
+}
+
+// BUG scripts/gpu.sh: `| sort -u |` -> `| sort |`
+TEST_F(MakefileOffline, CompilesOnceForTwoEqualGpus) {
+  add_gpus("NVIDIA H100\nNVIDIA L4\nNVIDIA H100", "9.0\n8.9\n9.0");
+  EXPECT_TRUE(has(run(environment() + "scripts/gpu.sh"), "\narchitectures := 89 90a\n"));
 }
 
 // BUG scripts/gpu.sh: `for folder in "${CUDA_HOME:-}"` -> `for folder in`

@@ -481,7 +481,7 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
   }
 }
 
-// BUG llmc/model/wiring.cpp: `spaces = " \t\n\v\f\r"` -> `spaces = " \t"`
+// BUG llmc/model/wiring.cpp: `if (c >= '\n' && c <= '\r') c = ' ';` -> `if (c == '\n') c = ' ';`
 TEST(Wiring, HasAnyWhiteSpaceBetweenItsTerms) {
   const Wiring w = parse_wiring("rmsnorm\nsla(1,\r\n2)\f\vqknorm\n");
   EXPECT_EQ(canonical_text(w), "rmsnorm sla(1,2) qknorm");

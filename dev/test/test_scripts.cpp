@@ -78,6 +78,23 @@ TEST_F(Scripts, PassThePapersOptionsAndTheUsers) {
   }
 }
 
+// BUG scripts/runs.sh: `"${PWD%/}/${!name}"` -> `"${!name}"`
+// BUG scripts/runs.sh: `"./${!name}"` -> `"${!name}"`
+// BUG scripts/run_gpt2.sh: `eval "launch=($LAUNCH)"` -> `launch=($LAUNCH)`
+TEST_F(Scripts, TakeFoldersOfAnyNameFromAnyFolder) {
+  write_program("show", "printf '<%s> ' \"$A\" \"$@\"");
+  setenv("TRAINER", in("show").c_str(), 1);
+  const std::string root = fs::current_path().string(), odd = in("it \"[x] *");
+  fs::create_directories(odd);
+  fs::rename(in("data"), odd + "/-d *");
+  setenv("DATA", "-d *", 1), setenv("OUT", "-o [x]", 1), setenv("LAUNCH", "env A=\"b *c\"", 1);
+  const Outcome o = run("cd '" + odd + "' && '" + root + "/scripts/run_gpt2.sh' 124M sla");
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+  for (const std::string& part :
+       {std::string("<b *c> "), "<-o> <" + odd + "/./-o [x]> ", std::string("it \"\\[x\\] \\*/./-d \\*/train_*.bin> ")})
+    EXPECT_NE(o.out.find(part), std::string::npos) << part << "\n" << o.out;
+}
+
 // A trainer stands in that has memory for five sequences, or what $FITS says. The last time that the script calls it is
 // the run itself.
 class LongMicroBatch : public Scripts {
@@ -365,6 +382,95 @@ TEST_F(LongCompare, SaysWhichRunsFailedAndDoesTheOthers) {
   expect_error("--seed 1 -- -x 1", "--seed: there are");
 }
 
+// The same command again, or at the same time, adds to what a run has printed.
+// BUG scripts/compare.sh: `-y >>"$out/$name-$seed.txt"` -> `-y >"$out/$name-$seed.txt"`
+// BUG scripts/compare.sh: `[[ $out != -* ]] || out=./$out` -> `:`
+// BUG scripts/compare.sh: `-o* | --out | --out=*)` -> `--out | --out=*)`
+TEST_F(LongCompare, TakesPathsFromWhereItIsStarted) {
+  const std::string root = fs::current_path().string(), odd = in("it \"[x] *");
+  setenv("TRAINER", fs::absolute("build/fp32/train_gpt2_sla_cpu").c_str(), 1);
+  fs::rename(in("data"), odd);
+  const auto compare_here = [&](const std::string& more) {
+    return run("cd '" + odd + "' && '" + root + "/scripts/compare.sh' --wirings plain --seeds 1 -o '-c d' -- " +
+               "-i 'train_*.bin' -j val_000.bin --layers 4 --heads 4 --channels 32 --vocab-size 64 --max-seq-len 8 -t "
+               "8 -b 1 -x 3 -v 3 -m 2 " +
+               more);
+  };
+  const Outcome o = compare_here("");
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+  EXPECT_NE(o.out.find("./-c d/compare.html\n"), std::string::npos) << o.out;
+  EXPECT_TRUE(fs::exists(odd + "/-c d/plain-1/log.jsonl") && fs::exists(odd + "/-c d/compare.html"));
+  const std::string printed = read_file(odd + "/-c d/plain-1.txt");
+  compare_here("");
+  EXPECT_EQ(read_file(odd + "/-c d/plain-1.txt").compare(0, printed.size(), printed), 0);
+  for (const char* own : {"--wiring modern", "--wiring=gate", "--seed 7", "-o X", "-oX", "--out=X", "-y", "--resume",
+                          "--same-options", "--dry-run"}) {
+    const Outcome refused = compare_here(own);
+    EXPECT_EQ(refused.exit_status, 1) << own;
+    EXPECT_EQ(refused.err.compare(0, 19, "error: compare.sh: "), 0) << own << refused.err;
+  }
+  EXPECT_EQ(run("scripts/compare.sh --help").out.find("Trains the same model with several wirings"), 0u);
+}
+
+// ----------------------------------------------------------------------------
+// make train
+
+// In a copy whose `make` builds nothing: the trial takes 95 ms an update, the run of 800 updates a second, and the time
+// until it is looked at does not pass.
+class LongTrain : public Scripts {
+ protected:
+  void SetUp() override {
+    Scripts::SetUp();
+    for (const char* name : {"OUT", "DATA", "TRAINER"}) unsetenv(name);
+    fs::create_directories(in("r [x]/data/text-my__own-01234567"));
+    fs::copy("scripts", in("r [x]/scripts"), fs::copy_options::recursive);
+    fs::rename(in("data/train_000.bin"), in("r [x]/data/text-my__own-01234567/train_000000.bin"));
+    write_file(in("r [x]/data/text-my__own-01234567/val_000000.bin"), shard_bytes(2000));
+    write_file(in("r [x]/data/text-my__own-01234567/MANIFEST.json"), "{}");
+    write_program("r [x]/data/text.sh", "echo \"$PWD/data/text-my__own-01234567\"");
+    write_program("r [x]/scripts/setup.sh", "");
+    write_program("make", "[ \"$1\" = -n ] || echo \"g++ -std=c++17 -c a.cpp -o a.o\"; echo made");
+    write_program("sleep", "exec /bin/sleep 0.2");
+    write_program("nvidia-smi", "exit 9");
+    write_program("r [x]/train_gpt2_sla_cpu", R"(
+      case "$*" in *'-x 11 '*) echo 'step 1/11 | loss 1 | 95 ms | 1 tok/s'; exit ;; esac
+      while [ "$1" != -x ]; do shift; done
+      mkdir -p "$4"
+      trap 'echo stopped; exit 0' USR1
+      for ((i = 1; i <= 20; i++)); do printf '{"step":%d,"loss":1,"ms":1000,"data_ms":0}\n' $i; done >"$4/log.jsonl"
+      echo "updates: $2"
+      if [ "$2" = 800 ]; then for ((i = 0; i < 100; i++)); do /bin/sleep 0.1; done; fi
+      mkdir -p "$4/step_00000260"
+    )");
+    setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
+  }
+};
+
+// BUG scripts/train.sh: `kill -USR1 $$` -> `:`
+// BUG scripts/train.sh: `(longest - sum) / pace` -> `longest / pace`
+// BUG scripts/train.sh: `${1//\$/\$\$}` -> `$1`
+TEST_F(LongTrain, KeepsItsFiveMinutesAndSuggestsWhatFits) {
+  const Outcome o = run("cd '" + in("r [x]") + "' && TEXT='a $b'\\''c' scripts/train.sh");
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+  size_t at = 0;
+  for (const char* part : {"compiling a.cpp (1)", "95 ms an update: 800 updates", "updates: 800",
+                           "at this speed 260 updates take five minutes, not 800", "updates: 260",
+                           "train TEXT=a\\ \\$\\$b\\'c STEPS=4000", "--wiring plain -o runs/my_own-"}) {
+    at = o.out.find(part, at);
+    ASSERT_NE(at, std::string::npos) << part << "\n" << o.out << o.err;
+  }
+  const Outcome again = run("cd '" + in("r [x]") + "' && TEXT=a scripts/train.sh");
+  EXPECT_EQ(again.out.find("updates: 800"), std::string::npos) << "it is kept" << again.out;
+  EXPECT_NE(run("cd '" + in("r [x]") + "' && STEPS=5 PRECISION=FP32 TEXT=a scripts/train.sh").out.find("-fp32-5 -y"),
+            std::string::npos);
+  for (const char* steps : {"0", "-1", "1e3", "many"}) {
+    const Outcome refused = run("STEPS=" + std::string(steps) + " scripts/train.sh");
+    EXPECT_EQ(refused.exit_status, 1);
+    EXPECT_EQ(refused.err, "error: STEPS=" + std::string(steps) + ": it must be a number of updates, at least 1\n");
+    EXPECT_EQ(refused.out, "") << "nothing is installed or built";
+  }
+}
+
 // ----------------------------------------------------------------------------
 // probe.sh
 
@@ -400,6 +506,12 @@ TEST_F(LongProbe, HasTheAccuraciesOfTasksAndWirings) {
   EXPECT_EQ(impossible.exit_status, 1);
   EXPECT_NE(impossible.err.find("recall: the context and 40 questions take"), std::string::npos) << impossible.err;
   EXPECT_NE(run("scripts/probe.sh --seeds 0").err.find("error: probe.sh: '0'"), std::string::npos);
+  const Outcome odd =
+      run("mkdir '" + in("it \"[x] *") + "' && cd '" + in("it \"[x] *") + "' && TRAINER='" +
+          fs::absolute("build/fp32/train_gpt2_sla_cpu").string() + "' '" + fs::absolute("scripts/probe.sh").string() +
+          "' --wirings plain --seeds 1 --steps 2 --out '-o *' --tasks 'copy --length 2 --symbols 4 -t 8'");
+  EXPECT_EQ(odd.exit_status, 0) << odd.out << odd.err;
+  EXPECT_TRUE(fs::exists(in("it \"[x] *") + "/-o */probe.html")) << "a folder of any name, from where it is started";
 }
 
 // ----------------------------------------------------------------------------

@@ -45,7 +45,7 @@ std::string terms_that_set(unsigned features) {
   return names_of_terms(" or ", [&](const TermInfo& info) { return (info.sets & features) != 0; });
 }
 
-constexpr const char* spaces = " \t\n\v\f\r";
+constexpr const char* spaces = " \t";
 
 // A word that is short for several terms, which take its place in the wiring's text.
 struct ShortName {
