@@ -33,12 +33,14 @@ for ((rank = 0; rank < ranks; rank++)); do
 done
 
 # The statuses of the ranks that have ended, the first of them first.
-statuses() { find "$folder" -name 'status.*' -printf '%T@ %p\n' | sort -n | cut -d' ' -f2 | xargs -r cat; }
+statuses() { (cd "$folder" && find . -name 'status.*' -printf '%T@ %f\n' | sort -n | cut -d' ' -f2 | xargs -r cat); }
 while true; do
+  running=$(jobs -pr)
   ended=$(statuses)
   failed=$(grep -vxm 1 0 <<<"$ended")
   [ -z "$failed" ] || break
   [ "$(grep -c . <<<"$ended")" -lt "$ranks" ] || exit 0
+  [ -n "$running" ] || die "a rank has ended and left no status in $folder"
   wait -n
 done
 # The others notice, say which rank it was and end, unless they have not met yet.

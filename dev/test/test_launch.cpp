@@ -112,6 +112,17 @@ TEST_F(Launchers, OneOfSeveralWithoutARendezvousIsToldWhatToType) {
   expect_error(torchrun, "belong to --rendezvous", alone);
 }
 
+// BUG llmc/dist/ranks.cpp: `if (!o.rank && !o.ranks) check_both(launchers[0]);` -> ``
+// BUG llmc/dist/ranks.cpp: `if (has_rank == has_size) return;` -> `if (has_rank || !has_size) return;`
+TEST_F(Launchers, HalfASetOfVariablesIsAnError) {
+  expect_error({{"WORLD_SIZE", "2"}}, "the environment has WORLD_SIZE=2 and not RANK, which torchrun sets beside it");
+  expect_error({{"WORLD_SIZE", "1"}}, "Unset WORLD_SIZE for a run of this process alone");
+  expect_error({{"RANK", "0"}, {"LOCAL_RANK", "0"}}, "the environment has RANK=0 and not WORLD_SIZE");
+  RankOptions alone;
+  alone.ranks = 1;
+  expect_alone(ranks_with({{"WORLD_SIZE", "2"}}, alone));
+}
+
 TEST_F(Launchers, OnOneMachineTheyMeetAtAFileOfTheirRun) {
   const std::string prefix = "file:/tmp/gpt2-sla-" + std::to_string(geteuid());
   const Variables all_here = {{"LOCAL_WORLD_SIZE", "8"}, {"MASTER_PORT", "29500"}, {"TORCHELASTIC_RUN_ID", "../a b"}};
@@ -188,6 +199,34 @@ TEST_F(LaunchScript, EndsAllWhenOneFailsWithItsStatus) {
   EXPECT_EQ(run("for i in 1 2 3 4 5; do " + lives + " || exit 1; sleep 1; done").exit_status, 1) << "rank 0, which "
                                                                                                     "ignores SIGTERM, "
                                                                                                     "is there";
+}
+
+// BUG scripts/launch.sh: `(cd "$folder" && find . -name 'status.*' -printf '%T@ %f\n'` ->
+//   `(find "$folder" -name 'status.*' -printf '%T@ %p\n'`
+TEST_F(LaunchScript, EndsWhateverTheTemporaryFolderIsCalled) {
+  for (const char* name : {"a b", "it's", "back\\slash", "quo\"te", "*"}) {
+    const std::string temporary = in(name);
+    fs::create_directory(temporary);
+    setenv("TMPDIR", temporary.c_str(), 1);
+    EXPECT_EQ(run("timeout -s KILL 20 scripts/launch.sh 2 true").exit_status, 0) << name;
+    EXPECT_EQ(run("timeout -s KILL 20 scripts/launch.sh 2 bash -c 'exit $((RANK * 6))'").exit_status, 6) << name;
+    EXPECT_TRUE(fs::is_empty(temporary)) << name;
+  }
+}
+
+// BUG scripts/launch.sh: `| sort -n |` -> `| sort -rn |`
+TEST_F(LaunchScript, ReturnsTheStatusOfTheFirstThatFailed) {
+  // The script is stopped until both have ended.
+  const Outcome o = launch("2", "launch=$(ps -o ppid= $PPID); if [ $RANK = 1 ]; then kill -STOP $launch; exit 7; fi; "
+                                "sleep 0.5; (sleep 0.5; kill -CONT $launch) & exit 5");
+  EXPECT_EQ(o.exit_status, 7) << o.err;
+}
+
+// BUG scripts/launch.sh: `|| die "a rank has ended` -> `|| true "a rank has ended`
+TEST_F(LaunchScript, ARankWithoutAStatusEndsIt) {
+  const Outcome o = launch("2", "[ $RANK = 0 ] || kill -9 $PPID; sleep 0.3");
+  EXPECT_EQ(o.exit_status, 1);
+  EXPECT_NE(o.err.find("a rank has ended and left no status in "), std::string::npos) << o.err;
 }
 
 // BUG scripts/launch.sh: `for s in TERM INT HUP USR1; do trap` -> `for s in TERM INT HUP; do trap`

@@ -140,6 +140,16 @@ static std::string rendezvous_of(const Launcher& l) {
              std::filesystem::current_path().c_str(), run.empty() ? "" : ("-" + run), size, program_invocation_name);
 }
 
+// Throws UserError if one of the variables by which a launcher tells the rank and the size is set and the other is not.
+static void check_both(const Launcher& l) {
+  const bool has_rank = getenv(l.rank) != nullptr, has_size = getenv(l.size) != nullptr;
+  if (has_rank == has_size) return;
+  const char *there = has_rank ? l.rank : l.size, *missing = has_rank ? l.size : l.rank;
+  user_error("the environment has %s=%s and not %s, which %s sets beside it: which of how many processes is this? Unset "
+             "%s for a run of this process alone, or start all with scripts/launch.sh N %s ...",
+             there, getenv(there), missing, l.name, there, program_invocation_name);
+}
+
 // The ranks without --rendezvous.
 static Ranks ranks_of_launcher(const Launcher* l) {
   Ranks r;
@@ -163,6 +173,8 @@ Ranks init_ranks(const RankOptions& o) {
   } else if (!begins_with(o.rendezvous, "file:") && !begins_with(o.rendezvous, "tcp:")) {
     user_error("--rendezvous %s: it must be file:PATH or tcp:HOST:PORT", o.rendezvous);
   }
+  // The others' rank may be set without a size: by a shell in Slurm's allocation, and by launchers that PMIx tells.
+  if (!o.rank && !o.ranks) check_both(launchers[0]);
   const Launcher* l = launcher_of(2);
   Ranks r;
   r.rendezvous = o.rendezvous;
