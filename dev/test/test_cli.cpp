@@ -647,7 +647,7 @@ TEST_F(LongCommandLine, TheNumberOfThreadsChangesNoBit) {
 // BUG llmc/run/options.h: `double dropout = 0;` -> `double dropout = 0.1;`
 // BUG llmc/cpu/attention_scores.h: `p[j] = kept.keep[j] ? p[j] : Element(0.0f)` ->
 // `p[j] = kept.keep[j] ? Element(1.001f * float(p[j])) : Element(0.0f)`
-// BUG llmc/ops/dropout.h: `uint32_t(p * 65536 + 0.5)` -> `uint32_t(p * 65536 + 1)`
+// BUG llmc/ops/dropout.h: `uint32_t(p * dropout_steps + 0.5)` -> `uint32_t(p * 65536 + 1)`
 TEST_F(LongCommandLine, DropoutOfZeroHasTheBitsOfNone) {
   write_file(in("tokens.bin"), shard_bytes(4000));
   for (const std::string& program : {trainer, bf16_trainer}) {

@@ -59,7 +59,7 @@ void expect_independent(const std::vector<Draws>& all) {
 
 }  // namespace
 
-// BUG llmc/ops/dropout.h: `uint32_t(p * 65536 + 0.5)` -> `uint32_t(p * 256) << 8`
+// BUG llmc/ops/dropout.h: `uint32_t(p * dropout_steps + 0.5)` -> `uint32_t(p * 256) << 8`
 // BUG llmc/ops/dropout.h: `>> (16 * (i & 1)) & 0xffff` -> `>> (i & 1) & 0xffff`
 TEST(Dropout, OfChannelsIsIndependentAndAsOftenAsAsked) {
   const DropoutSite sites[] = {DropoutSite::embeddings, DropoutSite::attention_output, DropoutSite::mlp_output};
