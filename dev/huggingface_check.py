@@ -189,6 +189,7 @@ def start_failures(folder):
     return failures
 
 
+@torch.enable_grad()
 def trained(model, tokenizer, folder, batch, accumulated):
     """The model's parameters after three updates of four texts of different lengths by transformers' Trainer."""
     texts = ["one", "a longer text than the others", "two texts", "x"] * 3

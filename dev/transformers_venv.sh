@@ -45,9 +45,10 @@ echo "$torch" >"$(echo "$venv"/lib/python3*/site-packages)/torch.pth"
 
 transformers=transformers
 [ "$version" = newest ] || transformers+="==$version"
-packages=("$transformers" gguf accelerate psutil sympy networkx jinja2 setuptools)
+packages=("$transformers" gguf psutil sympy networkx jinja2 setuptools)
 if [ "$(cat "$venv/complete" 2>/dev/null)" != "${packages[*]}" ]; then
   installed "${packages[@]}"
+  installed --no-deps accelerate  # which would install the libraries for a GPU
   echo "${packages[*]}" >"$venv/complete"
 elif [ "$version" = newest ]; then
   installed --upgrade transformers gguf  # without a network pip leaves what there is, and reports success

@@ -21,7 +21,7 @@ struct LongHuggingFace : CommandLine {
 
 // BUG llmc/model/huggingface/gpt2_sla.py: `[:, ::self.heads // self.wiring.num_kv_heads, -T:]` ->
 //   `[:, :self.wiring.num_kv_heads, -T:]`
-// BUG llmc/model/huggingface/gpt2_sla.py: `if name.endswith("c_proj.weight") else 1` -> `if False else 1`
+// BUG llmc/model/huggingface/gpt2_sla.py: `if m in projections else 1` -> `if False else 1`
 // BUG llmc/model/huggingface/modeling_gpt2_sla.py: `"mean" if num_items_in_batch is None else "sum"` -> `"mean"`
 // BUG llmc/model/config_json.cpp: `{"model_input_names", {"input_ids", "attention_mask"}}` ->
 //   `{"model_input_names", {"input_ids", "token_type_ids", "attention_mask"}}`

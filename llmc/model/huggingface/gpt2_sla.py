@@ -503,12 +503,15 @@ class GPT2(nn.Module):
         self.ln_f = norm_of(wiring, channels, bias, layer_norm_eps)
         self.lm_head = nn.Linear(channels, num_embeddings, bias=False) if wiring.untied else None
 
-    def initialise(self):
-        """GPT-2's: normal(0, 0.02), the projections into the residual stream scaled by 1 / sqrt(2 L)."""
-        for name, p in self.named_parameters():
-            if p.dim() >= 2:
-                scale = math.sqrt(2 * self.wiring.num_layers) if name.endswith("c_proj.weight") else 1
-                nn.init.normal_(p, std=0.02 / scale)
+    def initialise(self, module=None):
+        """GPT-2's: normal(0, 0.02), the projections into the residual stream scaled by 1 / sqrt(2 L). With `module` that
+        one's own parameters alone."""
+        projections = {block.attn.c_proj for block in self.h} | {block.mlp.c_proj for block in self.h}
+        for m in self.modules() if module is None else [module]:
+            scale = math.sqrt(2 * self.wiring.num_layers) if m in projections else 1
+            for p in m.parameters(recurse=False):
+                if p.dim() >= 2:
+                    nn.init.normal_(p, std=0.02 / scale)
 
     def with_coordinates(self, x, cycle, positions):
         """The residual stream (B, T, C) at the beginning of a cycle, of which there is one without `universal`."""

@@ -33,9 +33,8 @@ class GPT2SLAForCausalLM(PreTrainedModel, GenerationMixin):
                                 config.layer_norm_epsilon, document)
         self.post_init()
 
-    def _init_weights(self, module):
-        if isinstance(module, GPT2):
-            module.initialise()
+    def _init_weights(self, module):  # called of each; transformers 5 passes over modules without own parameters
+        self.transformer.initialise(module)
 
     def get_input_embeddings(self):
         return self.transformer.wte
