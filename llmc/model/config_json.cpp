@@ -181,9 +181,8 @@ std::string take_end_of_text(ModelConfig& c, int end_of_text, bool is_new) {
                   c.special.eos[0], end_of_text);
     c.special = c.generation = {};
   }
-  if (c.special.bos < 0) c.special.bos = c.generation.bos >= 0 ? c.generation.bos : end_of_text;
   if (c.special.eos.empty()) c.special.eos = c.generation.eos;
-  if (c.special.eos.empty()) c.special.eos = {end_of_text};
+  if (c.special.eos.empty()) c.special = {end_of_text, c.special.pad, {end_of_text}};
   return said;
 }
 

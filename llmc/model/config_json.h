@@ -23,8 +23,8 @@ void refuse_other_function(const std::string& path, const nlohmann::ordered_json
 // beyond the vocabulary are none. Throws UserError for what is no id.
 void read_special_tokens(const std::string& folder, ModelConfig& config);
 
-// A vocabulary's end of text becomes the begin and the end of texts that the model lacks. Where the vocabulary is new
-// to the model it replaces the model's own, unless it is one of these: then the return value says so; it is ""
+// A vocabulary's end of text becomes the begin and the end of texts of a model that has no end. Where the vocabulary is
+// new to the model it replaces the model's own, unless it is one of these: then the return value says so; it is ""
 // otherwise.
 std::string take_end_of_text(ModelConfig& config, int end_of_text, bool is_new);
 

@@ -504,8 +504,8 @@ class GPT2(nn.Module):
         self.lm_head = nn.Linear(channels, num_embeddings, bias=False) if wiring.untied else None
 
     def initialise(self, module=None):
-        """GPT-2's: normal(0, 0.02), the projections into the residual stream scaled by 1 / sqrt(2 L). With `module` that
-        one's own parameters alone."""
+        """GPT-2's: normal(0, 0.02), the projections into the residual stream scaled by 1 / sqrt(2 L). With `module`
+        that one's own parameters alone."""
         projections = {block.attn.c_proj for block in self.h} | {block.mlp.c_proj for block in self.h}
         for m in self.modules() if module is None else [module]:
             scale = math.sqrt(2 * self.wiring.num_layers) if m in projections else 1

@@ -1,5 +1,5 @@
 // Attention within documents: a query sees no key from before its own document, which begins at the last end-of-text
-// (config.json's eos_token_id) up to the query, or where the row does. Positions are those in the row.
+// (config.json's document_token_id) up to the query, or where the row does. Positions are those in the row.
 #pragma once
 #include "term.h"
 
