@@ -107,7 +107,6 @@ TEST_F(Documents, AreToldBeforeTheRunAndInItsLog) {
   EXPECT_EQ(config.at("eos_token_id"), 256);
 }
 
-// BUG llmc/model/config_json.cpp: `if (c.whole_model().documents) end_of_text = c.end_of_text;` -> ``
 TEST_F(Documents, OfAnUnknownEndOfTextAreRefused) {
   const std::string data = shard("train.bin", tokens_with_ends(2000, {0, 100})),
                     endless = shard("endless.bin", tokens_with_ends(2000, {}));

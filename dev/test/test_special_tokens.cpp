@@ -137,6 +137,7 @@ TEST_F(SpecialTokens, EndSamples) {
 }
 
 // Documents begin at the vocabulary's end of text, whatever the model's own texts end at.
+// BUG llmc/model/config_json.cpp: `config[document_token] = c.end_of_text` -> `config.erase(document_token)`
 TEST_F(SpecialTokens, LeaveDocumentsToTheVocabulary) {
   make_model(turns);
   const Outcome o = train("--wiring documents");
