@@ -33,6 +33,7 @@
 #include "llmc/utils/clock.h"
 #include "llmc/utils/crc32c.h"
 #include "llmc/utils/error.h"
+#include "llmc/utils/meminfo.h"
 #include "llmc/utils/message.h"
 
 // A run of this model. What is declared later is destroyed first, while what it uses still exists.
