@@ -145,8 +145,8 @@ static void check_both(const Launcher& l) {
   const bool has_rank = getenv(l.rank) != nullptr, has_size = getenv(l.size) != nullptr;
   if (has_rank == has_size) return;
   const char *there = has_rank ? l.rank : l.size, *missing = has_rank ? l.size : l.rank;
-  user_error("the environment has %s=%s and not %s, which %s sets beside it: which of how many processes is this? Unset "
-             "%s for a run of this process alone, or start all with scripts/launch.sh N %s ...",
+  user_error("the environment has %s=%s and not %s, which %s sets beside it: which of how many processes is this? "
+             "Unset %s for a run of this process alone, or start all with scripts/launch.sh N %s ...",
              there, getenv(there), missing, l.name, there, program_invocation_name);
 }
 
