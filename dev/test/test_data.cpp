@@ -401,7 +401,7 @@ TEST_F(Scripts, TooLittleTextForMakeTrainIsToldSo) {
   const std::string root = folder + "/root";
   std::filesystem::create_directory(root + "/scripts");
   std::filesystem::create_directory(root + "/bin");
-  for (const char* name : {"train.sh", "gpu.sh"})
+  for (const char* name : {"train.sh", "gpu.sh", "runs.sh", "stoppable.sh"})
     std::filesystem::copy(std::string("scripts/") + name, root + "/scripts/" + name);
   for (const char* stub : {"scripts/setup.sh", "bin/make", "train_gpt2_sla_cpu"}) {
     write(std::string("root/") + stub, "#!/bin/sh\necho called: \"$0\" \"$@\"\n");

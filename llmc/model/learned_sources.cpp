@@ -219,7 +219,8 @@ Sources best_layers(const HeadShares& shares) {
 
 // The terms of a wiring but for `router` and those that say whose K/V heads use.
 std::string other_terms(const Wiring& w) {
-  Wiring others = {"", {}};
+  Wiring others;
+  others.terms.clear();
   for (const WiringTerm& term : w.terms)
     if (const TermInfo info = info_of(term); info.syntax.name() != "router" && !(info.sets & Feature::sources))
       others.terms.push_back(term);

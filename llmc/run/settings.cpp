@@ -27,6 +27,7 @@ const Settings& default_settings() {
     for (const Option& option : train_options(defaults))
       if (const auto value = option.value(); option.on_resume != OnResume::ignored && value)
         result[option.key] = *value;
+    result.erase("learning_rate");  // all versions have it, and the first did not record it
     return result;
   }();
   return settings;
