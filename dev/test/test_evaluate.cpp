@@ -653,7 +653,7 @@ TEST_F(Evaluation, AnswersWhatIsWrongWithARequest) {
                     {{"generate_until", json::array({{{"context", "a"}, {"temperature", -1}}})}},
                     loglikelihood({{"a", std::string(40, 'b')}}),
                     {{"loglikelihood_rolling", json::array({"fine"})}}});
-  const char* messages[] = {"parse error",
+  const char* messages[] = {"it is no JSON: byte 2 of it",
                             "is no list",
                             "no such request",
                             "makes no token",
