@@ -567,7 +567,7 @@ class MakeTrain : public ScriptRecords {
   }
 };
 
-// BUG scripts/train.sh: `${sum:+-$sum}` -> ``
+// BUG scripts/train.sh: `-${sum:0:4}` -> ``
 TEST_F(MakeTrain, AnEditedTextIsTrainedOnAnew) {
   train("0a", 100);
   EXPECT_EQ(runs(), 1u);
@@ -577,9 +577,9 @@ TEST_F(MakeTrain, AnEditedTextIsTrainedOnAnew) {
   EXPECT_EQ(runs(), 2u);
 }
 
-// BUG scripts/train.sh: `[ -e "$name.steps" ]` -> `false`
-// BUG scripts/train.sh: `STEPS > 800 ? 800 : STEPS` -> `STEPS`
-// BUG scripts/train.sh: `options+=(-x "$STEPS"` -> `options+=(-x 800`
+// BUG scripts/train.sh: `[ ! -e "$chosen" ] ||` -> `true ||`
+// BUG scripts/train.sh: `steps > 800 ? 800 : steps` -> `steps`
+// BUG scripts/train.sh: `-x "$STEPS" -o` -> `-x 800 -o`
 TEST_F(MakeTrain, ChoosesUpdatesForFiveMinutesOnce) {
   const Outcome slow = train("0a", 849);
   EXPECT_TRUE(has(slow.out, "849 ms an update: 300 updates, about 5 min on this machine; STEPS=800, as in the "
