@@ -121,7 +121,8 @@ TEST_P(Terms, EveryProgramTakesTheModel) {
   for (const char* name : {"model.gguf", "model.bin"}) expect_a_file_or_a_refusal_that_names_the_wiring(name);
 
   run_well("./report " + in("run") + " " + in("resumed") + " -o " + in("page.html"));
-  EXPECT_NE(read_file(in("page.html")).find("<code>" + parse_wiring(GetParam()).text + "</code>"), std::string::npos);
+  EXPECT_NE(read_file(in("page.html")).find("<code>" + with_short_names(parse_wiring(GetParam()).text) + "</code>"),
+            std::string::npos);
 }
 
 static std::string name_of(const testing::TestParamInfo<const char*>& info) {
