@@ -88,7 +88,8 @@ inline bool is_of_gate(const std::string& name) {
 // alone hand on to ln_1 and c_attn where it projects no v, come from inner products of dout with values, which are
 // almost orthogonal to it, so that the rounding errors of dout, all bf16, weigh several times as much. With v of its
 // own, a layer's c_attn and ln_1 have gradients in which that does not show, unless `qknorm` divides those of q and k
-// by the root mean square of a head, which is about an eighth here. The shares of `vres` are such products too: of 320
+// by the root mean square of a head, which is about an eighth here: over 9 seeds of the models below they were off by
+// up to 2.4e-2, where the same tensors are exact to 1e-5 in fp32. The shares of `vres` are such products too: of 320
 // models as small as these they were off by 0.6 % (median), 3.3 % at most. What comes through the gates of `gru` has
 // been rounded several times on its way. In fp32 a map's gate in a layer of a single head shows it, and what comes
 // through both. Those of the weights of `dense` are inner products of dout with the terms of a sum to which the norm
@@ -110,7 +111,7 @@ inline double tolerance_of(const GPT2& model, const std::string& name) {
   const bool is_of_qkv = name.find("ln_1") != std::string::npos || name.find("c_attn") != std::string::npos;
   const bool has_no_v = plan.projected[Part::v][layer].size() == plan.unused(Part::v, layer).size();
   if ((is_of_qkv && has_no_v) || plan.table.gru) return 4e-2 * coarseness;
-  return is_of_qkv && plan.table.qknorm ? 2e-2 * coarseness : tensor_tolerance;
+  return is_of_qkv && plan.table.qknorm ? 3e-2 * coarseness : tensor_tolerance;
 }
 
 // The gradients of several tensors, compared as one.
@@ -126,11 +127,13 @@ struct JoinedGradients {
 };
 
 // The kind of a tensor that is compared with those of its kind in all other layers as one; "" for one that is compared
-// by itself. In a layer's shares of `vres`, which are two numbers, terms cancel, and little may be left. So it is with
+// by itself. In a layer's shares of `vres`, which are two numbers, terms cancel, and little may be left; a gate of maps
+// is not much more, and in bf16 one layer's was off by 4.1e-2 where all of them are by less. So it is with
 // the weights of `dense` and with relative positions: over 24 models a layer's errors in fp16 by FMA were up to 3.0e-2
 // and 1.3e-2, and in fp16 on tensor cores 2.1e-2 and 8e-3. There the models of these tests are below the tolerance.
 inline std::string kind_compared_as_one(const std::string& name) {
   if (name.find("value_mix") != std::string::npos) return "value_mix";
+  if (is_bf16 && name.find("map_gate") != std::string::npos) return "map_gate";
   for (const char* kind : {".dense", "relative.u", "relative.v", "relative.weight"})
     if (is_fp16 && attention_by_fma && name.find(kind) != std::string::npos) return kind;
   return "";
