@@ -523,8 +523,6 @@ void tell_learned_sources(const EvaluateOptions& o, const ModelConfig& config) {
 int run_evaluator(int argc, char** argv) {
   EvaluateOptions o;
   if (!parse_evaluate_options(argc, argv, o)) return 0;
-  Ranks ranks;
-  RankChannel channel;
   const ModelConfig config = read_config_json(o.model);
   for (std::vector<std::string>* files : {&o.files, &o.lambada}) *files = all_matching_files(*files);
   check_outputs(o);
@@ -532,7 +530,6 @@ int run_evaluator(int argc, char** argv) {
   if (o.files.empty() && o.lambada.empty() && !o.serve) return 0;
   Evaluator e(o);
   read_inputs(e, config);
-  e.model.collectives.init(ranks, channel);  // selects the GPU
   load_model(e.model, o.model, config, scoring_plan(o.slots, e.longest));
   gpt2_zero_loss(e.model);
   e.start = e.shown = seconds_now();

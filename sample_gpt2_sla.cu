@@ -51,8 +51,6 @@ int run_sampler(int argc, char** argv) {
   SampleOptions o;
   if (!parse_sample_options(argc, argv, o)) return 0;
   handle_stop_signals();
-  Ranks ranks;
-  RankChannel channel;
   const ModelConfig config = read_config_json(o.model);
   const Tokenizer tokenizer = model_tokenizer(o.model, o.tokenizer, config.vocab_size);
   const int longest_text = config.longest_text();
@@ -60,7 +58,6 @@ int run_sampler(int argc, char** argv) {
   if (!o.interactive) requests = sample_requests(o, tokenizer, longest_text);
   GPT2 model;
   SamplingEngine engine = {o, tokenizer, model, {}};
-  model.collectives.init(ranks, channel);  // selects the GPU
   const int slots = int(std::min<size_t>(size_t(o.slots), std::max<size_t>(1, requests.size())));
   load_model(model, o.model, config, generation_options(slots, longest_sequence(requests, o, longest_text)));
   stop_after_steps();

@@ -244,7 +244,7 @@ void gpt2_loss(GPT2& model, const int* targets, const Batch& batch, double divis
   gpt2_loss(model, batch, divisor, /*backward=*/false);
 }
 
-constexpr int num_loss_sums = 7;  // of StepStats: loss and what follows, before stop_requests
+constexpr int num_loss_sums = 7, num_flags = 2;  // of StepStats: loss and what follows; what ranks tell each other
 void gpt2_zero_loss(GPT2& model) { device_memset(&model.acts.stats->loss, 0, num_loss_sums * sizeof(double)); }
 
 // What gpt2_loss has added up since gpt2_zero_loss, and what gpt2_update found. Waits for the device.
@@ -342,14 +342,16 @@ void gpt2_sum_over_ranks(GPT2& model, double* x, int64_t count) {
   model.collectives.compute_waits_for_comm();
 }
 
-// What gpt2_loss has added up, and after it the requests to stop, become sums over the ranks.
-void gpt2_sum_losses_over_ranks(GPT2& model) { gpt2_sum_over_ranks(model, &model.acts.stats->loss, num_loss_sums + 1); }
+// What gpt2_loss has added up, and after it what ranks tell each other, become sums over the ranks.
+void gpt2_sum_losses_over_ranks(GPT2& model) {
+  gpt2_sum_over_ranks(model, &model.acts.stats->loss, num_loss_sums + num_flags);
+}
 
-// After gpt2_update acts.stats->stop_requests > 0 if this rank or another one asks for it: ranks stop after the same
-// step.
-void gpt2_request_stop(GPT2& model, bool asks) {
-  double& requests = model.acts.stats->stop_requests;
-  device_memset(&requests, asks ? 0x3f : 0, sizeof requests);  // eight bytes 0x3f are a small positive number
+// After the next sum over ranks a flag of acts.stats is positive if this rank or another one has set it, so that all
+// ranks act on it after the same step.
+void gpt2_set_flag(GPT2& model, double StepStats::*flag, bool is_set) {
+  double& place = model.acts.stats->*flag;
+  device_memset(&place, is_set ? 0x3f : 0, sizeof place);  // eight bytes 0x3f are a small positive number
 }
 
 // ----------------------------------------------------------------------------
@@ -409,7 +411,7 @@ void gpt2_update(GPT2& model, int64_t step, const UpdateOptions& o) {
   const bool is_sharded = model.parameters.shard.count > 1;
   c.compute_waits_for_comm();  // the sums of the gradients
   gpt2_square_grads(model);
-  if (is_sharded) gpt2_sum_over_ranks(model, &model.acts.stats->grad_squares, num_loss_sums + 2);
+  if (is_sharded) gpt2_sum_over_ranks(model, &model.acts.stats->grad_squares, 1 + num_loss_sums + num_flags);
   else gpt2_sum_losses_over_ranks(model);  // each rank has all gradients
   adamw_update(model.weight_memory, has_master_weights ? model.master_memory : nullptr, model.m_memory, model.v_memory,
                model.grad_memory, model.chunks.data, model.num_adamw_chunks, s, model.acts.stats);
@@ -521,7 +523,7 @@ int main(int argc, char** argv) {
     return run_trainer(argc, argv, t.emplace());
   };
   return run_program(train, ReaderGone::is_ignored, [&](const std::string& error) {
-    if (t && t->run.channel.is_open()) t->run.channel.end_run(error);
+    if (t && t->run.ranks.size > 1) end_rank(t->run, error);
   });
 }
 #endif

@@ -54,7 +54,7 @@
 #include "llmc/cuda/weighted_sum.h"
 #endif
 #if defined(SLA_NCCL) && !defined(SLA_CPU)
-#include "llmc/dist/collectives.h"
+#include "llmc/ranks/collectives.h"
 #else
-#include "llmc/dist/no_collectives.h"
+#include "llmc/ranks/no_collectives.h"
 #endif

@@ -265,22 +265,24 @@ inline PlanOptions declare_models(Trainer& t, const ModelConfig& config) {
   return plan;
 }
 
-// Everything that can be wrong is found here, before anything is written. Returns the checkpoint to resume from, or "".
+// What all ranks must have been started with, a line each.
+inline std::string describe_start(const Run& run) {
+  const std::string program = read_whole_file("/proc/self/exe", most_text_bytes);
+  return run.options.as_toml + format("precision = %s\nprogram = %s, by its CRC-32C", precision_name,
+                                      crc32c_hex(crc32c(program.data(), program.size())).c_str());
+}
+
+// Everything that can be wrong is found here, before anything is written. `checkpoint`: to resume from, or "";
 // `in_folder`: the model in the folder that -e names.
-inline std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_folder) {
+inline void check_and_plan(Trainer& t, const std::string& checkpoint, std::optional<ModelConfig>& in_folder) {
   Run& run = t.run;
   const TrainOptions& o = run.options;
-  run.channel.check_same_on_all_ranks("options", o.as_toml);
-  const std::string checkpoint = run.channel.broadcast(run.ranks.rank == 0 ? checkpoint_to_resume(run) : "");
-  if (!checkpoint.empty())
-    run.channel.check_same_on_all_ranks("the checkpoint's checksum", checkpoint_checksum(checkpoint));
   ModelConfig config = choose_model(run, checkpoint, in_folder);
   plan_batches(run, config.max_seq_len, in_folder.has_value(), config.whole_model().memory > 0);
   const std::string folder = !checkpoint.empty() ? checkpoint : in_folder ? o.model.model : "";
   open_data(run, folder, config.vocab_size);
   take_vocabulary(run, folder, config);
   if (config.whole_model().documents) find_documents(t, config);
-  t.model.collectives.init(run.ranks, run.channel);  // selects the GPU; and no rank writes before all have looked
   const PlanOptions plan = declare_models(t, config);
   if (o.tf32) gemm_allow_tf32();
   if (is_fp16) run.loss_scale.emplace();
@@ -300,7 +302,6 @@ inline std::string check_and_plan(Trainer& t, std::optional<ModelConfig>& in_fol
            describe(plan_wiring_change(*in_folder, t.model.attention_plan)).c_str());
   print_memory(t.model, plan, plan_host_memory(t));
   resume_progress(run, checkpoint, describe(t));
-  return checkpoint;
 }
 
 // ----------------------------------------------------------------------------
@@ -338,7 +339,7 @@ inline void load_or_init_weights(Trainer& t, const std::optional<ModelConfig>& i
 // This rank's tokens of the next step.
 inline StepTokens next_tokens(Trainer& t) {
   Run& run = t.run;
-  const WatchdogPause pause(run.channel);  // its disk may be slow
+  const WatchdogPause pause(run.watchdog);  // its disk may be slow
   if (!t.step_loader) {
     const int64_t n = run.grad_accum_steps * run.B * run.T;
     int* buffer = t.step_tokens.data;
@@ -391,11 +392,12 @@ inline StepResult train_step(Trainer& t) {
   // Without the tokens of the next step all ranks stop after this one, as they do after a signal.
   const double queued = seconds_now();
   if (run.step + 1 < run.steps) {
-    const WatchdogPause pause(run.channel);
+    const WatchdogPause pause(run.watchdog);
     run.data_error = t.step_loader->error();
   }
   result.data_seconds += seconds_now() - queued;
-  gpt2_request_stop(model, stop_signal() != 0 || !run.data_error.empty());
+  gpt2_set_flag(model, &StepStats::stop_requests, stop_signal() != 0 || !run.data_error.empty());
+  gpt2_set_flag(model, &StepStats::unwritten_shards, is_writing_shard(run));
   gpt2_update(model, run.step + 1 - run.skipped_steps,
               {result.learning_rate, o.beta1, o.beta2, o.eps, o.weight_decay, o.grad_clip, o.momentum});
   const StepStats stats = gpt2_read_stats(model);
@@ -403,7 +405,7 @@ inline StepResult train_step(Trainer& t) {
   const double rows = double(run.B) * run.T;
   result.loss = stats.mean(stats.loss, rows), result.ponder = stats.mean(stats.ponder, rows);
   result.scored_tokens = int64_t(stats.scored), result.grad_norm = stats.grad_norm();
-  result.stop_requested = stats.stop_requests > 0;
+  result.stop_requested = stats.stop_requests > 0, result.shards_are_written = stats.unwritten_shards == 0;
   result.skipped = !std::isfinite(stats.loss) || !std::isfinite(result.grad_norm);
   result.overflowed =
       run.loss_scale && run.loss_scale->explains(std::isfinite(stats.loss), std::isfinite(result.grad_norm));
@@ -458,7 +460,7 @@ inline bool validate_model(Trainer& t) {
   try {
     for (int64_t i = 0; i < batches.count(); i++) {
       const auto [B, T] = [&] {
-        const WatchdogPause pause_of_load(run.channel);
+        const WatchdogPause pause_of_load(run.watchdog);
         return batches.load(i, inputs.data(), targets.data());
       }();
       gpt2_forward_segments(model, inputs.data(), B, T);
@@ -471,11 +473,11 @@ inline bool validate_model(Trainer& t) {
   } catch (const UserError& e) { run.data_error = e.what(); }
   model.remembered = store_memory(model.sublayers, of_training);
   copy_to_device(&model.acts.stats->text_nats, &text.text_nats, 2 * sizeof(double));
-  gpt2_request_stop(model, !run.data_error.empty());
+  gpt2_set_flag(model, &StepStats::stop_requests, !run.data_error.empty());
   gpt2_sum_losses_over_ranks(model);
   const StepStats stats = gpt2_read_stats(model);
   if (stats.stop_requests > 0) return false;
-  const WatchdogPause pause(run.channel);
+  const WatchdogPause pause(run.watchdog);
   report_validation(run, {stats.mean(stats.loss, full_batch), stats.mean(stats.ponder, full_batch),
                           int64_t(stats.scored), int64_t(stats.tokens), int64_t(stats.correct), stats.text_nats,
                           stats.text_bytes, seconds_now() - start});
@@ -484,7 +486,7 @@ inline bool validate_model(Trainer& t) {
 
 inline void sample(Trainer& t) {
   Run& run = t.run;
-  const WatchdogPause pause(run.channel);
+  const WatchdogPause pause(run.watchdog);
   std::vector<int> tokens = run.prompt;
   t.model.await_all_weights();
   SamplingOptions sampling;
@@ -495,26 +497,46 @@ inline void sample(Trainer& t) {
   print_sample(run, tokens, ponder);
 }
 
+// Waits until each rank has written its shard of the last checkpoint. Every rank calls it.
+inline void finish_shards(Trainer& t) {
+  Run& run = t.run;
+  if (!run.shards_are_written) return;
+  const WatchdogPause pause(run.watchdog);
+  if (run.ranks.rank > 0) report_saved(run, /*wait=*/true);
+  t.model.collectives.together([] {});
+  count_shards_as_written(run);
+}
+
 // Begins to write a checkpoint. Waits for the one before, and for a copy to host memory; the rest happens while
 // training continues. Every rank that has a shard writes its own; the rest, and with --zero 0 all of it, is rank 0's.
 inline void save_checkpoint(Trainer& t) {
   const double start = seconds_now();
+  finish_shards(t);
   report_saved(t.run, /*wait=*/true);
   GPT2& model = t.model;
+  Collectives& collectives = model.collectives;
   std::vector<CheckpointTensor> segment_memory =
-      gather_memory(model.collectives, t.run.channel, t.run.ranks,
-                    fetch_memory(model.sublayers, t.run.B, model.remembered));
+      gather_memory(collectives, fetch_memory(model.sublayers, t.run.B, model.remembered));
   if (t.checkpoint_copy.size == 0) return;
   const size_t state_size = model.state_bytes() / sizeof(float);
   float *m = t.checkpoint_copy.data, *v = m + state_size, *weights = v + state_size;
   gpt2_gather_masters(model, weights);
   fetch_shard(model, model.m_memory, m);
   fetch_shard(model, model.v_memory, v);
+  uint32_t header = 0;
+  std::string error;
+  if (model.parameters.shard.count > 1) {
+    try {
+      if (t.run.ranks.rank == 0) header = lay_out_checkpoint(t.run.options.out, t.run.step, model.parameters);
+    } catch (const UserError& e) { error = e.what(); }
+    error = collectives.broadcast(error);
+  }
   t.run.stall_seconds = seconds_now() - start;
+  if (!error.empty()) return report_unsaved(t.run, error);
   std::vector<TextFile> files = model_text_files(model.config);
   for (TextFile& file : tokenizer_text_files(model.config, t.run.tokenizer_json)) files.push_back(std::move(file));
   start_checkpoint(t.run, model.parameters,
-                   {{}, std::move(files), fetch_from_host(model, weights), m, v, std::move(segment_memory)});
+                   {{}, std::move(files), fetch_from_host(model, weights), m, v, std::move(segment_memory)}, header);
 }
 
 // ----------------------------------------------------------------------------
@@ -527,12 +549,14 @@ inline void train(Trainer& t) {
   if (run.step == 0 && run.val && o.val_every > 0 && !validate_model(t)) return;
   if (t.sampler && run.step == run.steps) sample(t);  // nothing to train: -x 0, or a finished run resumed
   for (bool stopping = run.ranks.size == 1 && stop_signal() != 0; run.step < run.steps && !stopping;) {
+    run.watchdog.step = run.step + 1;
     const StepResult result = train_step(t);
     {
-      const WatchdogPause pause(run.channel);  // so may be the disk of the log
+      const WatchdogPause pause(run.watchdog);  // so may be the disk of the log
       report_step(run, result);
       log_timeline(t);
     }
+    if (result.shards_are_written) count_shards_as_written(run);
     check_progress(run, result);
     stopping = must_stop(run, result);
     if (run.val && due(run, o.val_every) && !stopping) stopping = !validate_model(t);
@@ -549,37 +573,51 @@ inline void train(Trainer& t) {
 
 inline void finalize(Trainer& t) {
   t.model.collectives.finalize();
-  t.run.channel.finalize();
+  t.run.watchdog.stop();
   finalize_ranks(t.run.ranks);
 }
 
 inline int run_trainer(int argc, char** argv, Trainer& t) {
   Run& run = t.run;
+  const TrainOptions& o = run.options;
+  Collectives& collectives = t.model.collectives;
   if (!parse_options(argc, argv, run.options)) return 0;
   handle_stop_signals();  // before MPI and others have threads, which would be given the signals
-  run.ranks = init_ranks(run.options.ranks);
-  Collectives::check_supported(run.ranks);
+  run.ranks = init_ranks(o.rendezvous, o.out);
   if (run.ranks.rank > 0 && freopen("/dev/null", "w", stdout) == nullptr)
-    user_error("cannot open /dev/null");  // only rank 0 prints
-  run.channel.open(run.ranks, run.options.hang_timeout);
+    user_error("cannot open /dev/null");                      // only rank 0 prints
+  collectives.init(run.ranks, run.watchdog, o.hang_timeout);  // selects the GPU
+  if (run.ranks.size > 1) collectives.all_equal("the ranks' options or programs", describe_start(run));
+  std::string checkpoint, checksum;
   std::optional<ModelConfig> in_folder;
-  const std::string checkpoint = check_and_plan(t, in_folder);
-  if (run.options.dry_run) return finalize(t), 0;
+  collectives.together([&] {
+    if (run.ranks.rank == 0) checkpoint = checkpoint_to_resume(run);
+  });
+  checkpoint = collectives.broadcast(checkpoint);
+  if (!checkpoint.empty() && run.ranks.size > 1) {
+    collectives.together([&] { checksum = checkpoint_checksum(checkpoint); });
+    collectives.all_equal("the checkpoint's checksums", checksum);
+  }
+  collectives.together([&] { check_and_plan(t, checkpoint, in_folder); });  // no rank writes before all have looked
+  if (o.dry_run) return finalize(t), 0;
   if (run.ranks.rank == 0) {  // before the plan is allocated: these matrices take 400 MB on a large GPU
     const Ceilings ceilings = measure_ceilings(t.model, 0.1);
     run.gemm_peak = ceilings.gemm, run.copy_bandwidth = ceilings.copy;
   }
   t.beside_model = cost_beside_model(t.model, run.grad_accum_steps);
-  allocate(t);
-  load_or_init_weights(t, in_folder, checkpoint);
+  collectives.together([&] {
+    allocate(t);
+    load_or_init_weights(t, in_folder, checkpoint);
+  });
+  if (run.ranks.size > 1) collectives.all_equal("the ranks' data", describe_data(run));
   stop_after_steps();
-  open_output(run, checkpoint, describe(t));
-  check_same_data(run);  // also so that no rank waits in a collective for one that still loads
+  collectives.together([&] { open_output(run, checkpoint, describe(t)); });
   print_start(run, checkpoint, matmul_precision());
 
   const double start = seconds_now();
   try {
     train(t);
+    finish_shards(t);
   } catch (const UserError&) {
     try {
       finish_output(run);
@@ -589,7 +627,7 @@ inline int run_trainer(int argc, char** argv, Trainer& t) {
     throw;
   }
   finish_output(run);
-  share_data_error(run);
+  collectives.together([&] { check_data_error(run); });
   finalize(t);
   return finish_run(run, seconds_now() - start);
 }

@@ -325,7 +325,14 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   return length < int(sizeof id->internal) ? ncclSuccess : ncclInvalidArgument;
 }
 
-// All ranks make the communicator together. As with NCCL, no two of them may use the same GPU of the machine.
+// Whether `ranks` ranks may use one GPU: as with NCCL 2.30, one, or if asked for two, or more of few blocks each.
+static bool may_share_gpu(int ranks) {
+  const char *shared = getenv("NCCL_MULTI_RANK_GPU_ENABLE"), *blocks = getenv("NCCL_MAX_CTAS");
+  if (shared == nullptr || strcmp(shared, "1") != 0) return ranks == 1;
+  return ranks <= 2 || (blocks != nullptr && atoi(blocks) * ranks <= 64);
+}
+
+// All ranks make the communicator together.
 ncclResult_t ncclCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, int rank) {
   *comm = nullptr;
   if (num_ranks < 1 || num_ranks > int(slot_bytes / sizeof(Slot)) || rank < 0 || rank >= num_ranks)
@@ -351,13 +358,15 @@ ncclResult_t ncclCommInitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId id, 
   await_others(*made, "ncclCommInitRank");
   unlink(id.internal);
   made->path = nullptr;
+  int on_this_gpu = 0;
   for (int other = 0; other < num_ranks; other++) {
     const Slot& slot = made->slots[other];
     if (slot.size != num_ranks)
       emu::fatal("ncclCommInitRank for %d ranks on rank %d, but for %d on rank %d", num_ranks, rank, int(slot.size),
                  other);
-    if (other != rank && slot.device == mine.device) return ncclInvalidUsage;
+    on_this_gpu += slot.device == mine.device;
   }
+  if (!may_share_gpu(on_this_gpu)) return ncclInvalidUsage;
   const char* late = getenv("NCCL_RUNTIME_CONNECT");  // by default NCCL connects, and allocates, at the first
                                                       // collective
   if (late != nullptr && strcmp(late, "0") == 0 && !emu::take_for(emu::Library::nccl)) return ncclUnhandledCudaError;

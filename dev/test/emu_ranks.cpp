@@ -9,7 +9,6 @@
 #include "llmc/utils/error.h"
 #include "llmc/utils/guard.h"
 #include "llmc/operations.h"
-#include "llmc/dist/rank_channel.h"
 
 namespace {
 
@@ -157,13 +156,13 @@ int seeds_with_another_order(ncclComm_t comm) {
 }
 
 // The ranks call three all-reduces together, as the trainer does, and a fourth that the last rank does not call.
-void one_reduce_is_missing() {
-  RankChannel channel;
+void one_reduce_is_missing(const Ranks& ranks) {
+  Watchdog watchdog;
   Collectives collectives;
-  channel.open({rank, num_ranks, rank, "", /*by_mpi=*/true}, /*hang_seconds=*/2);
-  collectives.init({rank, num_ranks, rank, "", /*by_mpi=*/true}, channel);
+  collectives.init(ranks, watchdog, /*hang_seconds=*/2);
   auto* x = static_cast<float*>(device_malloc(4 * sizeof(float)));
   for (int sum = 0; sum < 4; sum++) {
+    watchdog.step = sum + 1;
     if (sum == 3 && rank == num_ranks - 1) sleep(600);
     collectives.comm_waits_for_compute();
     collectives.all_reduce(x, 4);
@@ -174,11 +173,10 @@ void one_reduce_is_missing() {
 }
 
 void run(const std::string& name) {
-  if (name == "one_reduce_is_missing") return one_reduce_is_missing();
-  if (name == "same_gpu") {
+  if (name == "same_gpu" || name == "shared_gpu") {
     check(cudaSetDevice(0));
     ncclComm_t comm;
-    CHECK(ncclCommInitRank(&comm, num_ranks, id, rank) == ncclInvalidUsage);
+    CHECK(ncclCommInitRank(&comm, num_ranks, id, rank) == (name == "same_gpu" ? ncclInvalidUsage : ncclSuccess));
     return;
   }
   check(cudaSetDevice(rank));
@@ -242,12 +240,11 @@ void run(const std::string& name) {
 
 int main(int argc, char** argv) {
   CHECK(argc == 2);
-  const Ranks ranks = init_ranks({});
+  const Ranks ranks = init_ranks("", "");
   rank = ranks.rank, num_ranks = ranks.size;
+  if (argv[1] == std::string("one_reduce_is_missing")) return one_reduce_is_missing(ranks), 0;
   check(ncclGetUniqueId(&id));
-  std::string of_rank_0(id.internal, sizeof id.internal);
-  if (ranks.by_mpi) broadcast_by_mpi(of_rank_0);
-  memcpy(id.internal, of_rank_0.data(), sizeof id.internal);
+  if (ranks.by_mpi) broadcast_by_mpi(&id, sizeof id);
   run(argv[1]);
   finalize_ranks(ranks);
   return 0;

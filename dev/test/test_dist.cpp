@@ -1,7 +1,7 @@
 // Several ranks, each a process that mpirun starts with its own emulated GPU: tests of the emulated NCCL and of the
 // trainer on it. Runs from the repository's root, where build/emu_ranks and build/*/train_gpt2_sla_emu are.
 //
-// COVERS train_gpt2_sla.cu llmc/dist/ llmc/model/timeline.h llmc/training.h dev/emu/nccl.cpp
+// COVERS train_gpt2_sla.cu llmc/ranks/ llmc/model/timeline.h llmc/training.h dev/emu/nccl.cpp
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -14,7 +14,9 @@
 #include "command_line.h"
 #include "values.h"
 #include "llmc/io/safetensors.h"
+#include "llmc/utils/clock.h"
 #include "llmc/utils/error.h"
+#include "llmc/utils/random.h"
 
 class Ranks : public CommandLine {
  protected:
@@ -94,13 +96,22 @@ TEST_F(LongEmulatedNccl, RefusesACommunicatorOfInconsistentRanks) {
   EXPECT_EQ(run_ranks(2, "build/emu_ranks same_gpu").exit_status, 0);
 }
 
-using LongCollectivesOfTheTrainer = Ranks;
+TEST_F(LongEmulatedNccl, TakesSeveralRanksOnOneGpuIfAsked) {
+  const std::string shared = "NCCL_MULTI_RANK_GPU_ENABLE=1";
+  EXPECT_EQ(run_ranks(2, "build/emu_ranks shared_gpu", shared).exit_status, 0);
+  EXPECT_EQ(run_ranks(3, "build/emu_ranks same_gpu", shared).exit_status, 0) << "of as many blocks as are usual";
+  EXPECT_EQ(run_ranks(3, "build/emu_ranks shared_gpu", shared + " NCCL_MAX_CTAS=8").exit_status, 0);
+}
 
-TEST_F(LongCollectivesOfTheTrainer, ReportTheGpusProgressToTheChannel) {
+using LongWatchdog = Ranks;
+
+// BUG llmc/ranks/watchdog.h: `else progress += ` -> `else progress = now + `
+// BUG llmc/ranks/watchdog.h: `answers && note.begun >= begun) continue;` -> `answers) continue;`
+TEST_F(LongWatchdog, EndsARunInWhichARankDoesNotCome) {
   expect_death(3, "one_reduce_is_missing",
-               {"error: rank 2 (pid ", " has not reached collective number 4, where rank 0 (pid ",
-                " has waited for 2 s"},
-               "SLA_EMU_NCCL_TIMEOUT=15");
+               {"error: rank 0 of 3 (pid ", "): at step 4 collective number 5 has not ended for 2 s: rank 2 of 3 (pid ",
+                " is at step 4, before it; the run ends"},
+               "SLA_EMU_NCCL_TIMEOUT=30");
 }
 
 // ----------------------------------------------------------------------------
@@ -126,40 +137,26 @@ class Training : public Ranks {
     EXPECT_EQ(o.exit_status, 0) << o.err << o.out;
     return read_log(in(out));
   }
-  // Two ranks train, and `signal` is sent to one of them. A rank that is stopped by SIGSTOP is killed once the other
-  // has printed an error.
-  // --enable-recovery keeps mpirun from ending the others itself.
-  Outcome run_and_signal(int rank, int signal, const std::string& more) const {
-    const auto await = [](const auto& condition) {
-      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-      while (!condition() && std::chrono::steady_clock::now() < end) usleep(10000);
-    };
-    std::thread sender([&] {
-      await([&] { return read_file(in("out") + "/log.jsonl").find("{\"step\":3,") != std::string::npos; });
-      const pid_t pid = pid_of(rank);
-      if (pid <= 0) return;
-      kill(pid, signal);
-      if (signal != SIGSTOP) return;
-      await([&] { return read_file(in("stderr")).find("error:") != std::string::npos; });
-      kill(pid, SIGKILL);
-    });
-    const std::string command =
-        "build/fp32/train_gpt2_sla_emu" + arguments("-x 100000 -d 16 -v 0 -o " + in("out") + " " + more);
-    const Outcome o =
-        run("timeout 100 mpirun --enable-recovery --oversubscribe -np 2 sh -c '" + command + " & echo $! >" +
-            in("pid.$OMPI_COMM_WORLD_RANK") + "; wait $!; echo $? >" + in("status.$OMPI_COMM_WORLD_RANK") + "'");
-    sender.join();
-    return o;
+  // Two ranks train, and `signal` is sent to one of them once there is a checkpoint, or the ninth step. One that is
+  // stopped by SIGSTOP is killed by the launcher.
+  Outcome run_and_signal(int rank, const char* signal, const std::string& more) const {
+    return run(format("(until grep -qsE '\"checkpoint\"|\"step\":9,' %s; do sleep 0.02; done; kill -%s $(cat %s)) & "
+                      "timeout 100 "
+                      "scripts/launch.sh 2 bash -c 'echo $$ >%s.$RANK; exec \"$@\"' rank "
+                      "build/fp32/train_gpt2_sla_emu%s",
+                      in("out/log.jsonl").c_str(), signal, in(format("pid.%d", rank)).c_str(), in("pid").c_str(),
+                      arguments("-x 100000 -d 16 -v 0 -o " + in("out") + " " + more).c_str()));
   }
   pid_t pid_of(int rank) const { return atoi(read_file(in(format("pid.%d", rank))).c_str()); }
-  // There is one line `error: `, which names the rank and then has `what`; and the other rank has ended with status 1.
-  void expect_one_error(const Outcome& o, int rank, const std::string& what) const {
+  // There is one line `error: `, which has `what`, and no rank lives.
+  void expect_one_error(const Outcome& o, const std::string& what) const {
     EXPECT_NE(o.exit_status, 124) << "timeout's";
-    EXPECT_EQ(read_file(in(format("status.%d", 1 - rank))), "1\n");
-    const size_t at = o.err.find(format("error: rank %d (pid %d on ", rank, int(pid_of(rank))));
+    EXPECT_NE(o.exit_status, 0);
+    const size_t at = o.err.find("error: ");
     ASSERT_NE(at, std::string::npos) << o.err;
     EXPECT_LT(o.err.find(what, at), o.err.find('\n', at)) << o.err;
     EXPECT_EQ(o.err.find("error:", at + 1), std::string::npos) << o.err;
+    for (int rank : {0, 1}) EXPECT_NE(kill(pid_of(rank), 0), 0) << rank;
   }
   // The last step in the log of the folder "out"; 0 if there is none.
   int newest_logged_step() const {
@@ -233,7 +230,7 @@ TEST_F(LongTraining, HasTheSameLossesOfScoredTokensWithAnyNumberOfRanks) {
   expect_the_same_curve(train(4, "4", "-x 10 --zero 1"), alone, 10);
 }
 
-// BUG train_gpt2_sla.cu: `constexpr int num_loss_sums = 7;` -> `constexpr int num_loss_sums = 5;`
+// BUG train_gpt2_sla.cu: `constexpr int num_loss_sums = 7, num_flags` -> `constexpr int num_loss_sums = 5, num_flags`
 TEST_F(LongTraining, HasTheSameBitsPerByteWithTwoRanks) {
   const std::string bytes = "-x 0 -m 8 --vocab-size 257";
   const double alone = last(train(1, "1", bytes), "val_bits_per_byte", NAN);
@@ -466,7 +463,7 @@ TEST_F(LongTraining, ChunksLogitsByTheGpusMemoryNotByWhatIsFree) {
   }
 }
 
-// Loss and what is counted with it, N + R and request to stop, with shards the gradients' squares as well; doubles are
+// Loss and what is counted with it, N + R and two flags, with shards the gradients' squares as well; doubles are
 // reduced for nothing else.
 TEST_F(LongTraining, SumsAnUpdatesNumbersInOneReduceOfHighPriority) {
   for (const char* zero : {"0", "1"}) {
@@ -480,7 +477,7 @@ TEST_F(LongTraining, SumsAnUpdatesNumbersInOneReduceOfHighPriority) {
       return n;
     };
     EXPECT_EQ(count("datatype 8 "), 3) << o.out;
-    EXPECT_EQ(count(format("AllReduce: count %d datatype 8 ", atoi(zero) == 1 ? 9 : 8)), 3) << o.out;
+    EXPECT_EQ(count(format("AllReduce: count %d datatype 8 ", atoi(zero) == 1 ? 10 : 9)), 3) << o.out;
     EXPECT_GT(count("NCCL INFO "), 10);
     EXPECT_EQ(count("stream priority -5\n"), count("NCCL INFO "));
   }
@@ -525,7 +522,7 @@ TEST_F(LongTraining, InBf16HasTheSameBitsWithoutZero) {
 }
 
 // Each rank keeps, and updates, its share of whole matrices. An update has 6 micro-batches.
-// BUG llmc/dist/collectives.h: `ncclFloat, ncclSum, part.owner, comm_,` -> `ncclFloat, ncclSum, 0, comm_,`
+// BUG llmc/ranks/collectives.h: `ncclFloat, ncclSum, part.owner, comm_,` -> `ncclFloat, ncclSum, 0, comm_,`
 TEST_F(LongTraining, ByMuonHasTheSameLossesWithAnyNumberOfRanks) {
   const std::string muon = "-x 4 -n 2 -d 48 --optimizer muon ";
   const std::vector<json> alone = train(1, "1", muon);
@@ -561,7 +558,7 @@ TEST_F(LongTraining, ByMuonHasTheSameLossesWithAnyNumberOfRanks) {
 }
 
 TEST_F(LongTraining, ByMuonContinuesOnOneRankWhenOneOfTwoIsKilled) {
-  expect_one_error(run_and_signal(1, SIGKILL, "-n 2 --optimizer muon"), 1, " has died");
+  expect_one_error(run_and_signal(1, "KILL", "-n 2 --optimizer muon"), "rank 1 of 2 was ended by SIGKILL");
   const std::vector<json> alone = steps_of(train(1, "alone", "-x 9 -d 16 -v 0 --optimizer muon"));
   const int step = newest_step();
   ASSERT_TRUE(2 <= step);
@@ -574,7 +571,7 @@ TEST_F(LongTraining, ByMuonContinuesOnOneRankWhenOneOfTwoIsKilled) {
   EXPECT_EQ(resumed.back().at("step"), step + 2);
 }
 
-// Each rank of a launcher has its variables, with its number for $r. Those of `mpirun` are told by MPI.
+// Each rank of a launcher has its variables, with its number for $r; those of `mpirun` are told by MPI.
 TEST_F(LongTraining, ByEveryLauncherTwoRanksHaveTheSameLosses) {
   const std::vector<json> expected = steps_of(train(2, "mpirun", "-x 2 -j ''"));
   ASSERT_EQ(expected.size(), 2u);
@@ -588,25 +585,19 @@ TEST_F(LongTraining, ByEveryLauncherTwoRanksHaveTheSameLosses) {
     EXPECT_EQ(o.exit_status, 0) << out << o.err;
     EXPECT_EQ(steps_of(read_log(in(out))), expected) << out;
     EXPECT_EQ(names_in(in("tmp")), std::set<std::string>()) << out << " leaves no files";
+    for (const std::string& name : names_in(in(out))) EXPECT_NE(name.find("ranks-"), 0u) << out;
   };
-  const std::string file = " --rendezvous file:" + in("tmp/rendezvous");
-  const std::string tcp = format(" --rendezvous tcp:localhost:%d", 20000 + int(getpid()) % 20000);
+  const std::string srun = "SLURM_PROCID=$r SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=$r SLURM_JOB_ID=7 SLURM_STEP_ID=0 ";
   struct Launcher {
     const char* name;
     std::string variables, options;
   };
   for (const Launcher& l : {
            Launcher{"torchrun", "RANK=$r WORLD_SIZE=2 LOCAL_RANK=$r LOCAL_WORLD_SIZE=2 MASTER_PORT=1", ""},
-           {"srun",
-            "SLURM_PROCID=$r SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=$r SLURM_STEP_TASKS_PER_NODE=2 SLURM_JOB_ID=7 "
-            "SLURM_STEP_ID=0",
-            ""},
-           {"srun_with_a_gpu_each",
-            "SLURM_PROCID=$r SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=$r SLURM_STEP_TASKS_PER_NODE=2 "
-            "CUDA_VISIBLE_DEVICES=$r",
-            file},
-           {"mpiexec", "PMI_RANK=$r PMI_SIZE=2 MPI_LOCALRANKID=$r", tcp},
-           {"by_hand", "OTHER=1", file + " --rank $r --ranks 2 --local-rank $r"},
+           {"srun", srun + "SLURM_STEP_TASKS_PER_NODE=2", ""},
+           {"srun_with_a_gpu_each", srun + "SLURM_STEP_TASKS_PER_NODE=2 CUDA_VISIBLE_DEVICES=$r", ""},
+           {"srun_on_two_machines", srun + "SLURM_STEP_TASKS_PER_NODE=1,1", ""},
+           {"in_a_folder", srun, " --rendezvous '" + in("a \"b\"") + "'"},
        })
     expect_same(l.name, "for r in 0 1; do timeout 100 env " + l.variables + " " + command(l.name) + l.options +
                             " & pids=\"$pids $!\"; done; for p in $pids; do wait $p || exit; done");
@@ -614,53 +605,64 @@ TEST_F(LongTraining, ByEveryLauncherTwoRanksHaveTheSameLosses) {
   unsetenv("TMPDIR");
 }
 
-TEST_F(LongTraining, TwoRanksOnOneGpuAreRefusedByName) {
+// BUG llmc/ranks/collectives.h: `if (status == ncclInvalidUsage)` -> `if (false)`
+TEST_F(LongTraining, TwoRanksOnOneGpuAreRefusedInOurWords) {
   const std::string command =
-      "build/fp32/train_gpt2_sla_emu" + arguments("-x 1 -d 24 --rendezvous file:" + in("rendezvous")) + " --ranks 3";
-  auto ranks_on_gpus = [&](int gpu0, int gpu1, int gpu2) {
-    std::string all = "timeout 300 mpirun --oversubscribe";
-    for (int rank = 0; rank < 3; rank++)
-      all += format("%s -np 1 %s --rank %d --local-rank %d", rank == 0 ? "" : " :", command.c_str(), rank,
-                    std::vector<int>{gpu0, gpu1, gpu2}[rank]);
-    return run(all);
-  };
-  const std::string error = "error: GPU (--local-rank, or CUDA_VISIBLE_DEVICES): rank ";
-  for (const auto& [gpus, names] :
-       std::map<std::vector<int>, std::vector<std::string>>{{{0, 0, 1}, {"0 (pid ", "rank 1 (pid "}},
-                                                            {{2, 1, 1}, {"1 (pid ", "rank 2 (pid "}}}) {
-    const Outcome o = ranks_on_gpus(gpus[0], gpus[1], gpus[2]);
-    EXPECT_EQ(o.exit_status, 1);
-    const size_t at = o.err.find(error + names[0]), end = o.err.find('\n', at);
-    ASSERT_NE(at, std::string::npos) << o.err;
-    EXPECT_LT(o.err.find(names[1], at), end) << o.err;
-    char host[256] = "";
-    gethostname(host, sizeof host - 1);
-    EXPECT_LT(o.err.find(format("have the same one, GPU-00000000-0000-0000-0000-00000000000%d on %s; each rank needs",
-                                gpus[1], host),
-                         at),
-              end)
-        << o.err;
-    EXPECT_EQ(o.err.find("error:", end), std::string::npos) << "one error\n" << o.err;
-  }
+      "timeout 60 scripts/launch.sh 2 env CUDA_VISIBLE_DEVICES=5 build/fp32/train_gpt2_sla_emu" + arguments("-x 1 -d "
+                                                                                                            "16 -v 0");
+  const Outcome o = run(command);
+  EXPECT_EQ(o.exit_status, 1);
+  EXPECT_EQ(o.err.find("error: NCCL takes one rank on a GPU, and two of these may have the same, GPU-"), 0u) << o.err;
+  EXPECT_LT(o.err.find("CUDA_VISIBLE_DEVICES must show"), o.err.find('\n')) << o.err;
+  EXPECT_LT(o.err.find("LOCAL_RANK=0 takes its own"), o.err.find('\n')) << o.err;
+  EXPECT_EQ(o.err.find("error:", 1), std::string::npos) << "one error\n" << o.err;
+  EXPECT_EQ(run("NCCL_MULTI_RANK_GPU_ENABLE=1 " + command).exit_status, 0);
 }
 
-TEST_F(LongTraining, NamesARankThatIsKilled) {
+TEST_F(LongTraining, ARankThatIsKilledEndsTheRun) {
   for (int rank : {0, 1}) {
-    expect_one_error(run_and_signal(rank, SIGKILL, "-n 2"), rank,
-                     " has died; the run ends, and -y resumes from its last checkpoint");
+    expect_one_error(run_and_signal(rank, "KILL", "-n 2"), format("rank %d of 2 was ended by SIGKILL", rank));
     if (rank == 0) fs::remove_all(in("out"));
   }
   const int step = newest_step();
-  EXPECT_EQ(steps_of(train(2, "out", format("-x %d -d 16 -v 0 -y", step + 2))).back().at("step"), step + 2) << "-y "
-                                                                                                               "resume"
-                                                                                                               "s";
+  EXPECT_EQ(steps_of(train(2, "out", format("-x %d -d 16 -v 0 -y", step + 2))).back().at("step"), step + 2);
 }
 
+// BUG llmc/ranks/watchdog.h: `note.times_written != before[rank].times_written;` -> `note.times_written > 0;`
 TEST_F(LongTraining, NamesARankThatIsStopped) {
-  expect_one_error(run_and_signal(1, SIGSTOP, "--hang-timeout 3"), 1, " has not answered for 3 s");
+  const Outcome o = run_and_signal(1, "STOP", "--hang-timeout 3");
+  expect_one_error(o, format(" s: rank 1 of 2 (pid %d on ", int(pid_of(1))));
+  EXPECT_NE(o.err.find(" does not answer since its step "), std::string::npos) << o.err;
 }
 
-// Ranks in different folders, in which the same names are other files.
+// One of two processes is killed at any time, while it loads, amid a step or while a checkpoint is written: the other
+// one ends, no checkpoint is half-written, and the newest whole one resumes with the bits of an undisturbed run.
+TEST_F(LongTraining, KilledAtAnyTimeResumesWithTheSameBits) {
+  const std::string trainer_of_ranks = "build/fp32/train_gpt2_sla_emu" + arguments("-x 40 -n 3 -d 16 -v 0 -o ");
+  const double start = seconds_now();
+  ASSERT_EQ(run("scripts/launch.sh 2 " + trainer_of_ranks + in("undisturbed")).exit_status, 0);
+  const double seconds = seconds_now() - start;
+  int with_checkpoints = 0;
+  const char* const kills = getenv("FAULTS_KILLS");
+  for (int kill = 0; kill < (kills != nullptr ? atoi(kills) : 20); kill++) {
+    SCOPED_TRACE(kill);
+    fs::remove_all(in("out"));
+    const Outcome o = run(format("timeout 100 scripts/launch.sh 2 bash -c '[ $RANK != %d ] || (sleep %.3f; kill -9 $$) "
+                                 "& "
+                                 "exec \"$@\"' rank %s",
+                                 kill % 2, random_uniform(12, RandomStream::sample, 0, uint64_t(kill)) * seconds,
+                                 (trainer_of_ranks + in("out")).c_str()));
+    EXPECT_TRUE(o.exit_status == 137 || o.out.find("done: 40 steps") != std::string::npos) << o.exit_status << o.err;
+    if (!fs::exists(in("out/config.toml"))) continue;
+    with_checkpoints += newest_step() > 0;
+    const Outcome resumed = run("scripts/launch.sh 2 " + trainer_of_ranks + in("out") + " -y");
+    EXPECT_EQ(resumed.exit_status, 0) << resumed.err;
+    expect_the_same_checkpoint(in("out"), in("undisturbed"), 40);
+    for (const std::string& name : names_in(in("out"))) EXPECT_NE(name.find("unfinished_"), 0u) << name;
+  }
+  EXPECT_GE(with_checkpoints, 3);
+}
+
 // A rank that finds its tokens gone tells the others by the request to stop that they all see.
 // BUG llmc/training.h: `stop_signal() != 0 || !run.data_error.empty());` -> `stop_signal() != 0);`
 TEST_F(LongTraining, OfATokenFileThatIsCutAllRanksSaveAndEnd) {
@@ -680,6 +682,8 @@ TEST_F(LongTraining, OfATokenFileThatIsCutAllRanksSaveAndEnd) {
   EXPECT_EQ(newest_step(), newest_logged_step());
 }
 
+// Ranks in different folders, in which the same names are other files.
+// BUG llmc/ranks/collectives.h: `if (mine == first) return;` -> `return;`
 TEST_F(LongTraining, NamesARankThatSeesOtherFiles) {
   const auto run_in_folders = [&](const std::string& more, const std::string& more_of_second) {
     const std::string program = fs::absolute("build/fp32/train_gpt2_sla_emu").string() + arguments("-d 16 -v 0 ");
@@ -690,7 +694,7 @@ TEST_F(LongTraining, NamesARankThatSeesOtherFiles) {
     EXPECT_EQ(o.exit_status, 1);
     const size_t at = o.err.find("error:");
     ASSERT_NE(at, std::string::npos) << o.err;
-    EXPECT_LT(o.err.find("rank 1 (pid ", at), o.err.find('\n', at)) << o.err;
+    EXPECT_LT(o.err.find("rank 1 of 2 (pid ", at), o.err.find('\n', at)) << o.err;
     EXPECT_LT(o.err.find(what, at), o.err.find('\n', at)) << what << "\n" << o.err;
     EXPECT_EQ(o.err.find("error:", at + 1), std::string::npos) << o.err;
   };
@@ -700,14 +704,16 @@ TEST_F(LongTraining, NamesARankThatSeesOtherFiles) {
     write_file(in(name) + "/same.bin", shard_bytes(2000, 60));
   }
   write_file(in("a") + "/only_here.bin", shard_bytes(2000, 60));
-  expect_names(run_in_folders("-i same.bin -x 2 ", "-l 2e-2"), "has \"learning-rate = 0.02\", where rank 0 has "
-                                                               "\"learning-rate = 0.01\"");
-  expect_names(run_in_folders("-i here.bin -x 2 ", ""), "has \"1000 training tokens");
+  expect_names(run_in_folders("-i same.bin -x 2 ", "-l 2e-2"), "differ: this rank has \"learning-rate = 0.02\", where "
+                                                               "rank 0 has \"learning-rate = 0.01\"");
+  expect_names(run_in_folders("-i here.bin -x 2 ", ""), "this rank has \"1000 training tokens");
   expect_names(run_in_folders("-i only_here.bin -x 2 ", ""), "only_here.bin");
   const Outcome unsaved = run_in_folders("-i same.bin -x 2 -o unsaved ", "");
   EXPECT_EQ(unsaved.exit_status, 1);
-  EXPECT_NE(unsaved.err.find("error: rank 1 could not write its shard: "
-                             "unsaved/unfinished_step_00000002/optimizer.safetensors"),
+  EXPECT_NE(unsaved.err.find("error: rank 1 could not write its shard of unsaved/unfinished_step_00000002"),
+            std::string::npos)
+      << unsaved.err;
+  EXPECT_NE(unsaved.err.find("): unsaved/unfinished_step_00000002/optimizer.safetensors: no such file"),
             std::string::npos)
       << unsaved.err;
   EXPECT_FALSE(fs::exists(in("a") + "/unsaved/step_00000002") || fs::exists(in("a") + "/unsaved/"
@@ -746,9 +752,9 @@ TEST_F(LongTraining, OnlyRankZeroPrints) {
 }
 
 // A rank's read of a token file, or rank 0's line of the log, takes longer than a rank may hang: a disk is no rank.
-// BUG llmc/training.h: `const WatchdogPause pause(run.channel);  // its disk may be slow` -> ``
-// BUG llmc/training.h: `const WatchdogPause pause_of_load(run.channel);` -> ``
-// BUG llmc/training.h: `const WatchdogPause pause(run.channel);  // so may be the disk of the log` -> ``
+// BUG llmc/training.h: `const WatchdogPause pause(run.watchdog);  // its disk may be slow` -> ``
+// BUG llmc/training.h: `const WatchdogPause pause_of_load(run.watchdog);` -> ``
+// BUG llmc/training.h: `const WatchdogPause pause(run.watchdog);  // so may be the disk of the log` -> ``
 TEST_F(LongTraining, ADiskThatStallsIsNoRankThatHangs) {
   write_file(in("stall.c"), R"c(
     #define _GNU_SOURCE
@@ -821,18 +827,14 @@ TEST_F(LongTraining, WithoutNcclSeveralRanksAreAnError) {
 }
 
 TEST_F(LongTraining, WithoutNcclNoRankWaitsForOthers) {
-  const Outcome alone = run("timeout -s KILL 20 " + trainer +
-                            arguments("-x 1 --rendezvous file:" + in("rendezvous") + " --rank 1 --ranks 2"));
+  const Outcome alone = run("RANK=1 WORLD_SIZE=2 LOCAL_RANK=1 timeout -s KILL 20 " + trainer +
+                            arguments("-x 1 --rendezvous " + in("rendezvous")));
   EXPECT_EQ(alone.exit_status, 1);
-  EXPECT_EQ(alone.err.find("error: one of 2 ranks, but this program was built without NCCL"), 0u) << alone.err;
+  EXPECT_NE(alone.err.find("one of 2 ranks, but this program was built without NCCL"), std::string::npos) << alone.err;
 }
 
-TEST_F(LongTraining, RefusesAnInvalidRendezvous) {
+TEST_F(LongTraining, RefusesInvalidOptionsOfRanks) {
   const std::string data = "-i " + in("tokens.bin");
-  expect_error(data + " --rendezvous here", {"file:PATH or tcp:HOST:PORT"});
-  expect_error(data + " --rendezvous file:x --rank 2 --ranks 2", {"--rank 2", "--ranks 2"});
-  expect_error(data + " --rendezvous file:x", {"Give --rank and --ranks"});
-  expect_error(data + " --rank 1 --ranks 2", {"belong to --rendezvous"});
   expect_error(data + " --hang-timeout 1", {"--hang-timeout 1", "0, or at least 2 seconds"});
   expect_error(data + " --hang-timeout nan", {"--hang-timeout nan"});
   expect_error(data + " --zero 2", {"--zero 2", "between 0 and 1"});

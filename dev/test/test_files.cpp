@@ -89,7 +89,7 @@ struct DiskModel {
     }
     return arena;
   }
-  std::string write(const std::string& out, const RunState& state_of_run, const OtherRanks& others = {}) const {
+  std::string write(const std::string& out, const RunState& state_of_run, const OtherShards& others = {}) const {
     const std::vector<float> m = state(2), v = state(3);
     return write_checkpoint(out, table,
                             {state_of_run,
@@ -437,12 +437,13 @@ TEST(Checkpoint, IsFoundByItsStepAndComesBackWhole) {
 // ----------------------------------------------------------------------------
 // Ranks that write their shards
 
-// The ranks of a run: rank 0 and, from when it tells them to begin, a thread for each of the others.
+// The ranks of a run: rank 0 and, when it has laid the checkpoint out, a thread for each of the others.
 struct WritingRanks {
   std::deque<DiskModel> models;
-  std::vector<std::string> outs;                 // the output folder as each of them sees it
-  std::function<void()> before_weights = [] {};  // is called on rank 0 while the others write
-  std::function<void(std::vector<std::string>&)> alter = [](std::vector<std::string>&) {};  // the reports on their way
+  std::vector<std::string> outs;                         // the output folder as each of them sees it
+  std::function<void()> before_weights = [] {};          // is called on rank 0 while the others write
+  std::function<void(std::vector<std::string>&)> alter;  // the reports, before rank 0 reads them
+  std::vector<std::string> errors;                       // of the other ranks
 
   WritingRanks(const std::string& out, int count, bool bias = true, bool keep_dead_kv = false,
                bool whole_matrices = false)
@@ -453,40 +454,46 @@ struct WritingRanks {
 
   // Rank 0's error, if there is one.
   std::string write(int64_t step) {
+    const std::string unfinished = outs[0] + format("/unfinished_step_%08d", int(step));
     std::vector<std::future<std::string>> parts;
-    int times_told = 0;
-    auto tell = [&](bool begin) {
-      times_told++;
-      for (size_t rank = 1; begin && rank < models.size(); rank++)
+    auto begin = [&] {
+      for (size_t rank = 1; rank < models.size(); rank++)
         parts.push_back(std::async(std::launch::async, [this, rank, step] {
           const DiskModel& model = models[rank];
           std::this_thread::sleep_for(std::chrono::milliseconds(2 * rank));
-          return write_checkpoint_shard(outs[rank], step, model.table, model.state(2).data(), model.state(3).data());
+          return error_of([&] {
+            write_checkpoint_shard(outs[rank], step, model.table, model.state(2).data(), model.state(3).data());
+          });
         }));
     };
-    auto reports = [&] {
-      std::vector<std::string> all;
-      for (std::future<std::string>& part : parts) all.push_back(part.get());
-      EXPECT_TRUE(fs::exists(outs[0] + format("/unfinished_step_%08d", int(step)))) << "another rank could still have "
-                                                                                       "written to it";
-      alter(all);
-      return all;
+    auto are_written = [&] {
+      if (parts.empty()) return true;
+      EXPECT_TRUE(fs::exists(unfinished)) << "another rank could still have written to it";
+      for (std::future<std::string>& part : parts)
+        if (part.wait_for(std::chrono::seconds(0)) != std::future_status::ready) return false;
+      errors.clear();
+      for (std::future<std::string>& part : parts) errors.push_back(part.get());
+      parts.clear();
+      if (!alter) return true;
+      std::vector<std::string> reports;
+      const auto path = [&](size_t rank) { return unfinished + format("/rank_%zu.json", rank); };
+      for (size_t rank = 1; rank < models.size(); rank++) reports.push_back(read_file(path(rank)));
+      alter(reports);
+      for (size_t rank = 1; rank < models.size(); rank++) write_file(path(rank), reports[rank - 1]);
+      return true;
     };
     auto fetch = [this](int index, float* values) {
       before_weights();
       models[0].fetch(1)(index, values);
     };
-    const std::string error = error_of([&] {
+    return error_of([&] {
       const RunState state = {step, 1, 2};
-      const OtherRanks others = models.size() > 1 ? OtherRanks{tell, reports} : OtherRanks{};
       const std::vector<float> m = models[0].state(2), v = models[0].state(3);
+      OtherShards others;
+      if (models.size() > 1) others = {lay_out_checkpoint(outs[0], step, models[0].table), are_written}, begin();
       write_checkpoint(outs[0], models[0].table,
                        {state, {{"config.json", config_json(models[0].config)}}, fetch, m.data(), v.data()}, others);
     });
-    EXPECT_EQ(times_told, models.size() > 1);
-    for (std::future<std::string>& part : parts)
-      EXPECT_FALSE(part.valid()) << "a report is left for the next checkpoint";
-    return error;
   }
 };
 
@@ -550,10 +557,10 @@ TEST(Shard, ThatCannotBeWrittenEndTheCheckpointNamingTheRank) {
   };
   for (size_t rank : {1, 2, 3}) {
     ranks.outs[rank] = folder.path + "/nowhere";
-    expect_error(ranks.write(2), format("rank %zu could not write its shard: "
-                                        "%s/nowhere/unfinished_step_00000002/optimizer.safetensors: "
-                                        "no such file",
-                                        rank, folder.path.c_str()));
+    expect_error(ranks.write(2), format("rank %zu could not write its shard of %s/unfinished_step_00000002", rank,
+                                        folder.path.c_str()));
+    EXPECT_EQ(ranks.errors[rank - 1], folder.path + "/nowhere/unfinished_step_00000002/optimizer.safetensors: no such "
+                                                    "file");
     ranks.outs[rank] = folder.path;
   }
   // Rank 0 itself: while the others write, and before they are told to.

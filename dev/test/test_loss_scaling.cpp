@@ -172,8 +172,8 @@ TEST_F(LongFp16Training, TheScaleDoublesAmidAResumedRun) {
 
 // Of two ranks the second alone has tokens that are scored, and so gradients that overflow. Both skip the step and
 // halve the scale, and continue as one rank does with the tokens of both.
-// BUG train_gpt2_sla.cu: `&model.acts.stats->grad_squares, num_loss_sums + 2)` ->
-//   `&model.acts.stats->grad_squares, num_loss_sums + 3)`
+// BUG train_gpt2_sla.cu: `&model.acts.stats->grad_squares, 1 + num_loss_sums + num_flags)` ->
+//   `&model.acts.stats->grad_squares, 2 + num_loss_sums + num_flags)`
 // BUG llmc/run/run.cpp: `if (result.overflowed) return run.loss_scale->count_overflow();` ->
 //   `if (result.overflowed && run.ranks.rank > 0) return run.loss_scale->count_overflow();`
 TEST_F(LongFp16Training, AnOverflowOnOneRankIsOneOnAll) {

@@ -13,7 +13,7 @@
 #include "helpers.h"
 #include "llmc/run/config_toml.h"
 #include "llmc/run/model_options.h"
-#include "llmc/dist/ranks.h"
+#include "llmc/ranks/ranks.h"
 #include "llmc/run/sampling.h"
 #include "llmc/run/option.h"
 #include "llmc/run/options.h"
@@ -77,12 +77,12 @@ TEST(Numbers, OfOtherProgramsOptionsAreReadAlike) {
 }
 
 TEST(Numbers, OfSlurmsVariablesAreReadAlike) {
-  const RankOptions options = {"file:nowhere", std::nullopt, std::nullopt, std::nullopt, {}};
-  setenv("SLURM_STEP_NUM_TASKS", "8", 1);
+  setenv("SLURM_STEP_NUM_TASKS", "8", 1), setenv("SLURM_LOCALID", "3", 1);
   setenv("SLURM_PROCID", "3", 1);
-  EXPECT_EQ(init_ranks(options).rank, 3);
+  EXPECT_EQ(init_ranks("nowhere", "").rank, 3);
   setenv("SLURM_PROCID", "3,4", 1);
-  EXPECT_ERROR(init_ranks(options), "the environment variable SLURM_PROCID=3,4: is not a whole number");
+  EXPECT_ERROR(init_ranks("nowhere", ""), "the environment variable SLURM_PROCID=3,4: is not a whole number");
+  unsetenv("SLURM_LOCALID");
   unsetenv("SLURM_PROCID");
   unsetenv("SLURM_STEP_NUM_TASKS");
 }

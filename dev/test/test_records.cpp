@@ -122,7 +122,7 @@ TEST_F(Records, TellTheTimeThatIsLeft) {
   run.options.learning_rate = 1;
   run.B = run.T = 1, run.gemm_peak = 1, run.steps = 20, run.first_step = 5, run.step = 10, run.training_seconds = 40;
   testing::internal::CaptureStdout();
-  report_step(run, {3, 1, 0.1, 10, 0, 0, /*flops_per_token=*/1, /*limit_seconds=*/7, 1, false, false});
+  report_step(run, {3, 1, 0.1, 10, 0, 0, /*flops_per_token=*/1, /*limit_seconds=*/7, 1, false, false, true});
   const std::string line = testing::internal::GetCapturedStdout();
   EXPECT_TRUE(has(line, "50%, " + time_text(100) + " left")) << line << "five steps took 50 s; ten are left";
   EXPECT_TRUE(has(line, "| 70% of the limit |")) << line;

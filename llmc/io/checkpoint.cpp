@@ -1,4 +1,5 @@
 #include "checkpoint.h"
+#include <unistd.h>
 #include <cctype>
 #include <cstring>
 #include <filesystem>
@@ -15,7 +16,6 @@ using json = nlohmann::ordered_json;
 
 static const char unfinished_prefix[] = "unfinished_step_";
 static const char removed_prefix[] = "removed_step_";
-static const char error_prefix[] = "error: ";  // of a report
 static const char memory_file[] = "memory.safetensors";
 static const int state_format = 3;
 
@@ -70,28 +70,28 @@ static std::string report_text(int64_t step, const ParameterTable& table, const 
   return json({{"step", step}, {"pieces", by_tensor}}).dump();
 }
 
-std::string write_checkpoint_shard(const std::string& out, int64_t step, const ParameterTable& table, const float* m,
-                                   const float* v) {
-  try {
-    const std::string path = folder_in(out, unfinished_prefix, step) + "/optimizer.safetensors";
-    return report_text(step, table, write_moment_shard(path, table, m, v));
-  } catch (const std::exception& e) {  // no room in memory, too
-    return std::string(error_prefix) + e.what();
-  }
+static std::string report_path(const std::string& folder, int rank) { return folder + format("/rank_%d.json", rank); }
+
+void write_checkpoint_shard(const std::string& out, int64_t step, const ParameterTable& table, const float* m,
+                            const float* v) {
+  const std::string folder = folder_in(out, unfinished_prefix, step);
+  const std::vector<MomentPiece> pieces = write_moment_shard(folder + "/optimizer.safetensors", table, m, v);
+  write_file_in_unfinished_folder(report_path(folder, table.shard.index), report_text(step, table, pieces));
 }
 
-// What a rank reports to have written, in the order of moment_specs. Throws UserError if that is an error, or not what
-// its shard holds.
-static std::vector<MomentPiece> read_report(const std::string& report, int rank, int64_t step,
+// What a rank reports to have written, in the order of moment_specs. Throws UserError if there is no report, or not of
+// what its shard holds.
+static std::vector<MomentPiece> take_report(const std::string& folder, int rank, int64_t step,
                                             const ParameterTable& table) {
-  if (begins_with(report, error_prefix))
-    user_error("rank %d could not write its shard: %s", rank, report.substr(strlen(error_prefix)));
+  const std::string path = report_path(folder, rank);
+  const std::optional<std::string> report = try_read_file(path);
+  if (!report) user_error("rank %d could not write its shard of %s; its own message says why", rank, folder);
   ParameterTable its_table = table;
   its_table.shard.index = rank;
   const std::vector<SafetensorsSpec> specs = moment_specs(table);
   std::vector<MomentPiece> pieces;
   try {
-    const json j = json::parse(report), &by_tensor = j.at("pieces");
+    const json j = json::parse(*report), &by_tensor = j.at("pieces");
     if (j.at("step") != step)
       user_error("rank %d reports on step %s, not on %lld", rank, j["step"].dump(), (long long)step);
     for (size_t i = 0; i < specs.size(); i++) {
@@ -103,6 +103,7 @@ static std::vector<MomentPiece> read_report(const std::string& report, int rank,
                    specs[i].name, (long long)part.count);
     }
   } catch (const json::exception& e) { user_error("rank %d did not report what it wrote (%s)", rank, e.what()); }
+  unlink(path.c_str());
   return pieces;
 }
 
@@ -138,19 +139,14 @@ static json write_tensors(const std::string& path, const std::vector<CheckpointT
   return to_json(sums);
 }
 
-// How far the other ranks have come.
-struct OthersProgress {
-  bool are_told = false, have_reported = false;
-};
+static void await(const OtherShards& others) {
+  while (others.are_written && !others.are_written()) usleep(10000);
+}
 
 // Writes all files but state.json into the folder `temporary`. Returns what state.json says of them.
 static json write_files(const std::string& temporary, const ParameterTable& table, const CheckpointContents& c,
-                        const OtherRanks& others, OthersProgress& progress) {
+                        const OtherShards& others) {
   const std::string moments = temporary + "/optimizer.safetensors";
-  make_folders(temporary);
-  // The file is on disk before the other ranks, which may run on other machines, open it.
-  const uint32_t header = lay_out_moment_file(moments, table);
-  if (others.tell) progress.are_told = true, others.tell(true);
   json checksums;
   for (const auto& [name, text] : c.files) {
     write_file_in_unfinished_folder(temporary + "/" + name, text);
@@ -159,32 +155,39 @@ static json write_files(const std::string& temporary, const ParameterTable& tabl
   checksums["model.safetensors"] = to_json(write_weight_file(temporary + "/model.safetensors", table, c.fetch_weight));
   if (!c.memory.empty()) checksums[memory_file] = write_tensors(temporary + "/" + memory_file, c.memory);
   std::vector<std::vector<MomentPiece>> pieces = {write_moment_shard(moments, table, c.m, c.v)};
-  if (others.tell) {
-    const std::vector<std::string> reports = others.reports();
-    progress.have_reported = true;
-    CHECK(int(reports.size()) == table.shard.count - 1);
-    for (const std::string& report : reports)
-      pieces.push_back(read_report(report, int(pieces.size()), c.state.step, table));
-  }
-  checksums["optimizer.safetensors"] = to_json(join_pieces(header, table, pieces));
+  await(others);
+  for (int rank = 1; rank < table.shard.count; rank++)
+    pieces.push_back(take_report(temporary, rank, c.state.step, table));
+  checksums["optimizer.safetensors"] = to_json(join_pieces(others.header, table, pieces));
   return checksums;
 }
 
+uint32_t lay_out_checkpoint(const std::string& out, int64_t step, const ParameterTable& table) {
+  const std::string folder = folder_in(out, unfinished_prefix, step);
+  try {
+    make_folders(folder);
+    return lay_out_moment_file(folder + "/optimizer.safetensors", table);
+  } catch (...) {
+    std::error_code ignored;
+    fs::remove_all(folder, ignored);
+    throw;
+  }
+}
+
 std::string write_checkpoint(const std::string& out, const ParameterTable& table, const CheckpointContents& contents,
-                             const OtherRanks& others) {
-  CHECK(table.shard.index == 0 && bool(others.tell) == (table.shard.count > 1));
+                             const OtherShards& others) {
+  CHECK(table.shard.index == 0 && bool(others.are_written) == (table.shard.count > 1));
   const int64_t step = contents.state.step;
   const std::string temporary = folder_in(out, unfinished_prefix, step), folder = folder_in(out, "step_", step);
-  OthersProgress progress;
+  OtherShards shards = others;
   try {
-    const json checksums = write_files(temporary, table, contents, others, progress);
+    if (!others.are_written) shards.header = lay_out_checkpoint(out, step, table);
+    const json checksums = write_files(temporary, table, contents, shards);
     write_file_in_unfinished_folder(temporary + "/state.json", state_text(contents.state, checksums));
     sync_folder(temporary);
     rename_durably(temporary, folder);
   } catch (...) {
-    // No rank writes into a folder that is being removed, and no report is left for the next checkpoint.
-    if (others.tell && !progress.are_told) others.tell(false);
-    if (progress.are_told && !progress.have_reported) others.reports();
+    await(others);  // no rank writes into a folder that is being removed
     std::error_code ignored;
     fs::remove_all(temporary, ignored);
     throw;

@@ -9,9 +9,9 @@
 //
 // state.json has a CRC-32C of everything in the other files, tensor by tensor, and of itself.
 //
-// Where the optimizer's state is sharded (ZeRO-1), each rank writes its own shard: rank 0 lays optimizer.safetensors
-// out and tells the other ranks to begin; they report what they wrote; rank 0 computes the tensors' checksums from
-// these reports and gives the folder its name.
+// Where the optimizer's state is sharded (ZeRO-1), rank 0 lays optimizer.safetensors out; then each rank writes its own
+// shard, and a report of it, rank_3.json, from which rank 0 computes the tensors' checksums before it gives the folder
+// its name.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -51,24 +51,27 @@ struct CheckpointContents {
   std::vector<CheckpointTensor> memory = {};
 };
 
-// How rank 0 talks to the ranks that write their shards of a checkpoint; empty where rank 0 has all of the state.
-struct OtherRanks {
-  // Tells each of the other ranks, once, to call write_checkpoint_shard, or with begin = false that there is nothing to
-  // write.
-  std::function<void(bool begin)> tell;
-  // Waits for what write_checkpoint_shard returned on ranks 1, 2, ..., and returns it in that order.
-  std::function<std::vector<std::string>()> reports;
+// The shards that other ranks write beside rank 0's.
+struct OtherShards {
+  uint32_t header = 0;                          // what lay_out_checkpoint returned
+  std::function<bool()> are_written = nullptr;  // whether the others have written theirs, or failed; empty: there are
+                                                // none
 };
 
-// Called by rank 0: writes a checkpoint and returns its folder. If a rank cannot write, throws a UserError that names
-// it, once no rank writes any more and each report has been taken; no part of the checkpoint remains then.
-std::string write_checkpoint(const std::string& out, const ParameterTable& table, const CheckpointContents& contents,
-                             const OtherRanks& others = {});
+// Called by rank 0 where the state has several shards, before any of them is written: makes the checkpoint's folder,
+// and in it the file of moments, on the disk. Returns the checksum of that file's header. Throws UserError; nothing of
+// the folder remains then.
+uint32_t lay_out_checkpoint(const std::string& out, int64_t step, const ParameterTable& table);
 
-// Called by ranks 1, 2, ... when rank 0 has told them to begin: writes this rank's shard of m and v. Returns its
-// report: the lengths and checksums of the pieces, by tensor, or "error: " and what went wrong. Throws nothing.
-std::string write_checkpoint_shard(const std::string& out, int64_t step, const ParameterTable& table, const float* m,
-                                   const float* v);
+// Called by rank 0: writes a checkpoint, waits for the other shards, and returns the folder. If one was not written,
+// throws a UserError that names the rank; no part of the checkpoint remains then.
+std::string write_checkpoint(const std::string& out, const ParameterTable& table, const CheckpointContents& contents,
+                             const OtherShards& others = {});
+
+// Called by ranks 1, 2, ... when rank 0 has laid the checkpoint out: writes this rank's shard of m and v, and its
+// report: the lengths and checksums of the pieces, by tensor. Throws UserError.
+void write_checkpoint_shard(const std::string& out, int64_t step, const ParameterTable& table, const float* m,
+                            const float* v);
 
 // The checkpoints in `out`: their folders, by step.
 std::map<int64_t, std::string> checkpoints_in(const std::string& out);

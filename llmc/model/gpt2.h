@@ -124,7 +124,7 @@ void gpt2_backward(GPT2& model, const Batch& batch, bool sum_over_ranks = false)
 void gpt2_forward_backward(GPT2& model, const Batch& batch, bool sum_over_ranks = false);
 void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, int T, int64_t num_micro_batches,
                      bool last = true);
-void gpt2_request_stop(GPT2& model, bool asks);
+void gpt2_set_flag(GPT2& model, double StepStats::*flag, bool is_set);
 void gpt2_square_grads(GPT2& model);
 void gpt2_update(GPT2& model, int64_t step, const UpdateOptions& o);
 void gpt2_gather_masters(GPT2& model, float* host);

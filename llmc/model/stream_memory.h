@@ -1,12 +1,11 @@
 // The memory of a model's layers (segment_memory.h) between two passes, on its way to and from checkpoints, and what
 // several ranks have of it: the rows of a rank are streams of their own, B after those of the rank before.
 #pragma once
+#include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
-#include "llmc/dist/rank_channel.h"
-#include "llmc/dist/ranks.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/operations.h"
 #include "llmc/utils/error.h"
@@ -51,27 +50,17 @@ inline int64_t store_memory(const Sublayers& sublayers, const std::vector<Checkp
 
 // On rank 0: the memory of all ranks' streams, each tensor (ranks * B, m, C), from `own` of each rank; on others
 // nothing. Every rank calls it.
-inline std::vector<CheckpointTensor> gather_memory(const Collectives& collectives, RankChannel& channel,
-                                                   const Ranks& ranks, std::vector<CheckpointTensor> own) {
-  if (own.empty()) return own;  // as on every other rank
-  collectives.wait();  // rank 0, which waits for the others' memory, must not be what their collectives wait for
+inline std::vector<CheckpointTensor> gather_memory(Collectives& collectives, std::vector<CheckpointTensor> own) {
+  const size_t rank = size_t(collectives.rank()), size = size_t(collectives.size());
   for (CheckpointTensor& tensor : own) {
-    const size_t count = tensor.values.size(), bytes = count * sizeof(float);
-    if (ranks.rank > 0) {
-      channel.send(0, Topic::memory, std::string(reinterpret_cast<const char*>(tensor.values.data()), bytes));
-      continue;
-    }
-    for (int rank = 1; rank < ranks.size; rank++) {
-      const std::string received = channel.receive(rank, Topic::memory);
-      if (received.size() != bytes)
-        user_error("rank %d has sent a memory of %zu bytes in place of %zu; start the same program on all machines",
-                   rank, received.size(), bytes);
-      tensor.values.resize(size_t(rank + 1) * count);
-      memcpy(tensor.values.data() + size_t(rank) * count, received.data(), bytes);
-    }
-    tensor.shape[0] *= ranks.size;
+    const size_t count = tensor.values.size();
+    std::vector<float> all(size * count);
+    std::copy(tensor.values.begin(), tensor.values.end(), all.begin() + int64_t(rank * count));
+    for (size_t root = 0; root < size; root++)
+      collectives.broadcast(all.data() + root * count, count * sizeof(float), int(root));
+    tensor.values = std::move(all), tensor.shape[0] *= int64_t(size);
   }
-  return ranks.rank > 0 ? std::vector<CheckpointTensor>() : own;
+  return rank > 0 ? std::vector<CheckpointTensor>() : own;
 }
 
 // What a rank's B streams have of a checkpoint's memory.

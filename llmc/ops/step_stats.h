@@ -8,16 +8,18 @@
 // loss of a token that is not scored counts as 0: how many are scored is known only with them. In fp16 they are
 // multiplied by the loss scale.
 struct StepStats {
-  double grad_squares;       // the sum of the squares of all these gradients
-  double loss;               // over micro-batches: the sum of the losses of scored tokens, in nats, / B T
-  double ponder = 0;         // over micro-batches: the sum of N + R (halting.h) of the same tokens / B T
-  double scored = 0;         // how many tokens are scored,
-  double tokens = 0;         //   of how many,
-  double correct = 0;        //   and of how many scored ones the logit is the largest; not counted in training
-  double text_nats = 0;      // over the scored tokens that stand for text: the sum of their losses,
-  double text_bytes = 0;     //   and how many bytes they stand for; only in validation
-  double stop_requests = 0;  // positive if a rank asks to stop after this step; not used by the update
-  double loss_scale = 1;     // in fp16: what losses are multiplied by in the backward pass; no sum
+  double grad_squares;    // the sum of the squares of all these gradients
+  double loss;            // over micro-batches: the sum of the losses of scored tokens, in nats, / B T
+  double ponder = 0;      // over micro-batches: the sum of N + R (halting.h) of the same tokens / B T
+  double scored = 0;      // how many tokens are scored,
+  double tokens = 0;      //   of how many,
+  double correct = 0;     //   and of how many scored ones the logit is the largest; not counted in training
+  double text_nats = 0;   // over the scored tokens that stand for text: the sum of their losses,
+  double text_bytes = 0;  //   and how many bytes they stand for; only in validation
+  // What ranks tell each other, not used by the update: positive if one asks to stop after this step, and if one has
+  // not written its shard of a checkpoint yet.
+  double stop_requests = 0, unwritten_shards = 0;
+  double loss_scale = 1;  // in fp16: what losses are multiplied by in the backward pass; no sum
 
   // What makes the gradients those of the mean over scored tokens. They are zero where none is scored.
   SLA_HOST_DEVICE double grad_weight() const {
@@ -29,7 +31,7 @@ struct StepStats {
   // The mean over scored tokens of `loss` or `ponder`; NaN where none is scored. `rows`: the divisor, B T.
   double mean(double sum, double rows) const { return scored > 0 ? sum / (scored / rows) : NAN; }
 };
-static_assert(sizeof(StepStats) == 10 * sizeof(double));
+static_assert(sizeof(StepStats) == 11 * sizeof(double));
 
 // The loss scale of these sums, which the backward pass multiplies the weights of losses by. It is read in the memory
 // of the device, so that a CUDA graph is not captured again when it changes. Only fp16 has one.

@@ -114,24 +114,12 @@ static void add_rank_options(OptionTable& t, TrainOptions& o) {
         between(0, 1))
       .logged("zero");
   t.add("--hang-timeout", o.hang_timeout,
-        "end the run, naming the rank, if one does not answer or keeps the others waiting for so many seconds, without "
-        "the time in which it reads or writes files; 0: never",
+        "end the run, with the ranks that are behind, if the ranks have waited for each other for so many seconds, "
+        "without the time in which one reads or writes files; 0: never",
         zero_or_at_least(2, "seconds"));
-  t.add("--rendezvous", o.ranks.rendezvous,
-        "how ranks find each other without MPI: file:PATH that all can read and rank 0 can write, or tcp:HOST:PORT of "
-        "rank 0; by tcp without a secret, those of rank 0's machine alone")
-      .not_in_config();
-  t.add("--rendezvous-secret", o.ranks.secret_file,
-        "a file that only you can read, with what the ranks prove to know when they connect; or the secret itself in "
-        "SLA_RENDEZVOUS_SECRET. Who has it is trusted; the network sees all else that ranks send, unencrypted")
-      .not_in_config();
-  t.add("--rank", o.ranks.rank, "with --rendezvous: this process's rank, from 0; default: what its launcher says")
-      .not_in_config();
-  t.add("--ranks", o.ranks.ranks,
-        "with --rendezvous: how many there are; default: what the launcher says. 1: a run of this process alone")
-      .not_in_config();
-  t.add("--local-rank", o.ranks.local_rank,
-        "with --rendezvous: which GPU of this machine to use; default: what the launcher says, or 0")
+  t.add("--rendezvous", o.rendezvous,
+        "a folder that all ranks see, in which they meet without MPI; default: the temporary folder on one machine, "
+        "that of -o on several")
       .not_in_config();
 }
 

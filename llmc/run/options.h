@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include "llmc/dist/ranks.h"
 #include "model_options.h"
 
 struct OptionTable;  // option.h
@@ -33,9 +32,9 @@ struct TrainOptions {
   int64_t warmup_steps = 0, max_bad_steps = 10;
   int64_t seed = 1337;
   // ranks
-  RankOptions ranks;
+  std::string rendezvous;
   int zero = 1;
-  double hang_timeout = 45;  // seconds
+  double hang_timeout = 180;  // seconds
   // what is written, and when
   std::string out;
   int64_t val_every = 250, val_batches = 20, sample_every = 0, sample_length = 64, checkpoint_every = 0;

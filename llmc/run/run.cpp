@@ -1,4 +1,5 @@
 #include "run.h"
+#include <unistd.h>
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -336,10 +337,9 @@ static long long num_tokens(const std::unique_ptr<DataLoader>& data) {
   return data ? (long long)data->shards.num_tokens : 0;
 }
 
-void check_same_data(Run& run) {
-  const std::string checksums = checksum_of(run.train) + ", " + checksum_of(run.val);
-  run.channel.check_same_on_all_ranks("data", format("%lld training tokens and %lld to validate with (checksums %s)",
-                                                     num_tokens(run.train), num_tokens(run.val), checksums.c_str()));
+std::string describe_data(const Run& run) {
+  return format("%lld training tokens and %lld to validate with (checksums %s, %s)", num_tokens(run.train),
+                num_tokens(run.val), checksum_of(run.train).c_str(), checksum_of(run.val).c_str());
 }
 
 // Files of the data that are too short to be used.
@@ -590,43 +590,42 @@ RunState run_state(const Run& run) {
   return state;
 }
 
-// How rank 0 talks to those that write their shards beside it.
-static OtherRanks other_ranks(RankChannel& channel, int ranks) {
-  if (ranks == 1) return {};
-  OtherRanks others;
-  others.tell = [&channel, ranks](bool begin) {
-    for (int rank = 1; rank < ranks; rank++) channel.send(rank, Topic::checkpoint, begin ? "begin" : "");
-  };
-  others.reports = [&channel, ranks] {
-    std::vector<std::string> reports;
-    for (int rank = 1; rank < ranks; rank++) reports.push_back(channel.receive(rank, Topic::checkpoint));
-    return reports;
-  };
-  return others;
-}
-
-void start_checkpoint(Run& run, const ParameterTable& table, CheckpointContents contents) {
+void start_checkpoint(Run& run, const ParameterTable& table, CheckpointContents contents, uint32_t header) {
   const TrainOptions& o = run.options;
-  RankChannel& channel = run.channel;
   contents.state = run_state(run);
-  if (run.ranks.rank > 0) {  // what becomes of it, rank 0 reports
-    run.writer.start(run.step, [&o, &channel, &table, contents](SaveResult&) {
-      if (channel.receive(0, Topic::checkpoint) == "begin")
-        channel.send(0, Topic::checkpoint,
-                     write_checkpoint_shard(o.out, contents.state.step, table, contents.m, contents.v));
+  std::function<bool()> are_written;
+  if (table.shard.count > 1) {
+    run.shards_are_written = std::make_shared<std::atomic<bool>>(false);
+    are_written = [flag = run.shards_are_written] { return flag->load(); };
+  }
+  if (run.ranks.rank > 0) {
+    run.writer.start(run.step, [&o, &table, contents](SaveResult&) {
+      write_checkpoint_shard(o.out, contents.state.step, table, contents.m, contents.v);
     });
     return;
   }
   const int64_t keep = checkpoints_to_keep(run);
-  run.writer.start(run.step,
-                   [&o, &table, contents, keep, others = other_ranks(channel, table.shard.count)](SaveResult& result) {
-                     result.folder = write_checkpoint(o.out, table, contents, others);
-                     remove_old_checkpoints(o.out, keep, o.keep_every);
-                   });
+  run.writer.start(run.step, [&o, &table, contents, keep, shards = OtherShards{header, are_written}](SaveResult& r) {
+    r.folder = write_checkpoint(o.out, table, contents, shards);
+    remove_old_checkpoints(o.out, keep, o.keep_every);
+  });
+}
+
+void report_unsaved(Run& run, const std::string& error) {
+  if (run.ranks.rank > 0) return;
+  run.writer.start(run.step, [error](SaveResult&) { throw UserError(error); });
+  report_saved(run, /*wait=*/true);
+}
+
+bool is_writing_shard(const Run& run) { return run.shards_are_written && run.ranks.rank > 0 && run.writer.is_busy(); }
+
+void count_shards_as_written(Run& run) {
+  if (run.shards_are_written) *run.shards_are_written = true;
+  run.shards_are_written.reset();
 }
 
 void report_saved(Run& run, bool wait) {
-  const WatchdogPause pause(run.channel);
+  const WatchdogPause pause(run.watchdog);
   const std::optional<SaveResult> saved = run.writer.result(wait);
   if (!saved) return;
   run.save_failed = !saved->error.empty();
@@ -643,29 +642,38 @@ void report_saved(Run& run, bool wait) {
   if (run.options.stop_on_save_error)
     user_error("%s; training stops, earlier checkpoints are as they were (--stop-on-save-error)", saved->error);
   print_line("");
-  print_error(saved->error + "; earlier checkpoints are as they were");
+  print_error((run.ranks.rank > 0 ? rank_name(run.ranks) + ": " : "") + saved->error +
+              "; earlier checkpoints are as they were");
 }
 
 void finish_output(Run& run) {
+  // After an error the ranks have no step left in which they would tell that their shards are written.
+  for (int tenths = 0; run.shards_are_written && run.ranks.rank == 0 && tenths < 100; tenths++) usleep(100000);
+  count_shards_as_written(run);
   report_saved(run, /*wait=*/true);
   write_report(run);
   warn_of_unwritten_report(run.report_writer.result(/*wait=*/true));
   run.log.finish();
 }
 
-void share_data_error(Run& run) {
-  if (run.ranks.rank > 0) run.channel.send(0, Topic::run, run.data_error);
-  for (int rank = 1; run.ranks.rank == 0 && rank < run.ranks.size; rank++) {
-    const std::string error = run.channel.receive(rank, Topic::run);
-    if (run.data_error.empty() && !error.empty()) run.data_error = format("rank %d: ", rank) + error;
-  }
+void check_data_error(const Run& run) {
+  if (!run.data_error.empty())
+    user_error("%s; the run ended after step %lld of %lld%s", run.data_error, (long long)run.step, (long long)run.steps,
+               run.options.out.empty() || run.step == 0 ? "" : ", of which there is a checkpoint; -y resumes");
+}
+
+void end_rank(Run& run, const std::string& error) {
+  const Ranks& ranks = run.ranks;
+  const int signal = stop_signal();
+  run.watchdog.stop();
+  sleep(error.empty() ? 3 : ranks.rank > 0 ? 1 : 0);
+  if (!error.empty() && stop_signal() == signal) print_error(ranks.rank > 0 ? rank_name(ranks) + ": " + error : error);
+  fflush(stdout);
+  _exit(1);
 }
 
 int finish_run(Run& run, double seconds) {
   if (run.save_failed) user_error("the last checkpoint of the run could not be written");
-  if (!run.data_error.empty() && run.ranks.rank == 0)
-    user_error("%s; the run ended after step %lld of %lld%s", run.data_error, (long long)run.step, (long long)run.steps,
-               run.options.out.empty() || run.step == 0 ? "" : ", of which there is a checkpoint; -y resumes");
   if (run.step < run.steps) {
     print_line("stopped by %s after step %lld of %lld; -y resumes\n", signal_name(stop_signal()), (long long)run.step,
                (long long)run.steps);

@@ -2,6 +2,7 @@
 // checkpoints. What it knows of the model is its vocabulary, its context length and, for files, its table of
 // parameters.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -9,8 +10,8 @@
 #include <vector>
 #include "background_writer.h"
 #include "event_file.h"
-#include "llmc/dist/rank_channel.h"
-#include "llmc/dist/ranks.h"
+#include "llmc/ranks/ranks.h"
+#include "llmc/ranks/watchdog.h"
 #include "llmc/io/checkpoint.h"
 #include "llmc/text/dataloader.h"
 #include "llmc/text/scored_text.h"
@@ -49,8 +50,11 @@ struct Run {
   // checkpoints
   double stall_seconds = 0;  // for which training waited for the last checkpoint
   bool save_failed = false;  // the last checkpoint whose outcome is known could not be written
+  // Whether all ranks have written their shards of the checkpoint that is being written; null if none is, or it has no
+  // shards.
+  std::shared_ptr<std::atomic<bool>> shards_are_written;
   // Declared last, and so destroyed first: their threads use what is above.
-  RankChannel channel;
+  Watchdog watchdog;
   BackgroundWriter writer;         // of checkpoints
   BackgroundWriter report_writer;  // of OUT/report.html
 
@@ -67,7 +71,8 @@ struct StepResult {
   double limit_seconds;     // the least that the step could take, by what was measured
   int64_t scored_tokens;    // of all ranks: those whose losses count
   bool skipped;             // loss or norm not finite: nothing was updated
-  bool stop_requested;      // some rank asked to stop when it queued the step's update
+  bool stop_requested;      // some rank asked to stop when it queued the step's update,
+  bool shards_are_written;  //   and none was writing a shard of a checkpoint
   bool overflowed = false;  // skipped only because of the loss scale
   int64_t loss_scale = 0;   // in fp16; else 0
 };
@@ -109,8 +114,8 @@ void open_output(Run& run, const std::string& checkpoint, LogFields description)
 // Beside the model's fields: what the log says of a run, the options and the data's checksums among them.
 LogFields describe_run(const Run& run);
 
-// Throws UserError unless all ranks have the same data; returns when all have called it.
-void check_same_data(Run& run);
+// Of this rank's data, for comparison with the others': how many tokens, and their checksums.
+std::string describe_data(const Run& run);
 
 // The lines before the first step: the data, what was measured in `precision`, where the run resumes; and warnings.
 void print_start(const Run& run, const std::string& checkpoint, const char* precision);
@@ -170,8 +175,18 @@ void print_sample(Run& run, const std::vector<int>& tokens, const std::vector<fl
 RunState run_state(const Run& run);
 
 // Begins to write a checkpoint on another thread. `contents` (without the state and the vocabulary, which are added)
-// stay as they are until report_saved has told of it. Every rank with a shard calls it; rank 0 writes the rest.
-void start_checkpoint(Run& run, const ParameterTable& table, CheckpointContents contents);
+// stay as they are until report_saved has told of it. Every rank with a shard calls it, when rank 0 has laid the
+// checkpoint out, which `header` is of; rank 0 writes the rest.
+void start_checkpoint(Run& run, const ParameterTable& table, CheckpointContents contents, uint32_t header);
+
+// In place of it, where rank 0 could not lay the checkpoint out, and why.
+void report_unsaved(Run& run, const std::string& error);
+
+// Whether this rank is writing its shard of a checkpoint. Rank 0, which waits for the others', is never said to.
+bool is_writing_shard(const Run& run);
+
+// All ranks have written their shards, or failed: rank 0 completes the checkpoint.
+void count_shards_as_written(Run& run);
 
 // Says what became of the last checkpoint, if that is new; with `wait`, once it is. Throws UserError if it could not be
 // written and the options say to stop then.
@@ -180,10 +195,14 @@ void report_saved(Run& run, bool wait);
 // Waits for the last checkpoint and the log, and writes the report, whatever ended the training.
 void finish_output(Run& run);
 
-// Gives rank 0 the first data_error of any rank, which its message names. Every rank calls it, when what it had to
-// write is written: a rank that failed earlier would end the others while they write.
-void share_data_error(Run& run);
+// Throws UserError if this rank's data have ended the run.
+void check_data_error(const Run& run);
+
+// Ends this process, one of several ranks, because of an error. Most errors are all ranks', and rank 0 tells them:
+// another one prints its own, after its name, a second later, unless its launcher has ended it by then; none if the
+// error is "", which means that another rank prints it.
+[[noreturn]] void end_rank(Run& run, const std::string& error);
 
 // The program's last line and exit status: 0, or 128 and the signal's number if the run was stopped by one. Throws
-// UserError if the last checkpoint could not be written, and on rank 0 if the data ended the run.
+// UserError if the last checkpoint could not be written.
 int finish_run(Run& run, double seconds);

@@ -10,7 +10,7 @@
 // covers as well; it goes last, and runs all of its tests. Where it is too much, the line says that the program covers
 // no others. (Where a comment goes before it, a line `//` keeps clang-format from joining the two.)
 //
-//   // COVERS llmc/dist/ train_gpt2_sla.cu
+//   // COVERS llmc/ranks/ train_gpt2_sla.cu
 //   // COVERS ONLY llmc/cpu/attention.h
 #pragma once
 #include <algorithm>
@@ -43,7 +43,7 @@ struct TestProgram {
   bool is_quick;                    // it belongs to `make test`
   std::set<std::string> files;      // that it is compiled from
   std::vector<std::string> runs;    // programs
-  std::vector<std::string> covers;  // prefixes of files: a line // COVERS llmc/dist/ llmc/run/
+  std::vector<std::string> covers;  // prefixes of files: a line // COVERS llmc/ranks/ llmc/run/
   bool covers_only_those = false;   // // COVERS ONLY llmc/cuda/attention.h
 
   bool names(const std::string& path) const {

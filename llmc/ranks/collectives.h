@@ -5,9 +5,11 @@
 // Every rank calls the same collectives in the same order. They are asynchronous, and do nothing in a single process.
 #pragma once
 #include <nccl.h>
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -15,7 +17,7 @@
 #include "llmc/utils/error.h"
 #include "llmc/utils/parameter_table.h"
 #include "llmc/ops/precision.h"
-#include "rank_channel.h"
+#include "watchdog.h"
 #include "llmc/cuda/device.h"
 #include "llmc/cuda/launch.h"
 
@@ -33,18 +35,13 @@ struct Collectives {
   Collectives(const Collectives&) = delete;
   Collectives& operator=(const Collectives&) = delete;
 
-  // Throws UserError if this build cannot train with these ranks; this one can.
-  static void check_supported(const Ranks&) {}
-
-  // Creates the communicator of all ranks, which must be called on every rank before the GPU is used: it is selected
-  // here. From then on the channel checks that all ranks reach the same collectives. Throws UserError if two ranks have
-  // the same GPU, or NCCL fails.
-  void init(const Ranks& ranks, RankChannel& channel) {
+  // Meets the others and makes the communicator of all ranks, which every rank calls before the GPU is used: it is
+  // selected here. From then on the watchdog looks at the collectives. Throws UserError.
+  void init(const Ranks& ranks, Watchdog& watchdog, double hang_seconds) {
     if (ranks.size == 1) return;
-    rank_ = ranks.rank, size_ = ranks.size;
+    rank_ = ranks.rank, size_ = ranks.size, watchdog_ = &watchdog;
     gpu_index() = ranks.local_rank;
-    // Without this check NCCL would say "invalid usage".
-    channel.check_distinct_on_all_ranks("GPU (--local-rank, or CUDA_VISIBLE_DEVICES)", gpu().id);
+    staging_ = static_cast<float*>(device_malloc(staging_bytes));
     // The greatest priority: a collective that is ready takes the next blocks that become free, and the others wait for
     // it.
     int least = 0, greatest = 0;
@@ -53,13 +50,72 @@ struct Collectives {
     CUDA_CHECK(cudaEventCreateWithFlags(&operations_, cudaEventDisableTiming));
     CUDA_CHECK(cudaEventCreateWithFlags(&collectives_, cudaEventDisableTiming));
     set_nccl_environment();
-    ncclUniqueId id = {};
-    if (rank_ == 0) NCCL_CHECK(ncclGetUniqueId(&id));
-    channel.broadcast(&id, sizeof id);
-    NCCL_CHECK(ncclCommInitRank(&comm_, size_, id, rank_));
     progress_ = PinnedBuffer<uint64_t>(2);
     progress_.data[0] = progress_.data[1] = 0;
-    channel.watch_progress(&progress_.data[0], &progress_.data[1]);
+    ncclUniqueId id = {};
+    if (rank_ == 0) NCCL_CHECK(ncclGetUniqueId(&id));
+    watchdog.start(ranks, hang_seconds, &id, sizeof id, progress_.data);
+    progress_.data[0] = num_collectives_ = 1;  // for which it waits as for a collective
+    const ncclResult_t status = ncclCommInitRank(&comm_, size_, id, rank_);
+    progress_.data[1] = 1;
+    if (status == ncclInvalidUsage)
+      user_error("NCCL takes one rank on a GPU, and two of these may have the same, %s here: CUDA_VISIBLE_DEVICES must "
+                 "show each machine's ranks as many GPUs as they are, of which LOCAL_RANK=%d takes its own",
+                 gpu().id, ranks.local_rank);
+    NCCL_CHECK(status);
+  }
+
+  // The following wait for the GPU, and for all other ranks.
+
+  // bytes (count), in host memory, = those of rank `root`.
+  void broadcast(void* bytes, size_t count, int root = 0) {
+    for (size_t at = 0, part = 0; size_ > 1 && at < count; at += part) {
+      part = std::min(count - at, staging_bytes);
+      char* const place = static_cast<char*>(bytes) + at;
+      copy_to_device(reinterpret_cast<char*>(staging_), place, part);
+      staged([&] { NCCL_CHECK(ncclBroadcast(staging_, staging_, (part + 3) / 4, ncclFloat, root, comm_, stream_)); });
+      copy_to_host(place, reinterpret_cast<char*>(staging_), part);
+    }
+  }
+  // Rank 0's text.
+  std::string broadcast(std::string text) {
+    size_t size = text.size();
+    broadcast(&size, sizeof size);
+    text.resize(size);
+    broadcast(text.data(), size);
+    return text;
+  }
+  // Does on every rank what may fail on some. Returns when all have done it, or throws: what the first of those threw
+  // on which it has failed, and on the others UserError(""), which is not printed.
+  template <class F>
+  void together(const F& what) {
+    std::exception_ptr error;
+    if (watchdog_ != nullptr) watchdog_->pauses++;  // it may read files
+    try {
+      what();
+    } catch (const std::exception&) { error = std::current_exception(); }
+    if (watchdog_ != nullptr) watchdog_->pauses--;
+    std::vector<float> failed(size_t(size_), 0.0f);
+    failed[size_t(rank_)] = error != nullptr;
+    if (size_ > 1) {
+      copy_to_device(staging_, failed);
+      staged([&] { NCCL_CHECK(ncclAllReduce(staging_, staging_, failed.size(), ncclFloat, ncclSum, comm_, stream_)); });
+      copy_to_host(failed.data(), staging_, failed.size() * sizeof(float));
+    }
+    const auto first = std::find_if(failed.begin(), failed.end(), [](float f) { return f > 0; });
+    if (first - failed.begin() == rank_) std::rethrow_exception(error);
+    if (first != failed.end()) throw UserError("");
+  }
+  // Throws, as together() does, if the text `mine` of some rank differs from rank 0's: its first line that does.
+  void all_equal(const char* what, const std::string& mine) {
+    const std::string first = broadcast(mine);
+    together([&] {
+      if (mine == first) return;
+      const auto at = std::mismatch(mine.begin(), mine.end(), first.begin(), first.end());
+      const size_t line = mine.substr(0, size_t(at.first - mine.begin())).rfind('\n') + 1;
+      const auto line_of = [&](const std::string& text) { return text.substr(line, text.find('\n', line) - line); };
+      user_error("%s differ: this rank has \"%s\", where rank 0 has \"%s\"", what, line_of(mine), line_of(first));
+    });
   }
 
   int rank() const { return rank_; }
@@ -143,16 +199,20 @@ struct Collectives {
     if (size_ > 1) CUDA_CHECK(cudaStreamSynchronize(stream_));
   }
 
-  // Clean shutdown, after all work. A process that fails does not call it: the channel ends the others.
+  // Clean shutdown, after all work. A process that fails does not call it.
   void finalize() {
     if (size_ == 1) return;
     wait();
     NCCL_CHECK(ncclCommDestroy(comm_));
+    device_free(staging_, staging_bytes);
     size_ = 1, rank_ = 0;
   }
 
  private:
   int rank_ = 0, size_ = 1;
+  Watchdog* watchdog_ = nullptr;
+  static constexpr size_t staging_bytes = size_t(1) << 18;
+  float* staging_ = nullptr;  // of what the host tells
   ncclComm_t comm_ = nullptr;
   cudaStream_t stream_ = nullptr;
   cudaEvent_t operations_ = nullptr, collectives_ = nullptr;  // the latest of each that the others wait for
@@ -179,6 +239,18 @@ struct Collectives {
     launch_on(stream_, note_kernel, 1, 1, 0, &progress_.data[0], num_collectives_);
     collective();
     launch_on(stream_, note_kernel, 1, 1, 0, &progress_.data[1], num_collectives_);
+  }
+
+  // A collective in staging_, which the host notes itself: before the memory plan is compared with what is free, no
+  // kernel may load what CUDA needs for kernels.
+  template <class Call>
+  void staged(const Call& collective) {
+    comm_waits_for_compute();
+    wait();
+    progress_.data[0] = ++num_collectives_;
+    collective();
+    wait();
+    progress_.data[1] = num_collectives_;
   }
 
   template <class T>

@@ -2,27 +2,30 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include "ranks.h"
 #include "llmc/utils/error.h"
 
-struct RankChannel;
+struct Watchdog;
 struct ParameterBucket;
 
 struct Collectives {
-  Collectives() = default;
-  Collectives(const Collectives&) = delete;
-  Collectives& operator=(const Collectives&) = delete;
-
   // Throws UserError if there are several ranks.
-  static void check_supported(const Ranks& ranks) {
+  void init(const Ranks& ranks, Watchdog&, double) {
     if (ranks.size > 1)
       user_error("one of %d ranks, but this program was built without NCCL and trains in a single process; start it "
-                 "alone, or with --ranks 1",
+                 "alone",
                  ranks.size);
   }
-  void init(const Ranks&, RankChannel&) {}
   constexpr int rank() const { return 0; }
   constexpr int size() const { return 1; }
+  void broadcast(void*, size_t, int) {}
+  std::string broadcast(std::string text) { return text; }
+  template <class F>
+  void together(const F& what) {
+    what();
+  }
+  void all_equal(const char*, const std::string&) {}
   void comm_waits_for_compute() {}
   void compute_waits_for_comm() {}
   void mark(size_t) {}
@@ -30,10 +33,8 @@ struct Collectives {
   template <class Event>
   void record(Event&) {}
   void wait() const {}
-  template <class T>
-  void all_reduce(T*, int64_t) {}
+  void all_reduce(void*, int64_t) {}
   void reduce_to_owners(float*, const ParameterBucket&) {}
-  template <class T>
-  void gather_from_owners(T*, const ParameterBucket&, const T* = nullptr) {}
+  void gather_from_owners(void*, const ParameterBucket&, const void* = nullptr) {}
   void finalize() {}
 };
