@@ -4,9 +4,9 @@
 #
 #   sh gpt2-sla-sm_90.sh [folder]
 #
-# unpacks it into gpt2-sla-sm_90 or that folder, finds libcublasLt and libnccl, and runs dev/gpu_check.sh, whose STEPS
-# and LIMIT it takes from the environment; <folder>/run.sh does so again. The trainer and the headers to build with
-# (INCLUDES) are in the folder, too.
+# unpacks it into gpt2-sla-sm_90 or that folder, finds libcublasLt and libnccl, and runs dev/gpu_check.sh, whose STEPS,
+# LIMIT and NCCL_LIB it takes from the environment; <folder>/run.sh does so again. The trainer and the headers to build
+# with (INCLUDES) are in the folder, too.
 #
 #   dev/gpu_bundle.sh <folder of the programs> <architecture, such as 90>
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run.sh in what `make gpu-bundle` has packed: finds libcublasLt and, for several GPUs, libnccl in the CUDA toolkit or
+# run.sh in what `make gpu-bundle` has packed: finds libcublasLt and, for several ranks, libnccl in the CUDA toolkit or
 # in PyTorch's wheels, and runs the check on the GPU.
 set -uo pipefail
 CDPATH='' cd -- "$(dirname -- "$0")"

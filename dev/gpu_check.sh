@@ -3,7 +3,8 @@
 #
 #   build      the programs, with nvcc for this GPU
 #   tests      the model and its operations in both precisions, a golden case, the largest micro-batch
-#   ranks      NCCL, where there are two GPUs: losses as of one rank, the same bits again, and a rank that is killed
+#   nccl       2 and 4 ranks, on a GPU each or, by NCCL 2.30 or later, on fewer: losses as of one rank, the same bits
+#              again, resumed by more and by fewer, and a rank that is killed or stopped
 #   sanitize   compute-sanitizer on a subset of the tests
 #   bench      the benchmark
 #   torch      the same model and attention in PyTorch, if python3 has one that sees the GPU; it compiles the model for
@@ -20,13 +21,13 @@
 #
 # BUILD and RESULTS are the folders of the programs and of the report, if they are to be others than build and
 # dev/bench/results. dev/test/test_gpu_check.cpp runs this script so, with the emulated GPU's programs in place of what
-# nvcc builds.
+# nvcc builds. NCCL_LIB=folder has libnccl, if it is to be another than the one that the loader finds.
 set -uo pipefail
 CDPATH='' cd -- "$(dirname -- "$0")/.."
 build=${BUILD:-build} results=${RESULTS:-dev/bench/results}
 die() { echo "error: gpu-check: $*" >&2; exit 1; }
-all_parts=(build tests ranks sanitize bench torch)
-IFS=, read -ra parts <<<"${STEPS:-build,tests,ranks,sanitize,bench,torch}"
+all_parts=(build tests nccl sanitize bench torch)
+IFS=, read -ra parts <<<"${STEPS:-build,tests,nccl,sanitize,bench,torch}"
 for part in "${parts[@]}"; do
   [[ " ${all_parts[*]} " = *" $part "* ]] || die "STEPS=$STEPS: $part is none of ${all_parts[*]}"
 done
@@ -41,6 +42,9 @@ else
   [ -z "$gpu_problem" ] || die "$gpu_problem"
   source_of="$(git rev-parse --short HEAD 2>/dev/null || echo 'no git'), CUDA $cuda"
 fi
+[ -z "${NCCL_LIB-}" ] || export LD_LIBRARY_PATH=$NCCL_LIB${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)
+[ -z "${CUDA_VISIBLE_DEVICES+set}" ] || gpus=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .)
 beside_nvcc=$(dirname "$(command -v "${nvcc:-nvcc}")")
 sanitizer=$(command -v compute-sanitizer || ls "$beside_nvcc/compute-sanitizer" 2>/dev/null ||
   ls -d /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | tail -n 1)
@@ -51,7 +55,7 @@ state=$build/gpu_check
 mkdir -p "$results" "$state"
 [ "$(cat "$state/of" 2>/dev/null)" = "$name, $source_of" ] || rm -f "$state"/*
 echo "$name, $source_of" >"$state/of"
-export build sanitizer state ours
+export build sanitizer state ours gpus
 
 # The report, of all rows that there are. It is green once every part is done and none of its rows is RED.
 write_report() {
@@ -106,8 +110,8 @@ finish() {
     wait "$child"
     status=$?
     seconds=$(cat "$log.seconds" 2>/dev/null || echo "$limit")
-    note=$(grep -E '^\[  PASSED  \]|^ *[0-9]+ FAILED TESTS?$|^=+ (ERROR|RACECHECK) SUMMARY' "$log" | tail -n 1 |
-      sed 's/^\[  PASSED  \] //; s/^[= ]*//')
+    note=$(grep -E '^\[  PASSED  \]|^ *[0-9]+ FAILED TESTS?$|^=+ (ERROR|RACECHECK) SUMMARY|^note: ' "$log" |
+      tail -n 1 | sed 's/^\[  PASSED  \] //; s/^[= ]*//; s/^note: //')
     if [ $status = 124 ] || [ $status = 137 ]; then note="stopped after $limit s"; fi
     if [ $status != 0 ] || grep -qF '[  PASSED  ] 0 tests.' "$log"; then verdict=RED; tail -n 60 "$log"; fi
     row "| $what | $verdict | $seconds s | $note |"
@@ -165,51 +169,80 @@ part_tests() {
   step 120 "train_gpt2_sla, the largest micro-batch" largest_micro_batch
 }
 
-# train_ranks <name> <ranks> <options...>: a small model, to $state/ranks/<name>; the ranks' pids are in <name>.pid.*.
+# train_ranks <name> <ranks> <options...>: a small model, to $state/nccl/<name>; the ranks' pids are in <name>.pid.*. Of
+# the micro-batches of each rank, at least four, the first and the last run beside NCCL, the others as a graph. Ranks
+# that outnumber the GPUs share them, where NCCL may lock: then the run ends in a minute.
 train_ranks() {
-  local out=$state/ranks/$1 trainer=$build/nccl/bf16/train_gpt2_sla
+  local out=$state/nccl/$1 trainer=$build/nccl/bf16/train_gpt2_sla
   [ -x "$trainer" ] || trainer=$build/bf16/train_gpt2_sla
-  rm -rf "$out"*
+  [ "$2" -le "$gpus" ] || local -x NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_MAX_CTAS=4
   scripts/launch.sh "$2" bash -c 'echo $$ >"$0.pid.${RANK-0}"; exec "$@"' "$out" "$trainer" \
-    -e dev/test/golden/paper_default -i dev/test/golden/paper_default/tokens.bin \
-    -b 1 -t 32 -d 128 -x 3 -k constant -l 1e-3 -v 0 -o "$out" "${@:3}"
+    -e dev/test/golden/paper_default -i dev/test/golden/paper_default/tokens.bin -b 1 -t 32 -d 512 -x 20 \
+    -k constant -l 1e-3 -v 0 -n 10 --hang-timeout 60 -o "$out" "${@:3}"
 }
-losses() { sed -n 's/.*"loss":\([^,]*\),"grad_norm":\([^,]*\),.*/\1 \2/p' "$state/ranks/$1/log.jsonl"; }
-# Twice, with the same bits, and one rank's losses and norms but for the order of sums, which bf16's rounding enlarges.
-two_ranks() {
-  local folder=$state/ranks file
-  train_ranks "zero_$1" 2 --zero "$1" && train_ranks again 2 --zero "$1" || return
+# steps <name>: the run's updates, with loss and norm.
+steps() { sed -n 's/.*"step":\([0-9]*\),"loss":\([0-9][^,]*\),"grad_norm":\([0-9][^,]*\),.*/\1 \2 \3/p' \
+  "$state/nccl/$1/log.jsonl"; }
+# as_one_rank <name> <updates>: whether the run made the last so many of one rank's, with its losses and norms but for
+# the order of sums, which bf16's rounding enlarges.
+as_one_rank() {
+  paste <(steps one | tail -n "$2") <(steps "$1") | awk -v updates="$2" '
+    function share(a, b) { return (a > b ? a - b : b - a) / b }
+    function greater(a, b) { return a > b ? a : b }
+    { print; loss = greater(loss, share($5, $2)); norm = greater(norm, share($6, $3)) }
+    END {
+      printf "note: losses differ by %.0e, norms by %.0e\n", loss, norm
+      exit NR != updates || loss > 1e-4 || norm > 1e-3
+    }'
+}
+several_ranks() { train_ranks "$1_zero_$2" "$1" --zero "$2" && as_one_rank "$1_zero_$2" 20; }
+same_bits() {
+  local file
+  train_ranks "again_$1" 2 --zero "$1" || return
   for file in model optimizer; do
-    cmp "$folder"/{"zero_$1",again}/step_00000003/$file.safetensors || return
+    cmp "$state/nccl"/{"2_zero_$1","again_$1"}/step_00000020/$file.safetensors || return
   done
-  paste <(losses one) <(losses "zero_$1") | tee /dev/stderr | awk '
-    function differ(a, b, share) { return !(a - b <= share * b && b - a <= share * b) }
-    differ($1, $3, 1e-4) || differ($2, $4, 1e-3) { bad = 1 } END { exit bad || NR != 3 }'
 }
-killed_rank() {
-  local out=$state/ranks/killed launch
-  train_ranks killed 2 -x 1000000 2>"$state/ranks/errors" &
+# resumed <ranks> <name>: from the middle of that run.
+resumed() {
+  local out=$state/nccl/resumed_by_$1
+  mkdir "$out" && cp -r "$state/nccl/$2/step_00000010" "$out" && train_ranks "resumed_by_$1" "$1" -y || return
+  as_one_rank "resumed_by_$1" 10
+}
+# lost_rank <signal> <status> <message>: whether a run without end, of which rank 1 gets the signal, ends so.
+lost_rank() {
+  local out=$state/nccl/$1 errors=$state/nccl/$1.errors launch begin status tenths rank
+  train_ranks "$1" 2 -x 1000000 --hang-timeout 20 2>"$errors" &
   launch=$!
   until grep -qs '"step":3,' "$out/log.jsonl"; do
-    kill -0 $launch || { cat "$state/ranks/errors"; return 1; }
+    kill -0 $launch || { cat "$errors"; return 1; }
     sleep 0.1
   done
-  kill -9 "$(<"$out.pid.1")"
+  begin=$(date +%s%N)
+  kill "-$1" "$(<"$out.pid.1")"
   wait $launch
-  [ $? = 137 ] && grep 'error: rank 1 (pid .* has died' "$state/ranks/errors" && ! kill -0 "$(<"$out.pid.0")"
+  status=$? tenths=$((($(date +%s%N) - begin) / 100000000))
+  echo "note: ended after $((tenths / 10)).$((tenths % 10)) s: $(grep -m 1 '^error: ' "$errors")"
+  for rank in 0 1; do ! kill -0 "$(<"$out.pid.$rank")" || return; done
+  [ $status = "$2" ] && grep -q "^error: $3" "$errors"
 }
-part_ranks() {
-  local why=
-  mkdir -p "$state/ranks"
-  if [ "$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)" -lt 2 ]; then
-    why="it takes two GPUs, and there is one"
-  else
-    why=$(train_ranks dry 2 --dry-run 2>&1 | grep -om 1 'built without NCCL\|libnccl[^:]*: cannot open')
-  fi
-  if [ -n "$why" ]; then row "| NCCL | not tested | | $why |"; return; fi
-  step 120 "one rank" train_ranks one 1
-  for zero in 0 1; do step 120 "two ranks, --zero $zero" two_ranks $zero; done
-  step 120 "a rank that is killed" killed_rank
+part_nccl() {
+  local ranks zero why
+  rm -rf "$state/nccl"
+  mkdir "$state/nccl"
+  for ranks in 2 4; do
+    why=$(train_ranks dry $ranks --dry-run 2>&1 |
+      grep -om 1 'built without NCCL\|libnccl[^:]*: cannot open\|NCCL takes one rank on a GPU')
+    if [ -n "$why" ]; then row "| NCCL, $ranks ranks | not tested | | $why |"; return; fi
+    [ $ranks = 4 ] || step 120 "one rank" train_ranks one 1
+    for zero in 0 1; do step 240 "$ranks ranks, --zero $zero" several_ranks $ranks $zero; done
+    [ $ranks = 2 ] || continue
+    for zero in 0 1; do step 120 "2 ranks, --zero $zero, again: the same bits" same_bits $zero; done
+    step 120 "2 ranks' checkpoint, resumed by one" resumed 1 2_zero_1
+    step 120 "one rank's checkpoint, resumed by 2" resumed 2 one
+    step 120 "a rank that is killed" lost_rank KILL 137 'launch.sh: rank 1 of 2 was ended by SIGKILL'
+    step 120 "a rank that is stopped" lost_rank STOP 1 'rank 0 of 2 (.* rank 1 of 2 (.* does not answer since'
+  done
 }
 
 # sanitized <tool> <program> <filter>: the program's tests that match, under the tool, which must have found nothing.
@@ -270,7 +303,8 @@ part_torch() {
     --seq-len 1024,4096,8192,16384 --micro-batch 32,8,4,2
 }
 
-export -f build_programs largest_micro_batch train_ranks losses two_ranks killed_rank sanitized has_tests
+export -f build_programs largest_micro_batch sanitized has_tests
+export -f train_ranks steps as_one_rank several_ranks same_bits resumed lost_rank
 export -f benchmark torch torch_attention to_tables
 for part in "${parts[@]}"; do
   rm -f "$state/$part".{rows,tables,done}
