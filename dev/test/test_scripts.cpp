@@ -198,7 +198,8 @@ TEST_F(LongScripts, UnderSlurmRequeueWhenWarned) {
     while [ "${1#--}" != "$1" ]; do echo "srun $1" >&2; [ "$1" != --mpi=pmix ] || unseen=NONE; shift; done
     exec mpirun --oversubscribe -np 2 bash -c 'SLURM_PROCID=$OMPI_COMM_WORLD_RANK SLURM_STEP_NUM_TASKS=2 \
        SLURM_LOCALID=$OMPI_COMM_WORLD_RANK \
-      exec env -u OMPI_COMM_WORLD_SIZE -u '$unseen' "$@"' task "$@"
+      exec env -u OMPI_COMM_WORLD_SIZE -u OMPI_COMM_WORLD_RANK -u OMPI_COMM_WORLD_LOCAL_RANK -u '$unseen' \
+      "$@"' task "$@"
   )");
   write_program("scontrol", "echo \"$*\" >>'" + in("queue") + "'\n");
   setenv("PATH", (folder + ":" + getenv("PATH")).c_str(), 1);
