@@ -35,30 +35,26 @@ class Faults : public CommandLine {
   // With a checkpoint after every step, so that one is nearly always being written and another one removed. Rows are
   // streams with a memory, which grows between the two micro-batches of a step and is in the checkpoint.
   // The disturbed runs have no end of their own.
-  std::string command(const std::string& out, const std::string& mpirun_options = "", int64_t steps = 1000000) const {
-    return format("timeout -k 5 120 mpirun --oversubscribe -np %d %s sh -c 'echo $$ >\"%s.$OMPI_COMM_WORLD_RANK\"; "
+  std::string command(const std::string& out, int64_t steps = 1000000) const {
+    return format("timeout -k 5 120 mpirun --oversubscribe -np %d sh -c 'echo $$ >\"%s.$OMPI_COMM_WORLD_RANK\"; "
                   "exec \"$@\"' rank "
                   "build/fp32/train_gpt2_sla_emu -i %s --layers 2 --heads 2 --channels 16 --vocab-size 64 "
                   "--max-seq-len 8 -t 8 -b 1 -d 32 "
                   "-l 1e-2 -k constant --wiring 'relative memory(12) sla(1,1)' -v 0 -n 1 --keep 2 -x %lld -o %s -y",
-                  ranks, mpirun_options.c_str(), in("pid").c_str(), in("tokens.bin").c_str(), (long long)steps,
-                  in(out).c_str());
+                  ranks, in("pid").c_str(), in("tokens.bin").c_str(), (long long)steps, in(out).c_str());
   }
   std::string pid_file(int rank) const { return in("pid") + "." + std::to_string(rank); }
 
   struct Fault {
     int signal, rank;
-    bool others_alone;  // mpirun does not end the others: they must detect the fault themselves
     Outcome outcome;
     double time;  // of the signal, seconds since 1970; 0: the process had ended before
   };
   // Resumes the run, and signals a rank at a random moment: after its start, after the next step in the log, or while a
   // checkpoint is written.
   Fault disturb(int signal) {
-    Fault f = {signal, below(ranks), false, {}, 0};
+    Fault f = {signal, below(ranks), {}, 0};
     const int moment = below(3);
-    // A rank that dies before it has connected leaves the others in MPI_Init, where only mpirun can end them.
-    f.others_alone = moment > 0 && below(2) == 0;
     const std::string runs = "kill -0 $run";
     const std::string lines = format("$(cat '%s/log.jsonl' 2>&1 | wc -l)", in("out").c_str());
     const std::string until_steps = format("lines=%s; while %s && [ %s -le $lines ]; do sleep 0.01; done; ",
@@ -69,11 +65,11 @@ class Faults : public CommandLine {
     if (moment == 2) until += until_saving;
     for (int rank = 0; rank < ranks; rank++) fs::remove(pid_file(rank));
     const std::string file = pid_file(f.rank);
-    f.outcome = run(format("%s & run=$!; while %s && ! [ -s '%s' ]; do sleep 0.01; done; %s sleep %.3f; "
-                           "kill -%d $(cat '%s') && date +%%s.%%N >'%s'; wait $run",
-                           command("out", f.others_alone ? "--enable-recovery" : "").c_str(), runs.c_str(),
-                           file.c_str(), until.c_str(), moment == 2 ? below(20) * 1e-3 : below(1000) * 1e-3, signal,
-                           file.c_str(), in("struck").c_str()));
+    f.outcome =
+        run(format("%s & run=$!; while %s && ! [ -s '%s' ]; do sleep 0.01; done; %s sleep %.3f; "
+                   "kill -%d $(cat '%s') && date +%%s.%%N >'%s'; wait $run",
+                   command("out").c_str(), runs.c_str(), file.c_str(), until.c_str(),
+                   moment == 2 ? below(20) * 1e-3 : below(1000) * 1e-3, signal, file.c_str(), in("struck").c_str()));
     f.time = atof(read_file(in("struck")).c_str());
     fs::remove(in("struck"));
     return f;
@@ -97,7 +93,7 @@ class Faults : public CommandLine {
 
 TEST_F(Faults, DoNotChangeABitOfTheFinalCheckpoint) {
   const int num_kills = number("FAULTS_KILLS", 60), num_stops = num_kills / 5;
-  int kills = 0, stops = 0, alone = 0;
+  int kills = 0, stops = 0;
   double longest = 0;
   while ((kills < num_kills || stops < num_stops) && !HasFailure()) {
     const bool stop = kills == num_kills || (stops < num_stops && below(num_kills + num_stops) < num_stops);
@@ -109,23 +105,19 @@ TEST_F(Faults, DoNotChangeABitOfTheFinalCheckpoint) {
     longest = std::max(longest, seconds);
     (stop ? stops : kills)++;
     if (stop) continue;
-    alone += f.others_alone;
-    EXPECT_TRUE(f.outcome.exit_status != 0 || f.others_alone);  // mpirun --enable-recovery may exit with 0
-    // Where mpirun ends the others, it says so, in one of two ways; else they name the rank that died.
+    EXPECT_NE(f.outcome.exit_status, 0);
+    // mpirun ends the others, and says so in one of two ways.
     const std::string named = format("rank %d", f.rank), aborted = "the job has been aborted";
-    if (f.others_alone) EXPECT_NE(f.outcome.err.find("error: " + named + " (pid "), std::string::npos);
-    else
-      EXPECT_TRUE(f.outcome.err.find(named) != std::string::npos || f.outcome.err.find(aborted) != std::string::npos);
+    EXPECT_TRUE(f.outcome.err.find(named) != std::string::npos || f.outcome.err.find(aborted) != std::string::npos);
   }
   const int64_t steps_disturbed = int64_t(steps_of(read_log(in("out"))).size()), steps = steps_disturbed + 3;
-  const Outcome last = run(command("out", "", steps));
+  const Outcome last = run(command("out", steps));
   EXPECT_EQ(last.exit_status, 0) << last.err;
-  const Outcome undisturbed = run(command("undisturbed", "", steps));
+  const Outcome undisturbed = run(command("undisturbed", steps));
   EXPECT_EQ(undisturbed.exit_status, 0) << undisturbed.err;
   expect_the_same_checkpoint(in("out"), in("undisturbed"), steps);
   EXPECT_EQ(steps_of(read_log(in("out"))), steps_of(read_log(in("undisturbed"))));
   EXPECT_EQ(logged_checkpoints(read_log(in("out"))), logged_checkpoints(read_log(in("undisturbed"))));
-  printf("%d kills, %d of them without mpirun's help; %d stops; %lld of %lld steps; the longest took %.1f s until all "
-         "had ended\n",
-         kills, alone, stops, (long long)steps_disturbed, (long long)steps, longest);
+  printf("%d kills; %d stops; %lld of %lld steps; the longest took %.1f s until all had ended\n", kills, stops,
+         (long long)steps_disturbed, (long long)steps, longest);
 }
