@@ -587,17 +587,15 @@ inline int run_trainer(int argc, char** argv, Trainer& t) {
   if (run.ranks.rank > 0 && freopen("/dev/null", "w", stdout) == nullptr)
     user_error("cannot open /dev/null");                      // only rank 0 prints
   collectives.init(run.ranks, run.watchdog, o.hang_timeout);  // selects the GPU
-  if (run.ranks.size > 1) collectives.all_equal("the ranks' options or programs", describe_start(run));
-  std::string checkpoint, checksum;
+  collectives.all_equal("the ranks' options or programs", [&] { return describe_start(run); });
+  std::string checkpoint;
   std::optional<ModelConfig> in_folder;
   collectives.together([&] {
     if (run.ranks.rank == 0) checkpoint = checkpoint_to_resume(run);
   });
   checkpoint = collectives.broadcast(checkpoint);
-  if (!checkpoint.empty() && run.ranks.size > 1) {
-    collectives.together([&] { checksum = checkpoint_checksum(checkpoint); });
-    collectives.all_equal("the checkpoint's checksums", checksum);
-  }
+  if (!checkpoint.empty())
+    collectives.all_equal("the checkpoint's checksums", [&] { return checkpoint_checksum(checkpoint); });
   collectives.together([&] { check_and_plan(t, checkpoint, in_folder); });  // no rank writes before all have looked
   if (o.dry_run) return finalize(t), 0;
   if (run.ranks.rank == 0) {  // before the plan is allocated: these matrices take 400 MB on a large GPU
@@ -609,7 +607,7 @@ inline int run_trainer(int argc, char** argv, Trainer& t) {
     allocate(t);
     load_or_init_weights(t, in_folder, checkpoint);
   });
-  if (run.ranks.size > 1) collectives.all_equal("the ranks' data", describe_data(run));
+  collectives.all_equal("the ranks' data", [&] { return describe_data(run); });
   stop_after_steps();
   collectives.together([&] { open_output(run, checkpoint, describe(t)); });
   print_start(run, checkpoint, matmul_precision());

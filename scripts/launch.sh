@@ -3,9 +3,9 @@
 #
 #   scripts/launch.sh RANKS PROGRAM [ARGUMENT ...]
 #
-# starts as many processes, of which each has torchrun's variables (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE) and
-# a GPU of its own, of those in CUDA_VISIBLE_DEVICES if that is set. SIGTERM, SIGINT, SIGHUP and SIGUSR1 are passed on
-# to all. If one fails, the others are ended, and the exit status is its own.
+# starts as many processes. Each has torchrun's variables (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE) and a GPU of
+# its own, one in CUDA_VISIBLE_DEVICES if that is set. SIGTERM, SIGINT, SIGHUP and SIGUSR1 are passed on to all. If one
+# fails, the others are ended, and the exit status is its own. Needs bash 5.1 (2020).
 set -uo pipefail
 die() { echo "error: launch.sh: $*" >&2; exit 1; }
 if ! [[ ${1:-} =~ ^[1-9][0-9]*$ ]] || [ $# -lt 2 ]; then die "usage: $0 RANKS PROGRAM [ARGUMENT ...]"; fi

@@ -189,8 +189,8 @@ TEST_F(Meeting, StaleFilesMisleadNobody) {
     Ranks ranks = rank_of(rank, 4, "of_old");
     RankFolder old(ranks);
     old.own.listed = {"a", "b", "c"}, old.own.heard = "x";
-    old.own.secret.assign(told().size(), 'x');
-    ASSERT_TRUE(old.write());
+    old.own.shared.assign(told().size(), 'x');
+    old.write();
     fs::copy_file(in("of_old") + format("/rank_%d", rank), in("run") + format("/rank_%d", rank));
   }
   std::vector<std::future<std::string>> all;
@@ -202,7 +202,7 @@ TEST_F(Meeting, StaleFilesMisleadNobody) {
   EXPECT_TRUE(fs::exists(in("run/rank_3"))) << "is nobody's of this run";
 }
 
-// BUG llmc/ranks/rank_folder.cpp: `errno == EAGAIN || errno == EACCES` -> `false`
+// BUG llmc/ranks/rank_folder.cpp: `lock_file(file_.fd) == FileLock::held_by_another` -> `false`
 TEST_F(Meeting, ASecondProcessOfTheSameRankIsRefusedWhileTheFirstLives) {
   const RankFolder living(rank_of(1, 2));
   EXPECT_NE(meet(rank_of(1, 2)).find("run/rank_1: another process that lives is rank 1 of this run"),

@@ -53,9 +53,8 @@ struct CheckpointContents {
 
 // The shards that other ranks write beside rank 0's.
 struct OtherShards {
-  uint32_t header = 0;                          // what lay_out_checkpoint returned
-  std::function<bool()> are_written = nullptr;  // whether the others have written theirs, or failed; empty: there are
-                                                // none
+  uint32_t header = 0;                  // what lay_out_checkpoint returned
+  std::function<bool()> are_written{};  // whether each has been written, or has failed; empty: there are none
 };
 
 // Called by rank 0 where the state has several shards, before any of them is written: makes the checkpoint's folder,

@@ -67,7 +67,7 @@ struct Collectives {
 
   // The following wait for the GPU, and for all other ranks.
 
-  // bytes (count), in host memory, = those of rank `root`.
+  // bytes (count), in host memory, = rank root's.
   void broadcast(void* bytes, size_t count, int root = 0) {
     for (size_t at = 0, part = 0; size_ > 1 && at < count; at += part) {
       part = std::min(count - at, staging_bytes);
@@ -106,8 +106,13 @@ struct Collectives {
     if (first - failed.begin() == rank_) std::rethrow_exception(error);
     if (first != failed.end()) throw UserError("");
   }
-  // Throws, as together() does, if the text `mine` of some rank differs from rank 0's: its first line that does.
-  void all_equal(const char* what, const std::string& mine) {
+  // Throws, as together() does, if the text that `text_of_this` returns differs from rank 0's: its first line that
+  // does.
+  template <class F>
+  void all_equal(const char* what, const F& text_of_this) {
+    if (size_ == 1) return;
+    std::string mine;
+    together([&] { mine = text_of_this(); });
     const std::string first = broadcast(mine);
     together([&] {
       if (mine == first) return;

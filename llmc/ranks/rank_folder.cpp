@@ -11,7 +11,7 @@
 #include "llmc/utils/error.h"
 #include "llmc/utils/message.h"
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankNote, nonce, name, heard, listed, secret, times_written, step, begun, is_paused)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankNote, nonce, name, heard, listed, shared, times_written, step, begun, is_paused)
 
 static const char advice[] = "name another place with --rendezvous FOLDER";
 
@@ -30,17 +30,14 @@ RankFolder::RankFolder(const Ranks& ranks) : ranks_(ranks) {
     if (file_.fd < 0 || fstat(file_.fd, &status) != 0)
       user_error("%s: cannot be written: %s; %s", path, strerror(errno), advice);
     if (!S_ISREG(status.st_mode)) user_error("%s: is no file; remove it, or %s", path, advice);
-    struct flock whole = {};
-    whole.l_type = F_WRLCK, whole.l_whence = SEEK_SET;
-    // A file system without locks has other errors.
-    if (fcntl(file_.fd, F_OFD_SETLK, &whole) != 0 && (errno == EAGAIN || errno == EACCES))
+    if (lock_file(file_.fd) == FileLock::held_by_another)
       user_error("%s: another process that lives is rank %d of this run; %s", path, ranks.rank, advice);
     fstat(file_.fd, &status);
   } while (status.st_nlink == 0);
   std::random_device device;
   own.name = rank_name(ranks);
   own.nonce = format("%08x%08x%08x%08x", device(), device(), device(), device());
-  if (!write()) user_error("%s: cannot be written: %s; %s", path, strerror(errno), advice);
+  write();
 }
 
 RankFolder::~RankFolder() {
@@ -48,13 +45,14 @@ RankFolder::~RankFolder() {
   rmdir(ranks_.folder.c_str());
 }
 
-bool RankFolder::write() {
+void RankFolder::write() {
   own.times_written++;
   std::string text = nlohmann::json(own).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
   text = crc32c_hex(crc32c(text.data(), text.size())) + text;
-  return write_all(file_.fd, text.data(), text.size(), 0) == text.size() &&
-         ftruncate(file_.fd, off_t(text.size())) == 0 && fdatasync(file_.fd) == 0;  // for who reads it on another
-                                                                                    // machine
+  // fdatasync: for ranks on other machines, which read the file too.
+  if (write_all(file_.fd, text.data(), text.size(), 0) != text.size() || ftruncate(file_.fd, off_t(text.size())) != 0 ||
+      fdatasync(file_.fd) != 0)
+    user_error("%s: cannot be written: %s; %s", path_of(ranks_.rank), strerror(errno), advice);
 }
 
 RankNote RankFolder::read(int rank) const {
@@ -80,8 +78,8 @@ void RankFolder::share(void* bytes, size_t count, double seconds) {
       const RankNote first = read(0);
       const size_t place = size_t(ranks_.rank) - 1;
       const bool is_listed = place < first.listed.size() && first.listed[place] == own.nonce;
-      if (is_listed && first.secret.size() == count) {
-        memcpy(bytes, first.secret.data(), count);
+      if (is_listed && first.shared.size() == count) {
+        memcpy(bytes, first.shared.data(), count);
         return;
       }
       if (is_listed && std::exchange(own.heard, first.nonce) != first.nonce) write();
@@ -92,9 +90,8 @@ void RankFolder::share(void* bytes, size_t count, double seconds) {
         found.push_back(note.nonce);
         if (note.heard != own.nonce) missing += format("%s%d", missing.empty() ? "" : ", ", rank);
       }
-      if (missing.empty()) own.secret.assign(static_cast<uint8_t*>(bytes), static_cast<uint8_t*>(bytes) + count);
-      const bool is_new = std::exchange(own.listed, found) != found || missing.empty();
-      if (is_new && !write()) user_error("%s: cannot be written: %s; %s", path_of(0), strerror(errno), advice);
+      if (missing.empty()) own.shared.assign(static_cast<uint8_t*>(bytes), static_cast<uint8_t*>(bytes) + count);
+      if (std::exchange(own.listed, found) != found || missing.empty()) write();
       if (missing.empty()) return;
     }
     const double waited = seconds_now() - start;

@@ -10,10 +10,10 @@
 
 // What a rank's file says.
 struct RankNote {
-  std::string nonce, name;          // drawn by this process, and how messages call it
-  std::string heard;                // the nonce of the rank 0 that has listed this rank's
-  std::vector<std::string> listed;  // by rank 0: the nonces that it has found, from that of rank 1 on
-  std::vector<uint8_t> secret;      // by rank 0, when all have heard
+  std::string nonce, name;          // drawn at random by each process; the rank as messages call it
+  std::vector<std::string> listed;  // rank 0 alone: the nonces of ranks 1, 2, ... as it has found them
+  std::string heard;                // the others: rank 0's nonce, once it has listed theirs
+  std::vector<uint8_t> shared;      // rank 0 alone: the bytes, once all others have heard
   int64_t times_written = 0, step = 0;
   uint64_t begun = 0;  // collectives
   bool is_paused = false;
@@ -26,12 +26,12 @@ struct RankFolder {
   // Removes the file, and the folder if it is empty then.
   ~RankFolder();
 
-  // bytes (count) = rank 0's. A rank believes only a file that has its own nonce, and rank 0 tells its bytes to nobody
-  // before all have read its. Throws UserError after so many seconds (0: never), on rank 0 with those that are missing.
+  // bytes (count) = rank 0's. Rank 0 lists the nonces that it finds; a rank that is listed answers with rank 0's nonce;
+  // rank 0 writes the bytes when all have answered. So a file that a killed run has left is never believed: its nonces
+  // are nobody's. Throws UserError after so many seconds (0: never), on rank 0 with the ranks that are missing.
   void share(void* bytes, size_t count, double seconds);
 
-  // Writes this rank's note. Returns whether that has succeeded.
-  bool write();
+  void write();  // this rank's note, from `own`; throws UserError
   // A rank's note; an empty one where it has none.
   RankNote read(int rank) const;
   std::vector<RankNote> read_all() const;

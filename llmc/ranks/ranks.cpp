@@ -10,14 +10,15 @@
 #include "llmc/utils/host_name.h"
 #include "llmc/utils/number.h"
 
-// By which variables a launcher tells a process which of how many it is, of which it sets all or none; how many are on
-// its machine; and what the processes of a run have in common, and other runs have not.
+// The environment variables of a launcher. It sets the first three together: how many processes there are, which of
+// them this is, and which on its machine. local_size: how many are on its machine. job: the same in all processes of a
+// run, and others in other runs.
 struct Launcher {
   const char *name, *size, *rank, *local_rank, *local_size;
   const char* job[3];
 };
 
-// Of those that may be nested the inner one comes first. A shell in an allocation, too, has SLURM_PROCID; only srun's
+// Where launchers are nested the inner one comes first. A shell in an allocation, too, has SLURM_PROCID; only srun's
 // tasks have SLURM_STEP_NUM_TASKS.
 // clang-format off
 constexpr Launcher launchers[] = {
@@ -35,9 +36,41 @@ constexpr const Launcher &mpirun = launchers[1], &srun = launchers[2];
 constexpr const char* others[] = {"PMI_RANK",           "MPI_LOCALRANKID", "MV2_COMM_WORLD_RANK", "PALS_RANKID",
                                   "JSM_NAMESPACE_RANK", "ALPS_APP_PE",     "FLUX_TASK_RANK"};
 
-static const char what_to_type[] = "start it with scripts/launch.sh N, mpirun -np N, srun or torchrun; a run of this "
-                                   "process alone with "
-                                   "scripts/launch.sh 1";
+static const char what_to_type[] = "start it with scripts/launch.sh N, mpirun -np N, srun or torchrun; "
+                                   "a run of this process alone with scripts/launch.sh 1";
+
+#ifdef SLA_MPI
+constexpr bool has_mpi = true;
+
+static Ranks ranks_of_mpi() {
+  Ranks r;
+  int threads = 0;
+  // Other threads load data and watch the ranks; this one calls MPI.
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &threads);
+  if (threads < MPI_THREAD_FUNNELED) user_error("MPI allows this process no threads; %s", what_to_type);
+  MPI_Comm neighbours;
+  MPI_Comm_rank(MPI_COMM_WORLD, &r.rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &r.size);
+  MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, r.rank, MPI_INFO_NULL, &neighbours);
+  MPI_Comm_rank(neighbours, &r.local_rank);
+  MPI_Comm_free(&neighbours);
+  r.by_mpi = true;
+  return r;
+}
+void broadcast_by_mpi(void* bytes, size_t count) { MPI_Bcast(bytes, int(count), MPI_BYTE, 0, MPI_COMM_WORLD); }
+void finalize_ranks(const Ranks& ranks) {
+  if (ranks.by_mpi) MPI_Finalize();
+}
+#else
+constexpr bool has_mpi = false;
+
+static Ranks ranks_of_mpi() {
+  user_error("this process was started by MPI, without which this program was built; start it with scripts/launch.sh N "
+             "or torchrun, or build it where mpicxx is");
+}
+void broadcast_by_mpi(void*, size_t) {}
+void finalize_ranks(const Ranks&) {}
+#endif
 
 // The number in an environment variable.
 static int number_of(const char* variable, int least) {
@@ -74,24 +107,6 @@ static const Launcher* launcher_of_this() {
   return nullptr;
 }
 
-#ifdef SLA_MPI
-static Ranks ranks_of_mpi() {
-  Ranks r;
-  int threads = 0;
-  // Other threads load data and watch the ranks; this one calls MPI.
-  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &threads);
-  if (threads < MPI_THREAD_FUNNELED) user_error("MPI allows this process no threads; %s", what_to_type);
-  MPI_Comm neighbours;
-  MPI_Comm_rank(MPI_COMM_WORLD, &r.rank);
-  MPI_Comm_size(MPI_COMM_WORLD, &r.size);
-  MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, r.rank, MPI_INFO_NULL, &neighbours);
-  MPI_Comm_rank(neighbours, &r.local_rank);
-  MPI_Comm_free(&neighbours);
-  r.by_mpi = true;
-  return r;
-}
-#endif
-
 // Where the ranks of a run leave their files; "" if no place is known that all see.
 static std::string folder_of(const Launcher& l, const std::string& rendezvous, const std::string& out) {
   std::string run = l.name;
@@ -108,7 +123,7 @@ static std::string folder_of(const Launcher& l, const std::string& rendezvous, c
 
 Ranks init_ranks(const std::string& rendezvous, const std::string& out) {
   const Launcher* const l = launcher_of_this();
-  const bool has_pmix = getenv("PMIX_RANK") != nullptr;  // of which alone only MPI knows the size
+  const bool has_pmix = getenv("PMIX_RANK") != nullptr;  // alone, it leaves the size to MPI
   if (l == nullptr && !has_pmix) {
     for (const char* variable : others)
       if (const char* text = getenv(variable))
@@ -123,13 +138,7 @@ Ranks init_ranks(const std::string& rendezvous, const std::string& out) {
     if (r.size == 1) return {};
   }
   const bool is_told_by_mpi = l == nullptr || l == &mpirun;
-#ifdef SLA_MPI
-  if (is_told_by_mpi || (has_pmix && l == &srun)) r = ranks_of_mpi();
-#else
-  if (is_told_by_mpi)
-    user_error("this process was started by MPI, without which this program was built; start it with scripts/launch.sh "
-               "N or torchrun, or build it where mpicxx is");
-#endif
+  if (is_told_by_mpi || (has_mpi && has_pmix && l == &srun)) r = ranks_of_mpi();
   if (r.size > 1) r.folder = folder_of(l != nullptr ? *l : mpirun, rendezvous, out);
   if (r.size > 1 && r.folder.empty() && !r.by_mpi)
     user_error("rank %d of %d, which %s has started, does not know where the others are: give -o or --rendezvous, a "
@@ -140,20 +149,4 @@ Ranks init_ranks(const std::string& rendezvous, const std::string& out) {
 
 std::string rank_name(const Ranks& ranks) {
   return format("rank %d of %d (pid %d on %s)", ranks.rank, ranks.size, int(getpid()), host_name().c_str());
-}
-
-void broadcast_by_mpi(void* bytes, size_t count) {
-#ifdef SLA_MPI
-  MPI_Bcast(bytes, int(count), MPI_BYTE, 0, MPI_COMM_WORLD);
-#else
-  (void)bytes, (void)count;
-#endif
-}
-
-void finalize_ranks(const Ranks& ranks) {
-#ifdef SLA_MPI
-  if (ranks.by_mpi) MPI_Finalize();
-#else
-  (void)ranks;
-#endif
 }

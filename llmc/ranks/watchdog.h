@@ -8,6 +8,7 @@
 #include <thread>
 #include "rank_folder.h"
 #include "llmc/utils/clock.h"
+#include "llmc/utils/error.h"
 #include "llmc/utils/message.h"
 
 struct Watchdog {
@@ -43,6 +44,12 @@ struct Watchdog {
     return !is_stopped_;
   }
 
+  void write_note() const {
+    try {
+      folder_->write();
+    } catch (const UserError&) {}  // a full disk: nobody will know who is behind
+  }
+
   void watch() {
     const double interval = hang_seconds_ > 0 ? std::min(2.0, hang_seconds_ / 8) : 2;
     uint64_t begun = 0, done = 0;
@@ -53,8 +60,8 @@ struct Watchdog {
       if (folder_) {
         RankNote& note = folder_->own;
         note.step = step, note.begun = begun, note.is_paused = is_paused;
-        if (begun > 1) note.secret.clear();  // all have read it
-        folder_->write();
+        if (begun > 1) note.shared.clear();  // all have read it
+        write_note();
       }
       if (moves || begun == done || is_paused) progress = now;
       else progress += std::max(0.0, slept - 2 * interval);  // this process was itself stopped
@@ -74,7 +81,7 @@ struct Watchdog {
   std::string who_is_behind(uint64_t begun, double interval) {
     if (!folder_) return "there is no folder (-o, --rendezvous) with notes of who is behind";
     const std::vector<RankNote> before = folder_->read_all();
-    for (int i = 0; i < 4; i++) sleeps(interval), folder_->write();
+    for (int i = 0; i < 4; i++) sleeps(interval), write_note();
     const std::vector<RankNote> notes = folder_->read_all();
     std::string who;
     for (size_t rank = 0; rank < notes.size(); rank++) {

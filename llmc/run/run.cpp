@@ -624,6 +624,11 @@ void count_shards_as_written(Run& run) {
   run.shards_are_written.reset();
 }
 
+// Rank 0's errors are the run's.
+static void print_error_of_rank(const Ranks& ranks, const std::string& error) {
+  print_error(ranks.rank > 0 ? rank_name(ranks) + ": " + error : error);
+}
+
 void report_saved(Run& run, bool wait) {
   const WatchdogPause pause(run.watchdog);
   const std::optional<SaveResult> saved = run.writer.result(wait);
@@ -642,8 +647,7 @@ void report_saved(Run& run, bool wait) {
   if (run.options.stop_on_save_error)
     user_error("%s; training stops, earlier checkpoints are as they were (--stop-on-save-error)", saved->error);
   print_line("");
-  print_error((run.ranks.rank > 0 ? rank_name(run.ranks) + ": " : "") + saved->error +
-              "; earlier checkpoints are as they were");
+  print_error_of_rank(run.ranks, saved->error + "; earlier checkpoints are as they were");
 }
 
 void finish_output(Run& run) {
@@ -667,7 +671,7 @@ void end_rank(Run& run, const std::string& error) {
   const int signal = stop_signal();
   run.watchdog.stop();
   sleep(error.empty() ? 3 : ranks.rank > 0 ? 1 : 0);
-  if (!error.empty() && stop_signal() == signal) print_error(ranks.rank > 0 ? rank_name(ranks) + ": " + error : error);
+  if (!error.empty() && stop_signal() == signal) print_error_of_rank(ranks, error);
   fflush(stdout);
   _exit(1);
 }

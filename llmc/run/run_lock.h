@@ -1,6 +1,5 @@
-// One process at a time in an output folder. The lock is the kernel's, on the file OUT/lock, so that it ends with the
-// process, however that ends. NFS servers pass such locks on to other machines; a file system that has none is said so,
-// and the run continues without.
+// One process at a time in an output folder, by lock_file on OUT/lock. If the file system has no locks, a warning says
+// so, and the run continues without.
 #pragma once
 #include <fcntl.h>
 #include <unistd.h>
@@ -21,18 +20,15 @@ struct RunLock {
     const std::string path = out + "/lock";
     FileDescriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
     if (file.fd < 0) user_error("%s: cannot be written: %s", path, strerror(errno));
-    struct flock whole = {};  // the whole file
-    whole.l_type = F_WRLCK;
-    whole.l_whence = SEEK_SET;
-    if (fcntl(file.fd, F_OFD_SETLK, &whole) != 0) {
-      if (errno == EAGAIN || errno == EACCES) {
-        usleep(200000);  // it writes its name right after it takes the lock
-        const std::string holder = try_read_file(path).value_or("");
-        user_error("-o %s: is in use by %s; wait until it ends, or name another folder", out,
-                   holder.empty() ? "another process" : holder);
-      }
+    const FileLock lock = lock_file(file.fd);
+    if (lock == FileLock::unsupported)
       print_warning(format("%s: this file system has no locks (%s): make sure that no other process writes to %s",
                            path.c_str(), strerror(errno), out.c_str()));
+    if (lock == FileLock::held_by_another) {
+      usleep(200000);  // it writes its name right after it takes the lock
+      const std::string holder = try_read_file(path).value_or("");
+      user_error("-o %s: is in use by %s; wait until it ends, or name another folder", out,
+                 holder.empty() ? "another process" : holder);
     }
     // The name is for messages alone: a full disk or a late reader does no harm.
     const std::string holder = format("process %d on %s", int(getpid()), host_name().c_str());

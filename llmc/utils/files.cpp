@@ -113,6 +113,13 @@ std::set<std::string> list_folder(const std::string& folder) {
   return names;
 }
 
+FileLock lock_file(int fd) {
+  struct flock whole = {};  // the whole file
+  whole.l_type = F_WRLCK, whole.l_whence = SEEK_SET;
+  if (fcntl(fd, F_OFD_SETLK, &whole) == 0) return FileLock::taken;
+  return errno == EAGAIN || errno == EACCES ? FileLock::held_by_another : FileLock::unsupported;
+}
+
 size_t write_all(int fd, const void* bytes, size_t count, int64_t offset) {
   const char* next = static_cast<const char*>(bytes);
   size_t done = 0;

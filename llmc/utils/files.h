@@ -65,6 +65,11 @@ struct TextFile {
 // listed.
 std::set<std::string> list_folder(const std::string& folder);
 
+// The kernel's lock on a whole file, of one process at a time; it ends with the process, however that ends. NFS servers
+// pass such locks on to other machines. Without locks a file system gives `unsupported`, and the reason in errno.
+enum class FileLock { taken, held_by_another, unsupported };
+FileLock lock_file(int fd);
+
 // Writes `count` bytes at byte `offset` of the file, or at its current position if `offset` is -1, retrying interrupted
 // and partial writes. Returns how many bytes were written; fewer than `count` only after an error, which errno tells
 // (ENOSPC for a write that made no progress and gave no reason).
