@@ -24,6 +24,7 @@ trap 'rm -rf "${TMPDIR:-/tmp}/gpt2-sla-$EUID-torchrun-$TORCHELASTIC_RUN_ID"' EXI
 set -m  # each rank has a process group: a terminal's Ctrl-C comes through this script alone
 pids=()
 to_all() { for pid in "${pids[@]}"; do kill "-$1" -- "-$pid" 2>/dev/null; done; }
+one_lives() { for pid in "${pids[@]}"; do kill -0 -- "-$pid" && return; done; return 1; }
 # shellcheck disable=SC2064 # the signal of now
 for s in TERM INT HUP USR1; do trap "to_all $s" $s; done
 for ((rank = 0; rank < WORLD_SIZE; rank++)); do
@@ -47,7 +48,7 @@ sleep 0.7         # for those that end by themselves, by the same signal; not as
 for signal in TERM KILL; do
   to_all $signal
   for ((tenths = 0; tenths < 50; tenths++)); do
-    [ -n "$(jobs -pr)" ] || exit "$status"
+    one_lives || exit "$status"
     sleep 0.1
   done
 done

@@ -3,6 +3,7 @@
 // repository's root.
 //
 // COVERS ONLY llmc/ranks/ranks.cpp llmc/ranks/rank_folder.cpp scripts/launch.sh
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <future>
@@ -308,6 +309,14 @@ TEST_F(LaunchScript, EndsAllWhenOneFailsWithItsStatus) {
   EXPECT_EQ(run("for i in 1 2 3 4 5; do " + lives + " || exit 1; sleep 1; done").exit_status, 1) << "rank 0, which "
                                                                                                     "ignores SIGTERM, "
                                                                                                     "is there";
+}
+
+// BUG scripts/launch.sh: `one_lives || exit` -> `[ -n "$(jobs -pr)" ] || exit`
+TEST_F(LaunchScript, EndsARankThatIsStopped) {
+  const Outcome o = launch("2", "echo $$ >$out/pid.$RANK; if [ $RANK = 1 ]; then trap '' TERM HUP; kill -STOP $$; "
+                                "sleep 50; fi; sleep 0.5; exit 7");
+  EXPECT_EQ(o.exit_status, 7) << o.err;
+  EXPECT_NE(kill(atoi(read_file(in("pid.1")).c_str()), 0), 0) << "it is there, stopped";
 }
 
 TEST_F(LaunchScript, EndsWhateverTheTemporaryFolderIsCalled) {
