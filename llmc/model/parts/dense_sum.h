@@ -1,7 +1,7 @@
 // What follows a layer with `dense` (terms/dense.h): the input of the next layer, or of the last norm, is a weighted
-// sum of the embeddings and the outputs of all layers so far. All of these are kept, in generation too, where they are
-// those of the new tokens alone. The backward pass keeps the gradient of each layer's input, so that the gradient of a
-// layer's output is a sum like that of the forward pass, and rounded once.
+// sum of the embeddings and the outputs of all layers so far. All of these are kept; generation keeps them for the new
+// tokens alone. The backward pass keeps the gradient of each layer's input, so that the gradient of a layer's output is
+// a sum like the forward pass's, and rounded once.
 #pragma once
 #include <vector>
 #include "llmc/model/binding.h"
@@ -13,7 +13,7 @@ struct DenseSum {
   floatX* out = nullptr;                  // (N, C)
   std::vector<WeightedTensor> outputs;    // of the embeddings and of layers 0 to `layer`: what is summed
   const floatX* dout = nullptr;           // (N, C): the gradient of out
-  floatX* doutput = nullptr;              // (N, C): that of the layer's own output,
+  floatX* doutput = nullptr;              // (N, C): the gradient of the layer's own output,
   std::vector<WeightedTensor> gradients;  //   and of what it is a sum: gradients of inputs of the layers above
   float *dweights = nullptr, *scratch = nullptr;
 };
@@ -24,13 +24,13 @@ inline void declare(DenseSum& d, floatX*& output, ActivationList& list) {
   list.of_sublayer(Recompute::norm, "layer_input", d.out, {list.shape.rows, d.C});
 }
 
-// The gradient of layer l's input (N, C), l = L being the last norm's; the first layer's is that of the embeddings.
+// The gradient of layer l's input (N, C); l = L is the last norm. The first layer's input is the embeddings.
 inline floatX* dlayer_input(const Activations& acts, int l) {
   return l == 0 ? acts.dresidual : acts.dlayer_inputs[l - 1];
 }
 
-// The gradient of the embeddings, output 0, or of layer l's output, l + 1, is the sum of these; that of the embeddings
-// has beside it what comes through layer 0.
+// The gradient of the embeddings, output 0, or of layer l's output, l + 1, is the sum of these; for the embeddings
+// there is also what comes through layer 0.
 inline std::vector<WeightedTensor> gradients_of_output(int output, const Params<floatX>& params,
                                                        const Activations& acts) {
   std::vector<WeightedTensor> terms;

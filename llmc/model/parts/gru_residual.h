@@ -28,7 +28,7 @@ inline void declare(GruResidual& r, Recompute dropped_from, ActivationList& list
   list.of_sublayer(Recompute::activation, "gru_gates", r.gates.gates, {N, 3 * C});
 }
 
-// Sets the pointers, after those of the parameters. `in`: the residual stream before. Returns the stream after.
+// Sets all pointers but the parameters', which are set already. `in`: the stream before. Returns the stream after.
 inline const floatX* bind_residual(GruResidual& r, const floatX* in, const Activations& acts) {
   r.branch_out = acts.branch_out, r.sums = acts.gru_sums;
   r.gates.in = in, r.gates.reset_in = acts.branch_out, r.gates.bias = r.w.bias;
@@ -71,7 +71,7 @@ inline void residual_forward(const GruResidual& r, const Norm& next, const Batch
   norm_forward(next, batch.rows());
 }
 
-// From dresidual (N, C), the gradient of out: dresidual = that of `in`, g +=. Returns that of branch_out (N, C).
+// From dresidual (N, C), the gradient of out: dresidual = the gradient of `in`, g +=. Returns the branch_out (N, C)'s.
 inline const floatX* residual_backward(const GruResidual& r, const Batch& batch) {
   const int64_t N = batch.rows(), C = r.C;
   const floatX *dr = r.gates.gates, *dz = dr + C, *dg = dz + C;  // of their arguments, in rows of 3C
