@@ -71,7 +71,7 @@ inline void residual_forward(const GruResidual& r, const Norm& next, const Batch
   norm_forward(next, batch.rows());
 }
 
-// From dresidual (N, C), the gradient of out: dresidual = the gradient of `in`, g +=. Returns the branch_out (N, C)'s.
+// From dresidual (N, C), the gradient of out: dresidual = the gradient of `in`, g +=. Returns branch_out's gradient.
 inline const floatX* residual_backward(const GruResidual& r, const Batch& batch) {
   const int64_t N = batch.rows(), C = r.C;
   const floatX *dr = r.gates.gates, *dz = dr + C, *dg = dz + C;  // of their arguments, in rows of 3C
