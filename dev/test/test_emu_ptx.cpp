@@ -351,7 +351,7 @@ TEST_F(Ptx, BarriersCountAndVote) {
 }
 
 // d = a b + c with the fragments of the manual's tables for mma.m16n8k8 and mma.m16n8k16 of fp16: with group = lane / 4
-// and i = lane % 4, register r holds in a row group + 8 (r % 2), columns 2 i + 8 (r / 2) and the next; in b column
+// and i = lane % 4, register r of a holds row group + 8 (r % 2), columns 2 i + 8 (r / 2) and the next; r of b column
 // group, rows 2 i + 8 r and the next; element e of c and d is at row group + 8 (e / 2), column 2 i + e % 2. The first
 // product has 16 columns of a, the second the same by two products of 8, as on a T4, the third has the first 8 alone.
 // BUG dev/emu/ptx/warp.cpp: `2 * (lane % 4) + 8 * (r / 2)] = low(` -> `lane % 4 + 8 * (r / 2)] = low(`
