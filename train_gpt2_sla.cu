@@ -302,7 +302,7 @@ void gpt2_forward_backward(GPT2& model, const Batch& batch, bool sum_over_ranks)
 
 // One micro-batch of an update that averages `num_micro_batches` of them, over all ranks: acts.stats->loss and grads +=
 // as in gpt2_forward_backward. dloss is computed as if all tokens of the micro-batch were scored, so that it is the
-// same in each; gpt2_update multiplies by StepStats::grad_weight else. Waits for nothing: inputs, targets
+// same in each; gpt2_update multiplies by StepStats::grad_weight where not all are. Waits for nothing: inputs, targets
 // (B, T) lie in host memory, and if that is a PinnedBuffer's, the caller leaves them as they are until gpt2_read_stats
 // has returned. A rank's last micro-batch also sums the gradients over the ranks, and its first one also receives
 // weights from them. These two run eagerly, because they take two streams. The others are captured and replayed as a

@@ -166,7 +166,7 @@ class Training : public Ranks {
       step = atoi(log.c_str() + at + key.size());
     return step;
   }
-  // The newest checkpoint's in the folder "out"; 0 if there is none.
+  // The step of the newest checkpoint in the folder "out"; 0 if there is none.
   int newest_step() const {
     int step = 0;
     for (const fs::directory_entry& entry : fs::directory_iterator(in("out"))) {

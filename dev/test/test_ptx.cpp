@@ -63,7 +63,7 @@ class PtxProgram : public CommandLine {
     const char* const nvcc = getenv("NVCC");
     const bool has_nvcc = run(std::string("command -v ") + (nvcc != nullptr ? nvcc : "nvcc")).exit_status == 0;
     if (!has_nvcc && !fs::exists(r.ptx)) GTEST_SKIP() << "no nvcc, by which " << r.ptx << " is made";
-    // Made here, because nvcc takes a minute for each and a part of the long tests runs few of them.
+    // Made here, because nvcc takes a minute for each and a share of the long tests runs few of them.
     if (has_nvcc) {
       const Outcome made = run("make --no-print-directory " + r.ptx);
       ASSERT_EQ(made.exit_status, 0) << end_of(made.err, 60);

@@ -40,7 +40,7 @@ constexpr cudaDataType cuda_type = sizeof(T) == 4 ? CUDA_R_32F
                                    : is_fp16      ? CUDA_R_16F
                                                   : CUDA_R_16BF;
 
-// A matmul as cuBLASLt sees it, column-major: the key of the cached plans.
+// A matmul as cuBLASLt sees it, column-major: the key of the cached GemmPlans.
 struct GemmShape {
   char op_a, op_b;  // 'N', 'T'
   int64_t m, n, k, lda, ldb, ldc;
@@ -157,13 +157,13 @@ inline std::vector<cublasLtMatmulHeuristicResult_t> gemm_algorithms(const GemmSh
   return results;
 }
 
-// The plans of all shapes that gemm() has been called for.
+// The GemmPlans of all shapes that gemm() has been called for.
 inline std::map<GemmShape, GemmPlan>& gemm_plans() {
   static auto& plans = *new std::map<GemmShape, GemmPlan>;  // never destroyed, like the Gpu
   return plans;
 }
 
-// The plan of a shape, with the algorithm that the heuristic puts first: the same in every run with one version of
+// The GemmPlan of a shape, with the algorithm that the heuristic puts first: the same in every run with one version of
 // cuBLASLt on one kind of GPU, and with it the bits. The fastest by measurement would not be: where two are about as
 // fast, each run would choose anew, so that choices would have to be stored with the run. What they would win,
 // dev/bench/bench_gpu.cu measures.

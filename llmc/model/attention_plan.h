@@ -100,7 +100,7 @@ struct AttentionPlan {
   }
 };
 
-// Calls visit(part, head) for each q, k and v head that an attention uses.
+// Calls visit(q, k or v, head) for each head that an attention uses.
 template <class Visit>
 void for_each_head(const PlannedAttention& attention, Visit visit) {
   for (const KVUse& use : attention.uses) {

@@ -108,7 +108,7 @@ inline void check_parameters_fit(const ModelConfig& c, double bytes_each, const 
                device, what_takes_most(c));
 }
 
-// The rows of a part of the full-size c_attn, which is q | k | v, and with `lsh` q | v.
+// The rows of q, k or v in the full-size c_attn, which is q | k | v, and with `lsh` q | v.
 inline int64_t full_part_size(const ModelConfig& c, const AttentionPlan& plan, Part part) {
   return int64_t(plan.heads_of(part)) * c.head_size();
 }
@@ -121,7 +121,7 @@ inline int64_t full_qkv_size(const ModelConfig& c, const AttentionPlan& plan) {
 // For each row of a layer's qkvw, its row in the full-size c_attn.
 inline std::vector<int> full_qkv_rows(const ModelConfig& c, const AttentionPlan& plan, int layer) {
   std::vector<int> rows;
-  int first = 0;  // row of the full-size c_attn where the part begins
+  int first = 0;  // row of the full-size c_attn where q, k or v begins
   for (Part part : all_parts) {
     for (int head : plan.projected[part][layer])
       for (int i = 0; i < c.head_size(); i++) rows.push_back(first + head * c.head_size() + i);

@@ -21,7 +21,7 @@ struct StepStats {
   double stop_requests = 0, unwritten_shards = 0;
   double loss_scale = 1;  // in fp16: what losses are multiplied by in the backward pass; no sum
 
-  // The factor that turns them into gradients of the mean over scored tokens. They are zero where none is scored.
+  // Gradients times this are gradients of the mean over scored tokens. They are zero where none is scored.
   SLA_HOST_DEVICE double grad_weight() const {
     const double weight = 0 < scored && scored < tokens ? tokens / scored : 1;
     return is_fp16 ? weight / loss_scale : weight;

@@ -227,7 +227,7 @@ struct Layer {
     d_dropout_keys = DeviceArray<uint64_t>(dropout_keys);
     if (c.dropout > 0) args.dropout = dropout_of(d_dropout_keys.data);
   }
-  // The third layer's.
+  // Dropout of the third layer's probabilities.
   Dropout dropout_of(const uint64_t* keys) const {
     return make_dropout(keys, c.dropout, DropoutSite::probabilities, 2);
   }

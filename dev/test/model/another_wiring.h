@@ -67,7 +67,7 @@ struct Rewired {
     return row == C ? params.at(name + ".bias").data[size_t(column)]
                     : params.at(name + ".weight").data[size_t(row * (C + 2 * kv) + column)];
   }
-  // Expects a head's to be the mean of what the heads `sources` have in `params`, a model with the wiring of `c`.
+  // Expects a head's weights to be the mean over the heads `sources` in `params`, a model with the wiring of `c`.
   void expect_head(int l, int part, int head, DoubleTensors& params, const ModelConfig& c,
                    const std::vector<int>& sources) {
     for (int row = 0; row <= config.channels; row++)

@@ -1,4 +1,4 @@
-// The losses and gradients of the model, of the reference, at each level of recomputation, and of the golden cases.
+// The losses and gradients of the model and the reference, at each level of recomputation, and in the golden cases.
 #pragma once
 #include <gtest/gtest.h>
 #include <algorithm>
