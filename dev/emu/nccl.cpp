@@ -250,7 +250,7 @@ struct Collective {
     return received_parts > 0 && (overlaps(other.sent, other.sent_parts * other.part_bytes()) ||
                                   overlaps(other.received, other.received_parts * other.part_bytes()));
   }
-  // Buffers that overlap must do so as NCCL allows it: a part of the larger one that is this rank's, or all of it.
+  // Buffers may overlap only as NCCL allows: one is this rank's part of the larger one, or all of it.
   void check_overlap() const {
     if (sent_parts == 0 || received_parts == 0) return;
     const size_t part = part_bytes(), place = size_t(comm->rank) * part;

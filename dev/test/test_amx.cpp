@@ -207,7 +207,7 @@ INSTANTIATE_TEST_SUITE_P(Bf16, ProgramsOnTiles,
                                          ProgramOfTests{"bits", "test_gpt2_sla_cpu", "Bits*:Steps*:Generation*"}),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// A CPU that has the unit: what those without it execute is tested there, too.
+// A CPU with the unit: the code that CPUs without it execute is tested there, too.
 TEST_F(CommandLine, OperationsPassTheirTestsWhereAmxIsHidden) {
   if (!cpu_has_amx()) GTEST_SKIP() << "this CPU has no AMX: the operations' own tests are without it";
   const Outcome o = run("env ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 build/bf16/test_ops_cpu "

@@ -583,7 +583,7 @@ TEST_F(CommandLine, SamplesBeginWithThePromptAndDependOnIt) {
   EXPECT_EQ(a.substr(0, 6), "it has");
   EXPECT_EQ(b.substr(0, 6), "it hat");
   EXPECT_NE(a.substr(6), b.substr(6));
-  // An end of text in it is that token, as the one that every sample begins with.
+  // An end of text in a prompt is that token, like the one that every sample begins with.
   const std::string twice = sample_of(run(command + "--prompt '<|endoftext|>it has'"));
   EXPECT_EQ(twice.substr(0, 19), "<|endoftext|>it has");
   const std::string broken = sample_of(run(command + "--prompt \"$(printf 'a\\377b')\""));

@@ -8,10 +8,10 @@
 #include "threads.h"
 #include "vec.h"
 
-// Beyond as many rows a matmul by blocks is faster: it uses each weight that it loads more often.
+// Beyond this many rows a matmul by blocks is faster: it uses each weight that it loads more often.
 constexpr int64_t most_few_rows = 16;
 
-// The number of texts that are sampled in one pass. With more, their bits would not be those that each has alone.
+// The number of texts that are sampled in one pass. With more, a text's bits would differ from its bits alone.
 constexpr size_t most_texts_of_a_pass = size_t(most_few_rows);
 
 // How far ahead of what it multiplies a thread asks for a weight: rows follow each other in memory, and the next ones

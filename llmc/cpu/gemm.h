@@ -39,8 +39,8 @@ struct BlockSize {
   bool is_lower = false;  // blocks above c's diagonal are left out
 };
 
-// Blocks of at most these sizes: half as many rows where there would be fewer than eight, and columns that are as many
-// in each block as multiples of `width` allow.
+// Blocks have at most these sizes: half as many rows where there would be fewer than eight blocks, and columns that are
+// as equal as multiples of `width` allow.
 inline BlockSize block_size(int64_t m, int64_t n, BlockSize most, int64_t width) {
   const int64_t column_blocks = (n + most.columns - 1) / most.columns;
   const bool are_few = (m + most.rows - 1) / most.rows * column_blocks < 8;
@@ -171,8 +171,8 @@ inline bool has_amx() {
   return (isa & dnnl_cpu_isa_avx512_core_amx) == dnnl_cpu_isa_avx512_core_amx && has_bf16_matmuls();
 }
 
-// c = alpha op(a) op(b) of a block, or +=. `matmul`: a number of the matmul that it is part of, whose operands do not
-// change meanwhile; 0 if it is none.
+// c = alpha op(a) op(b) of a block, or +=. `matmul`: the number of the matmul that the block belongs to, whose operands
+// do not change meanwhile; 0 if it belongs to none.
 inline void multiply_block(const Bf16Block& s, const bfloat16* a, const bfloat16* b, float* c, uint64_t matmul = 0) {
 #ifdef __AVX512BF16__
   if (has_bf16_matmuls()) return bf16_panels::multiply(s, a, b, c, matmul, has_amx());

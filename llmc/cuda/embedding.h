@@ -76,7 +76,7 @@ __device__ inline int4 load_tokens(const int* tokens, int64_t i, int64_t end) {
                    i + 2 < end ? tokens[i + 2] : no_token, no_token);
 }
 
-// Between which positions a token occurs, so that a search for it can be short. A token's slot is its remainder by
+// The positions between which a token occurs, so that a search for it can be short. A token's slot is its remainder by
 // token_slots, so that in vocabularies up to this size each has its own.
 constexpr int token_slots = 1 << 16;
 

@@ -35,8 +35,8 @@ void from_file_layout(const ParameterTable& table, int index, const FilePart& pa
 using FetchTensor = std::function<void(int index, float* values)>;
 using StoreTensor = std::function<void(int index, const float* values)>;
 
-// Writes the weights as float32. Returns the checksums of what was handed to the system, which a disk that does its
-// work gives back.
+// Writes the weights as float32. Returns the checksums of the bytes that were handed to the system: they are not read
+// back from the disk.
 SafetensorsChecksums write_weight_file(const std::string& path, const ParameterTable& table, const FetchTensor& fetch);
 
 // Reads F32, F16 or BF16, from one file or from several that share the tensors out. Throws UserError, naming file and

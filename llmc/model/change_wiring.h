@@ -36,9 +36,9 @@ inline WiringChange plan_wiring_change(const ModelConfig& model, const Attention
   CHECK(plan.num_layers == new_plan.num_layers && plan.num_heads == new_plan.num_heads);
   return {model, plan, make_parameter_table(model, plan), new_plan, make_parameter_table(model, new_plan)};
 }
+
 // The trained heads whose mean a head of the new model is, one for each of its query heads that had one: heads of the
 // same layer, and of q, k or v as this one. Empty: its rows have no trained values.
-// same part and layer. Empty: its rows have no trained values.
 inline std::vector<int> trained_heads(const WiringChange& c, Part part, int layer, int head) {
   std::vector<int> heads;
   const bool is_q = part == Part::q;

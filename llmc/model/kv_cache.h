@@ -128,7 +128,7 @@ struct CachedRows {
   }
 };
 
-// The groups: a layer is with those whose K/V it uses, and with what is used together with one of them.
+// The groups: a layer is in one with the layers whose K/V it uses, and with all layers used beside one of these.
 inline std::vector<KVCacheGroup> group_layers(const AttentionPlan& plan) {
   std::vector<int> lower(size_t(plan.num_layers));  // a lower layer of the same group; of the lowest, itself
   for (int l = 0; l < plan.num_layers; l++) lower[l] = l;

@@ -86,7 +86,7 @@ inline double least_parameters(const ModelConfig& c,
          (table.has_cycles ? table.stored_layers : c.num_layers) * std::max(C * C + of_mlp, least);
 }
 
-// What makes the model as large as it is: "model", if no other is more than half of it.
+// The field that most of the model's size comes from: "model", if no other is more than half of it.
 inline std::string what_takes_most(const ModelConfig& c) {
   const double half = least_parameters(c) / 2 / c.channels;
   const WiringTable table = c.whole_model();

@@ -85,8 +85,8 @@ struct Collectives {
     broadcast(text.data(), size);
     return text;
   }
-  // Does on every rank what may fail on some. Returns when all have done it, or throws: what the first of those threw
-  // on which it has failed, and on the others UserError(""), which is not printed.
+  // Does on every rank what may fail on some. Returns when all have done it. If some have failed, the first of them
+  // throws its own error, and every other rank throws UserError(""), which is not printed.
   template <class F>
   void together(const F& what) {
     std::exception_ptr error;
@@ -106,8 +106,8 @@ struct Collectives {
     if (first - failed.begin() == rank_) std::rethrow_exception(error);
     if (first != failed.end()) throw UserError("");
   }
-  // Throws, as together() does, if the text that `text_of_this` returns differs from rank 0's: its first line that
-  // does.
+  // Throws, as together() does, if the text that `text_of_this` returns differs from rank 0's, with the first line that
+  // differs.
   template <class F>
   void all_equal(const char* what, const F& text_of_this) {
     if (size_ == 1) return;

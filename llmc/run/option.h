@@ -54,7 +54,7 @@ struct Option {
   bool is_flag() const { return *type == '\0'; }
   bool is_set() const { return value() != initial; }
 
-  // These set what is known of an option beyond its flags, its value, its help and its range.
+  // These set an option's other fields, beyond its flags, its value, its help and its range.
   Option& logged(const char* log_key, OnResume other_value = OnResume::ignored) {
     return key = log_key, on_resume = other_value, *this;
   }

@@ -198,9 +198,9 @@ void finish_output(Run& run);
 // Throws UserError if this rank's data have ended the run.
 void check_data_error(const Run& run);
 
-// Ends this process, one of several ranks, because of an error. Most errors are all ranks', and rank 0 tells them:
-// another one prints its own, after its name, a second later, unless its launcher has ended it by then; none if the
-// error is "", which means that another rank prints it.
+// Ends this process, one of several ranks, because of an error. Most errors are all ranks', and rank 0 prints them.
+// Another rank prints its own a second later, after its name, unless its launcher has ended it by then. It prints none
+// if the error is "", which means that another rank prints it.
 [[noreturn]] void end_rank(Run& run, const std::string& error);
 
 // The program's last line and exit status: 0, or 128 and the signal's number if the run was stopped by one. Throws

@@ -1,5 +1,5 @@
-// What a run was made with: its options, its model, its data by their checksums, as its log and its checkpoints say it;
-// and in what that differs from what a process that resumes it is told.
+// What a run was made with: its options, its model, its data by their checksums, as its log and its checkpoints have
+// them; and which of these differ for a process that resumes the run.
 #pragma once
 #include <map>
 #include <string>

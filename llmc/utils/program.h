@@ -9,8 +9,8 @@ enum class ReaderGone { ends, is_ignored };
 
 // Runs `body` and returns main's exit status: what `body` returns, or 1 if it throws or, where that would be 0, its
 // standard output could not be written. An exception, whichever library's, becomes "error: TEXT" on stderr; before that
-// on_error(TEXT) is called. A standard stream that is closed is opened on /dev/null first: files that the program opens
-// would get its descriptor, and what it prints. At the file size limit write() returns an error, as on a full disk.
+// on_error(TEXT) is called. A standard stream that is closed is opened on /dev/null first: else a file that the program
+// opens would get its descriptor, and what it prints. At the file size limit write() fails, as on a full disk.
 int run_program(const std::function<int()>& body, ReaderGone reader_gone = ReaderGone::ends,
                 const std::function<void(const std::string&)>& on_error = nullptr);
 

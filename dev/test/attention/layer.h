@@ -18,7 +18,7 @@
 // floatX only where the kernels must have it.
 constexpr double tolerance = is_fp16 ? 1e-3 : is_bf16 ? 8e-3 : 1e-5;
 
-// The emulated GPU takes so many times as long that it checks only every so many of the cases.
+// The emulated GPU is so slow that it checks only every 11th case.
 #ifdef SLA_EMU
 constexpr size_t every = 11;
 #else

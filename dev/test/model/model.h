@@ -20,7 +20,7 @@ constexpr double norm_tolerance = is_16_bit ? 1.5e-2 * coarseness : 1e-5;
 // For hidden states that are computed a few rows at a time: the order in which a matmul adds up depends on its rows.
 constexpr double generation_tolerance = is_fp16 ? 1.2e-3 : is_bf16 ? 8e-3 : 3e-6;
 
-// In fp16 the gradients of activations are as much larger, so that none of them is rounded to zero.
+// In fp16 gradients of activations are multiplied by this, so that none of them is rounded to zero.
 constexpr double test_loss_scale = is_fp16 ? 4096 : 1;
 
 inline std::unique_ptr<GPT2> make_model(const ModelConfig& config, int B, int T, int recompute = 0,
