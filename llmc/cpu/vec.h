@@ -113,9 +113,9 @@ SLA_INLINE float highest_of(FloatVector x) {
   return reduce(x, [](float a, float b) { return b > a ? b : a; });
 }
 
+// exp(x), relative error below 3e-7; 0 below -87.33, inf above 88.72; NaN stays NaN. x = n ln 2 + r, |r| <= ln 2 / 2,
 // with ln 2 in two parts so that r is exact, and a degree-6 Taylor polynomial for exp(r). Outside those limits the
 // polynomial means nothing, and is not returned.
-// computed means nothing, and is not what is returned.
 template <class Floats, class Words>
 SLA_INLINE Floats exp_of(Floats x) {
   // Adding 1.5 * 2^23 rounds to an integer, which is in the lowest bits.
