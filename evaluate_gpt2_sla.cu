@@ -421,8 +421,8 @@ std::string answer_rolling(Evaluator& e, const ServeRequest& request) {
   return serve_answer(request.name, sums);
 }
 
-// A text's end fits before what is to be drawn. Those that follow each other with the same options are sampled
-// together.
+// Only the end of a context is read, as much of it as leaves room for the tokens to draw. Requests that follow each
+// other with the same options are sampled together.
 std::string answer_generate(Evaluator& e, const ServeRequest& request) {
   std::vector<std::string> texts;
   for (size_t i = 0; i < request.generate.size(); i++)
@@ -447,7 +447,7 @@ std::string answer_generate(Evaluator& e, const ServeRequest& request) {
   return serve_answer(request.name, texts);
 }
 
-// Until stdin ends. Whatever is wrong with a request is its answer.
+// Answers requests until stdin ends. Whatever is wrong with a request is its answer.
 void serve(Evaluator& e) {
   for (std::string line; std::getline(std::cin, line);) {
     std::string answer;

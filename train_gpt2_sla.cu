@@ -291,8 +291,8 @@ void gpt2_backward(GPT2& model, const Batch& batch, bool sum_over_ranks) {
 
 void gpt2_zero_grad(GPT2& model) { device_memset(model.grad_memory, 0, model.parameters.layout.bytes); }
 
-// What is computed on the micro-batch in acts.tokens and acts.targets: acts.stats->loss += its mean loss, grads += the
-// gradients of batch.dloss * sum(losses). Then the layers remember it.
+// Computes both passes on the micro-batch in acts.tokens and acts.targets: acts.stats->loss += its mean loss, grads +=
+// the gradients of batch.dloss * sum(losses). Then the layers remember it.
 void gpt2_forward_backward(GPT2& model, const Batch& batch, bool sum_over_ranks) {
   gpt2_forward(model, batch);
   gpt2_loss(model, batch, double(batch.rows()), /*backward=*/true);
@@ -397,7 +397,7 @@ void gpt2_muon_update(GPT2& model) {
   for (const MuonBatch& batch : model.training->batches) update_by_muon(acts, args, batch);
 }
 
-// Update number `step`, from 1, by AdamW and, of the matrices that are planned so, by Muon, with gradients clipped by
+// Update number `step`, from 1, by AdamW, and for the matrices that are planned so by Muon. Gradients are clipped by
 // their norm, but left as AdamW found them; weights of two or more dimensions decay. Changes nothing if the loss or the
 // norm is not finite: gpt2_read_stats tells. Waits for nothing. Every rank takes the same decision and has the same
 // weights afterwards: acts.stats becomes the sum over ranks before anything depends on it.

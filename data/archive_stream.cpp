@@ -133,8 +133,8 @@ struct ArchiveStream::Level {
     if (found < ARCHIVE_WARN) fail();
     return found == ARCHIVE_EOF ? nullptr : entry;
   }
-  // Reads the rest of a compressed file, at whose end its checksum is. What libarchive ignores after that is damage,
-  // but for zeros, with which files are padded.
+  // Reads the rest of a compressed file, because its checksum is at its end. Bytes that libarchive ignores after that
+  // are damage, but for zeros, with which files are padded.
   void finish() {
     std::vector<char> rest(1 << 16);
     while (read(rest.data(), rest.size()) > 0) continue;

@@ -133,10 +133,10 @@ inline ProbeVocabulary probe_vocabulary(const ProbeSettings& s) {
 // The share of right answers of a model that guesses among all possible answers.
 inline double probe_chance(const ProbeSettings& s) { return 1.0 / s.symbols; }
 
-// The share of right answers of a model that picks one of the places in the context that hold an answer, which is what
-// a model can do that has learned everything but to find the right one; memorize has none there. In all tasks but
-// induction and hops another place may hold the same token; elimination of those that were asked before is not counted
-// there.
+// The share of right answers of a model that picks one of the places in the context that hold an answer: a model can do
+// so when it has learned everything but to find the right one. memorize has no such places. In all tasks but induction
+// and hops another place may hold the same token; that a model could rule out answers that were asked before is not
+// counted there.
 inline double probe_chance_in_context(const ProbeSettings& s) {
   if (s.task == "memorize") return probe_chance(s);
   if (s.task == "induction") return 1.0 / s.length;

@@ -54,8 +54,8 @@ struct Trainer {
 // ----------------------------------------------------------------------------
 // Before anything is written
 
-// What save_checkpoint copies to host memory for the writer: m and v of each rank that has a shard of them, or of rank
-// 0, which also has all weights.
+// The bytes that save_checkpoint copies to host memory for the writer: m and v on each rank that has a shard of them,
+// or on rank 0, which also has all weights.
 inline size_t checkpoint_copy_bytes(const GPT2& model, int rank) {
   if (rank > 0 && model.parameters.shard.count == 1) return 0;
   return (rank == 0 ? model.parameters.layout.bytes : 0) + 2 * model.state_bytes();
@@ -265,7 +265,7 @@ inline PlanOptions declare_models(Trainer& t, const ModelConfig& config) {
   return plan;
 }
 
-// What all ranks must have been started with, a line each.
+// The settings that must be the same on all ranks, a line each.
 inline std::string describe_start(const Run& run) {
   const std::string program = read_whole_file("/proc/self/exe", most_text_bytes);
   return run.options.as_toml + format("precision = %s\nprogram = %s, by its CRC-32C", precision_name,

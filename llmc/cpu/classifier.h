@@ -14,7 +14,7 @@
 inline int64_t logit_chunk_bytes() { return 64 << 20; }
 constexpr int64_t logit_row_multiple = 1;
 
-// stats (1) += what the rows have of loss, ponder, scored, tokens and correct. Sums are in double.
+// stats (1) += the rows' loss, ponder, scored, tokens and correct. Sums are in double.
 inline void add_losses(StepStats* stats, const LossRows& r) {
   double loss = 0, ponder = 0;
   for (int64_t i = 0; i < r.count; i++) {

@@ -12,7 +12,7 @@ constexpr int head_mix_group = 4;
 
 // out (N, heads * HS) = or += the sums.
 inline void mix_heads(const HeadMix<floatX>& m, int64_t N) {
-  // What each head of each source weighs in each sum, with zeros up to a multiple of head_mix_group.
+  // The weight of each head of each source in each sum, with zeros up to a multiple of head_mix_group.
   const int sums = (m.heads + head_mix_group - 1) / head_mix_group * head_mix_group, rows = m.num_sources * m.heads;
   std::vector<float> weights(size_t(rows * sums));
   for (int row = 0; row < rows; row++)

@@ -41,8 +41,8 @@ inline float* full_precision_weights(bfloat16*, float* master, int64_t to_state)
 // The loss and the gradients' norm are finite; else a step changes nothing.
 inline bool is_finite(const StepStats& sums) { return std::isfinite(sums.loss) && std::isfinite(sums.grad_squares); }
 
-// What gradients are multiplied by: the weight of scored tokens, and the factor that clips gradients of that norm;
-// grad_clip: the largest, 0: none.
+// The factor for gradients: the weight of scored tokens, times the factor that clips gradients of that norm; grad_clip:
+// the largest norm, 0: none.
 inline float grad_factor(const StepStats& sums, double grad_clip) {
   const double clip = grad_clip > 0 ? std::min(1.0, grad_clip / (sums.grad_norm() + 1e-6)) : 1.0;
   return float(clip * sums.grad_weight());

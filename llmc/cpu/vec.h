@@ -183,7 +183,7 @@ inline int64_t places_above(const float* x, int64_t n, float limit, int* places)
   return count;
 }
 
-// sums (columns) += those over `rows` of partial (rows, columns), in double: large terms may cancel.
+// sums (columns) += the sums over `rows` of partial (rows, columns), in double: large terms may cancel.
 inline void add_column_sums(float* sums, const float* partial, int64_t rows, int64_t columns) {
   for (int64_t column = 0; column < columns; column++) {
     double sum = 0;

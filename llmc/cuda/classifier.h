@@ -46,8 +46,8 @@ __device__ inline float is_beaten(const floatX* row, int target, float target_lo
 // blockDim.x-th group. The first loop computes the maximum and the sum together: each thread rescales its sum when its
 // maximum grows, and all of them once more at the end. The second loop reads the row from L1 or L2 (100 KB of bf16 for
 // GPT-2's vocabulary), so that memory is read once and written once; logits are capped in both. Rows are padded to
-// whole groups: the last one is read whole, and columns from V on count as -inf. The order of logits is that before
-// they are capped.
+// whole groups: the last one is read whole, and columns from V on count as -inf. `correct` compares logits before they
+// are capped.
 template <bool capped>
 __global__ void __launch_bounds__(classifier_threads) classifier_kernel(ClassifierArgs args) {
   float* shared = reinterpret_cast<float*>(shared_memory);
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(classifier_threads) add_losses_kernel(StepStat
   stats->scored += scored, stats->correct += correct, stats->tokens += double(r.count);
 }
 
-// stats (1) += what the rows have of loss, ponder, scored, tokens and correct. Sums are in double, on the device.
+// stats (1) += the rows' loss, ponder, scored, tokens and correct. Sums are in double, on the device.
 inline void add_losses(StepStats* stats, const LossRows& rows) {
   launch(add_losses_kernel, 1, classifier_threads, classifier_threads / warp_size * sizeof(double), stats, rows);
 }

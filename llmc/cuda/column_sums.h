@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(column_sums_warps* warp_size)
   (blockIdx.y == 0 ? first : second)[column] += sum;
 }
 
-// first (columns) += the sum over `rows` of partial (rows, stride), its columns [0, columns); second (columns) += that
-// of [columns, 2 columns), unless it is null.
+// first (columns) += the sum over `rows` of columns [0, columns) of partial (rows, stride); second (columns) += the sum
+// of columns [columns, 2 columns), unless it is null.
 inline void add_column_sums(float* first, float* second, const float* partial, int64_t rows, int64_t stride,
                             int64_t columns) {
   const dim3 grid(unsigned(ceil_div(columns, warp_size)), second != nullptr ? 2 : 1);

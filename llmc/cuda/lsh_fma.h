@@ -115,7 +115,7 @@ struct LshBlock {
   }
 };
 
-// out =, lse =, or their parts of this round and those before it. A block owns a tile of queries of the order of one
+// out =, lse =, or what the rounds so far give of them. A block owns a tile of queries of the order of one
 // head in one sequence, a warp eight of them, a thread the elements of the layouts of attention_fma.h.
 template <class Tiles>
 __global__ void __launch_bounds__(Tiles::threads, Tiles::blocks_per_sm)

@@ -156,7 +156,7 @@ __device__ inline void for_each_tile(const LshRound& at, LshInterval own, LshInt
   finish_copies();
 }
 
-// out =, lse =, or their parts of this round and those before it. A block owns 64 queries of the order of one head in
+// out =, lse =, or what the rounds so far give of them. A block owns 64 queries of the order of one head in
 // one sequence, a warp 16 of them, a thread its elements of the warp's fragments (tile.h). q, the softmax and the rows
 // of out stay in registers over the whole loop over keys.
 template <int D>

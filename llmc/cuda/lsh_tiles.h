@@ -69,7 +69,7 @@ __device__ inline int next_columns(const LshRound& at, LshInterval rows, int col
   return column;
 }
 
-// How the result of this round of a query joins those before it.
+// Joins a query's result of this round with its results of the rounds before.
 struct LshResult {
   const LshRound& at;
   int64_t row;

@@ -58,8 +58,8 @@ __device__ inline bool is_finite(const StepStats& sums) {
   return std::isfinite(sums.loss) && std::isfinite(sums.grad_squares);
 }
 
-// What gradients are multiplied by: the weight of scored tokens, and the factor that clips the gradients; NaN if
-// nothing is to be updated.
+// The factor for gradients: the weight of scored tokens, times the factor that clips the gradients; NaN if nothing is
+// to be updated.
 __device__ inline float grad_scale(const StepStats& sums, double grad_clip) {
   if (!is_finite(sums)) return NAN;
   const double clip = grad_clip / (sums.grad_norm() + 1e-6);

@@ -47,7 +47,7 @@ __device__ inline unsigned wgmma_address(int offset) { return unsigned(offset); 
 
 __device__ inline void trap() { __trap(); }
 
-// Before a warpgroup's first product, and whenever it has touched registers of the next one since.
+// To be called before a warpgroup's first product, and whenever it has touched registers of the next one since.
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int pending>
@@ -59,7 +59,7 @@ __device__ inline void wait_for_groups() {
 // by another way than the copies, which were ordinary writes, and the two ways are not in order by themselves.
 __device__ inline void copies_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// What the compiler computes x from comes before, and what it computes from x after this.
+// The compiler keeps what it computes x from before this, and what it computes from x after this.
 __device__ inline void keep_here(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 
 __device__ inline unsigned wgmma_address(int offset) { return shared_address(offset); }

@@ -94,7 +94,7 @@ __device__ inline unsigned pack2(float a, float b) {
   memcpy(&bits, &two, sizeof bits);
   return bits;
 }
-// What is left of x after a floatX has held it.
+// x rounded to floatX.
 __device__ inline float rounded(float x) {
   floatX y;
   from_float(y, x);
@@ -130,8 +130,8 @@ __device__ inline void store2(float16* p, const float (&x)[2]) { *reinterpret_ca
 
 __device__ inline float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 
-// Over the lanes of a warp, or over each half of it (lanes = 16), and so on: every lane gets the result. The order of
-// the additions is fixed, and so are the bits.
+// Sums over the lanes of a warp, or over each half of it (lanes = 16), and so on: every lane gets the result. The order
+// of the additions is fixed, and so are the bits.
 template <int lanes = warp_size, class T>
 __device__ inline T warp_sum(T x) {
   for (int offset = lanes / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(full_warp, x, offset);

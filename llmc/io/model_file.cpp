@@ -37,8 +37,8 @@ FilePart own_moment(const ParameterTable& table, int index) {
   return {false, begin, end, place(begin), place(end) - place(begin)};
 }
 
-// One walk over the part's rows, or what it has of them, for both directions: visit(place among its elements in the
-// arena, place among those in the file, length, stride in the file).
+// Walks over the part's rows, whole or not, for both directions: visit(place among its elements in the arena, place
+// among its elements in the file, length, stride in the file).
 template <class Visit>
 static void walk_rows(const ParameterTable& table, int index, const FilePart& part, Visit visit) {
   const ParameterSpec& spec = table.specs[index];

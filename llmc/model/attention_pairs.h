@@ -7,8 +7,8 @@
 #include <vector>
 #include "attention_plan.h"
 
-// With `memory` sequences are segments of a stream, whose memory of m positions is empty at the first one and grows: to
-// segment n it has min(m, n T). What is counted is the mean over segments first ... end - 1; by default the memory is
+// With `memory` sequences are segments of a stream, whose memory of m positions is empty at the first one and grows:
+// segment n has min(m, n T) positions. Counts are the mean over segments first ... end - 1; by default the memory is
 // full.
 struct Segments {
   int64_t first = INT64_MAX - 1, end = INT64_MAX;

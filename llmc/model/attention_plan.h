@@ -216,8 +216,8 @@ inline AttentionPlan make_attention_plan(const ModelConfig& c, bool keep_dead = 
   for (int l = 1; l < L && plan.table.value_residual; l++)
     for (int i = 0; i < plan.table.num_kv_heads; i++)
       if (int& use = highest_use[Part::v][i]; keep_dead || highest_use[Part::v][l * h + i] >= 0) use = std::max(use, l);
-  // (h): up to which layer each head is projected for those above. Routers mix all heads of k, and of v, up to the
-  // highest layer whose own are used; `depth` k and v of a head up to the highest whose v is.
+  // (h): the layer up to which each head is projected for layers above. Routers mix all heads of k, and of v, up to the
+  // highest layer whose own heads are used; `depth` mixes a head's k and v up to the highest layer whose v is used.
   PerPart<std::vector<int>> highest_mixed;
   for (Part part : all_parts) highest_mixed[part].assign(size_t(h), -1);
   for (Part part : {Part::k, Part::v})

@@ -32,7 +32,7 @@ struct ModelConfig {
 
   int head_size() const { return channels / num_heads; }
   WiringTable wiring_table() const { return ::wiring_table(wiring, num_layers, num_heads); }
-  // What the wiring says of the model as a whole: a table of no layers and heads.
+  // The wiring's table without layers and heads, for what it says of the model as a whole.
   WiringTable whole_model() const { return ::wiring_table(wiring, 0, 0); }
   bool ends_text(int token) const {
     return std::count(special.eos.begin(), special.eos.end(), token) +
@@ -70,8 +70,8 @@ void visit_dropout(Config& c, Visit visit) {
   visit("attn_pdrop", c.attn_pdrop), visit("embd_pdrop", c.embd_pdrop), visit("resid_pdrop", c.resid_pdrop);
 }
 
-// Whether transformers' GPT2LMHeadModel computes the model, and so what reads GPT-2's files does: then its files need
-// no code of ours, and other programs' formats can hold it.
+// Whether transformers' GPT2LMHeadModel computes the model, and so does other code that reads GPT-2's files: then its
+// files need no code of ours, and other programs' formats can hold it.
 inline bool is_hugging_face_gpt2(const ModelConfig& c) { return c.wiring.is_plain(); }
 
 // A field in which two models differ, by its key in config.json, and both values.

@@ -1,5 +1,5 @@
-// The arithmetic of a model, in floating-point operations: what a perfect implementation would have to do, no
-// recomputation counted but the flash backward's, no rows of unused heads.
+// The arithmetic of a model, in floating-point operations, as a perfect implementation would have it: without
+// recomputation, but for the flash backward's, and without rows of unused heads.
 #pragma once
 #include <variant>
 #include "attention_pairs.h"

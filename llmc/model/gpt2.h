@@ -54,7 +54,7 @@ struct UpdateOptions {
   double momentum = 0.95;  // of Muon
 };
 
-// What the elements that a micro-batch drops depend on, beside their place in it.
+// What decides which elements a micro-batch drops, beside their place in it.
 struct DropoutDraw {
   uint64_t seed = 0;
   int64_t update = 0, first_sequence = 0;  // the number of the update, and in it of the micro-batch's first sequence

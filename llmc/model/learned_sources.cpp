@@ -171,7 +171,7 @@ double kept_share(const HeadShares& shares, const Sources& sources) {
   return sum / count;
 }
 
-// What sla(distance, first:end) says, and by how much it raises the sum of shares.
+// The arguments of sla(distance, first:end), and by how much it raises the sum of shares.
 struct HeadRange {
   int distance, first, end;
   double gain;
@@ -183,8 +183,8 @@ struct HeadRange {
   std::string text() const { return format("sla(%d,%d:%d)", distance, first, end); }
 };
 
-// The range that raises it most, the shortest of equal ones; with up_to_last of those that end with the last head. Its
-// gain is 0 if none raises it.
+// The range that raises the sum most, the shortest of equal ones; with up_to_last only ranges that end with the last
+// head count. Its gain is 0 if none raises it.
 HeadRange best_range(const HeadShares& shares, const Sources& sources, bool up_to_last) {
   const int L = int(sources.size()), h = int(sources[0].size());
   HeadRange best = {1, 0, 0, 0};

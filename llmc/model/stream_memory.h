@@ -63,7 +63,7 @@ inline std::vector<CheckpointTensor> gather_memory(Collectives& collectives, std
   return rank > 0 ? std::vector<CheckpointTensor>() : own;
 }
 
-// What a rank's B streams have of a checkpoint's memory.
+// The memory of a rank's B streams, of a checkpoint's memory of all streams.
 inline std::vector<CheckpointTensor> memory_of_rank(std::vector<CheckpointTensor> all, int rank, int64_t B) {
   for (CheckpointTensor& tensor : all) {
     const int64_t of_stream = tensor.shape[1] * tensor.shape[2];

@@ -7,9 +7,9 @@
 //   declare(part, list)                     which activations it keeps: names, shapes, levels of recomputation. (A norm
 //                                           and a residual are told the level from which on their output is dropped.)
 //   bind_PART(part, ...)                    pointers to weights, activations and what others have declared, in memory
-//   norm_forward, norm_backward             out = of the stream; dresidual += from dout
+//   norm_forward, norm_backward             out = the norm of the stream; dresidual += from dout
 //   residual_norm_forward                   stream = stream + branch_out, and the norm of it, in one pass
-//   branch_forward, branch_again,           out = of the norm's output; the same in the backward pass, but for K/V;
+//   branch_forward, branch_again,           out = from the norm's output; again in the backward pass, but not K/V;
 //   project_out, branch_backward              out alone; din = from dout, and gradients of parameters +=
 //   head_forward, head_backward             logits of some rows of the hidden states; dnorm =, gradients +=
 //   residual_forward, residual_backward     the stream after the branch and the norm that follows; the gradient of the
@@ -142,10 +142,9 @@ inline Sublayers make_sublayers(const ModelConfig& c, const AttentionPlan& plan,
   return sublayers;
 }
 
-// What the backward pass of reversible layers computes again before each sublayer: the stream that the next sublayer
-// has added to is taken back, and everything of the sublayer is computed again. What the last layer's sublayers leave
-// is still there, but for the streams' mean in place of what the last norm of a layer read, and the output of
-// attention.
+// What the backward pass of reversible layers computes again before each sublayer: it takes back what the next sublayer
+// has added to a stream, and computes everything of the sublayer again. The last layer's sublayers have left everything
+// but attention's output and what the layer's last norm read, where the streams' mean is now.
 inline void declare_reversible_recomputation(Sublayers& sublayers) {
   using What = Recomputation::What;
   const int size = sublayers.size();
@@ -193,7 +192,7 @@ inline void declare(Sublayers& sublayers, ActivationList& list) {
   for (Sublayer& s : sublayers.list) {
     declare(s.norm, Recompute::norm, list);
     std::visit([&](auto& branch) { declare(branch, list); }, s.branch);
-    // The stream after a layer's last sublayer is what the layer is computed again from.
+    // A layer is computed again from the stream after the last sublayer of the layer before.
     const bool ends_layer = &s == &sublayers.list.back() || (&s)[1].layer != s.layer;
     const Recompute dropped_from = ends_layer ? Recompute::above_all_levels : Recompute::block;
     if (s.dense) declare(*s.dense, std::get<AddResidual>(s.residual).out, list);

@@ -30,7 +30,7 @@ std::string term_and_place(const WiringTerm& t) {
       t);
 }
 
-// The names of the terms that there are for which this holds, as a list that ends with `last` and one more.
+// The names of all terms for which `holds` is true, as a list that ends with `last` and one more.
 template <class Predicate>
 std::string names_of_terms(const char* last, Predicate holds) {
   std::vector<std::string> names;

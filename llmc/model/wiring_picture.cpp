@@ -28,7 +28,7 @@ bool is_used_above(const WiringTable& t, int layer, int head, bool k, bool v) {
   return false;
 }
 
-// One, or one for its keys and one for its values if they are of different layers.
+// The boxes of a head: one, or one for its keys and one for its values if they are of different layers.
 std::vector<Head> boxes_of(const WiringTable& t, int l, int i) {
   const int map = t.map_layer[l];
   const bool is_masked = !t.mask(map, i).is_causal();

@@ -16,8 +16,8 @@ struct LayerKV {
 //   out = sum over layers j of p_j v_j,  p = softmax of the scores q . k_j / sqrt(HS).
 // The backward pass computes p again. With d, the gradient of out, and ds_j = p_j (d . v_j - d . out) / sqrt(HS):
 //   dq += the sum of ds_j k_j;  dk_j = or += ds_j q;  dv_j = or += p_j d.
-// In the last layer, the query's own, dv is given d; there dk is +=, and what layers above have given its k and v is
-// added. In those below it is +=, unless there is no layer above to have written there before.
+// The last of the layers is the query's own. There dv is given d and dk is +=, and both get what layers above have
+// given this layer's k and v. In the layers below dk and dv are +=, or = if no layer above has written there before.
 template <class T>
 struct DepthAttention {
   const T* q;  // rows q_stride apart

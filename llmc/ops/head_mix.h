@@ -26,6 +26,6 @@ struct HeadMix {
   SLA_HOST_DEVICE int64_t num_weights() const { return int64_t(heads) * num_sources * heads; }
 };
 
-// So many rows, of N, have a partial sum of the gradient of each weight.
+// How many of N rows share a partial sum of the gradient of each weight.
 constexpr int64_t head_mix_rows(int64_t N) { return N <= 4096 ? 32 : (N + 127) / 128; }
 inline int64_t head_mix_partial_sums(int64_t N) { return (N + head_mix_rows(N) - 1) / head_mix_rows(N); }

@@ -104,8 +104,8 @@ struct LshGradients {
       : rows(a.scratch), delta(a.scratch + a.shape.rows() * 3 * a.shape.C()) {}
 };
 
-// The size of LshAttention::scratch, in floats: forward, sums of the rounds so far, (B * T, C); backward, of dq, dk and
-// dv, (B * T, 3 C), and the sums of dout * out, (B * T, NH).
+// The size of LshAttention::scratch, in floats: in the forward pass the sums of the rounds so far, (B * T, C); in the
+// backward pass dq, dk and dv, (B * T, 3 C), and the sums of dout * out, (B * T, NH).
 inline int64_t lsh_scratch(const LshShape& s, bool backward) {
   if (backward) return s.rows() * (3 * s.C() + s.NH);
   return s.rounds > 1 ? s.rows() * s.C() : 0;

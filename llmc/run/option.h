@@ -64,7 +64,7 @@ struct Option {
   Option& with_value(const char* text) { return value_follows = text, *this; }
 };
 
-// Throws UserError, which begins with the text, for another one than true, false, 1, 0, and "", which is true.
+// The bool that a text says: true, false, 1, 0, or "", which is true. Throws UserError, which begins with another text.
 bool parse_flag(const std::string& text);
 
 template <class T>

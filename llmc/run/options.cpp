@@ -201,7 +201,7 @@ OptionTable train_options(TrainOptions& o) {
   return t;
 }
 
-// Options of earlier versions, and what says the same now.
+// Options of earlier versions, and what to write instead.
 struct FormerOption {
   const char *name, *instead, *value;
 };
@@ -265,7 +265,7 @@ static void read_config(const OptionTable& t, const std::string& path) {
   }
 }
 
-// What can be judged of each option, and of two together.
+// Checks each option by itself, and options that depend on each other.
 static void check_options(const OptionTable& t) {
   for (const Option& option : t) {
     const std::optional<Scalar> value = option.value();

@@ -179,10 +179,10 @@ RunState run_state(const Run& run);
 // checkpoint out, which `header` is of; rank 0 writes the rest.
 void start_checkpoint(Run& run, const ParameterTable& table, CheckpointContents contents, uint32_t header);
 
-// In place of it, where rank 0 could not lay the checkpoint out, and why.
+// Takes the place of start_checkpoint where rank 0 could not lay the checkpoint out, and says why.
 void report_unsaved(Run& run, const std::string& error);
 
-// Whether this rank is writing its shard of a checkpoint. Rank 0, which waits for the others', is never said to.
+// Whether this rank is writing its shard of a checkpoint. Always false on rank 0, which waits for the others' shards.
 bool is_writing_shard(const Run& run);
 
 // All ranks have written their shards, or failed: rank 0 completes the checkpoint.

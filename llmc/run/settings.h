@@ -21,8 +21,8 @@ using Settings = std::map<std::string, Scalar>;
 // The settings in a description.
 Settings settings_of(const LogFields& description);
 
-// What the options that change the training had by default. A record that lacks one of them is of a version of this
-// program that did not have the option, and behaved so.
+// The defaults of the options that change the training. If a record lacks one of them, the program's version did not
+// have the option yet, and behaved so.
 const Settings& default_settings();
 
 // The settings of the run in folder `out` up to a step: those in its log, if that can be read, replaced by those in the

@@ -60,8 +60,8 @@ inline double processors_allowed(const std::string& membership = cgroups_of_proc
   return least;
 }
 
-// The bytes of memory that the groups leave free; infinite if no group limits them. What is in use of a limit counts
-// but for files in the page cache, which the kernel drops when memory is needed.
+// The bytes of memory that the groups leave free; infinite if no group limits them. Files in the page cache do not
+// count as used, because the kernel drops them when memory is needed.
 inline double cgroup_memory_free(const std::string& membership = cgroups_of_process,
                                  const std::string& root = cgroup_mount) {
   struct Names {

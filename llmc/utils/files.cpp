@@ -178,7 +178,7 @@ namespace {
 
 bool is_same_file(const struct stat& a, const struct stat& b) { return a.st_dev == b.st_dev && a.st_ino == b.st_ino; }
 
-// What an output of some name is written to.
+// Where the output of some name is written to.
 struct OutputTarget {
   std::string path;         // where a file is to be, with links followed
   bool exists = false;      // and there is one, which is
@@ -189,7 +189,7 @@ struct OutputTarget {
     struct stat link, standard_output;
     exists = stat(name.c_str(), &status) == 0;
     if (!exists && errno != ENOENT) cannot_be_written(name);
-    // What is no link has been made since by another process.
+    // If it is no link, another process has made it since.
     if (!exists && lstat(name.c_str(), &link) == 0 && S_ISLNK(link.st_mode))
       user_error("%s: is a link that leads nowhere; remove it, or choose another name", name);
     if (!exists) return;

@@ -1,4 +1,4 @@
-// Whether a term changes the sources of keys and of values, or with a last argument k or v these alone.
+// Whether a term changes the sources of keys, of values or of both: a last argument, k or v, limits it to one of them.
 #pragma once
 #include "term.h"
 

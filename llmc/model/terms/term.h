@@ -89,7 +89,7 @@ struct TermReader {
   }
 };
 
-// What a term has that says nothing else.
+// The members of a term that sets nothing else.
 struct Term : Feature {
   static constexpr TermFeatures features = {};
   static constexpr bool may_be_repeated = false;
@@ -101,7 +101,7 @@ struct Term : Feature {
   std::string misfit(int, int) const { return ""; }
   // Whether it changes the sources of keys or of values alone.
   bool moves_one_part() const { return false; }
-  // How many attentions a head has because of it beside its own, on the average of so many layers, at most.
+  // The most attentions that a head has because of it beside its own, on the average of so many layers.
   double more_attentions(int) const { return 0; }
 };
 
