@@ -62,7 +62,7 @@ void EventFile::write(int64_t step, const std::vector<std::pair<std::string, dou
   write_record(event(step, 5, summary));
 }
 
-// TensorFlow masks a CRC that is stored beside its bytes, because a CRC of both together would check nothing.
+// TensorFlow masks a CRC that stands beside what it is of, because the CRC of that would be no good check.
 static std::string masked_crc(const std::string& bytes) {
   const uint32_t crc = crc32c(bytes.data(), bytes.size());
   return bytes_of(uint32_t((crc >> 15 | crc << 17) + 0xa282ead8u));
