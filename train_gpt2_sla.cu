@@ -15,7 +15,6 @@
 #include <string>
 #include <vector>
 #include "llmc/model/gpt2.h"
-#include "llmc/model/orthogonalize.h"
 #include "llmc/model/stream_memory.h"
 #include "llmc/ops/precision.h"
 #include "llmc/utils/error.h"
@@ -57,9 +56,11 @@ int64_t planned_logit_rows(const GPT2& model, int64_t rows, int64_t logit_bytes)
 
 void declare_activations(GPT2& model) {
   model.activations = ActivationArena();
-  ActivationList list = {model, model.activations, model.memory_plan};
+  ActivationList list(model, model.activations, model.memory_plan);
   declare(model.acts, list);
   declare(model.sublayers, list);
+  declare(model.muon, list);
+  list.place_slots();
 }
 
 // Throws UserError for what there is no dropout for.
@@ -189,7 +190,7 @@ void gpt2_allocate(GPT2& model, const GPT2* weights_of) {
 void gpt2_forward_sublayer(GPT2& model, int i, const Batch& batch) {
   const Sublayer& sublayer = model.sublayer(i);
   const Timeline::Scope span = model.timeline.span("forward", sublayer.bucket);
-  std::visit([&](const auto& branch) { branch_forward(branch, batch); }, sublayer.branch);  // acts.branch_out =
+  std::visit([&](const auto& branch) { branch_forward(branch, batch); }, sublayer.branch);  // its out =
   residual_forward(sublayer, model.norm(i + 1), batch);  // the residual stream after it, and what follows
 }
 
@@ -222,8 +223,8 @@ void gpt2_forward_segments(GPT2& model, const int* tokens, int64_t B, int64_t T)
 }
 
 // acts.losses (B, T) = cross-entropy of acts.targets, in nats, and 0 of those that are not_scored; acts.stats->loss +=
-// their sum / divisor. With `backward` also the head's gradients of batch.dloss * sum(losses): acts.dnorm = that of the
-// hidden states, that of its weight +=. Without it acts.correct (B, T) =, and is counted.
+// their sum / divisor. With `backward` also the head's gradients of batch.dloss * sum(losses): that of the hidden
+// states =, that of its weight +=. Without it acts.correct (B, T) =, and is counted.
 void gpt2_loss(GPT2& model, const Batch& batch, double divisor, bool backward) {
   const int64_t N = batch.rows(), V = model.config.vocab_size;
   const Activations& acts = model.acts;
@@ -235,7 +236,7 @@ void gpt2_loss(GPT2& model, const Batch& batch, double divisor, bool backward) {
                 backward ? nullptr : correct + row, model.head().cap, LossScaleView(acts.stats)});
     if (backward) head_backward(model.head(), row, count);
   }
-  add_losses(acts.stats, {acts.losses, acts.ponder, correct, acts.targets, N, divisor});
+  add_losses(acts.stats, {acts.losses, model.sublayers.ponder, correct, acts.targets, N, divisor});
 }
 
 // The losses of `targets` (B, T), on the host, without gradients.
@@ -267,8 +268,8 @@ void gpt2_reduce_bucket(GPT2& model, size_t index) {
   else c.all_reduce(model.grad_memory + bucket.begin, bucket.count);
 }
 
-// grads += the gradients of what gpt2_forward and gpt2_loss computed last. acts.dnorm holds the gradient of the final
-// hidden states. With `sum_over_ranks` a bucket's gradients are summed as soon as they are complete.
+// grads += the gradients of what gpt2_forward and gpt2_loss computed last. The head has left the gradient of the
+// final hidden states. With `sum_over_ranks` a bucket's gradients are summed as soon as they are complete.
 void gpt2_backward(GPT2& model, const Batch& batch, bool sum_over_ranks) {
   const Sublayers& sublayers = model.sublayers;
   auto complete = [&](int bucket) {
@@ -281,7 +282,7 @@ void gpt2_backward(GPT2& model, const Batch& batch, bool sum_over_ranks) {
     const Sublayer& sublayer = sublayers.list[size_t(i)];
     const Timeline::Scope span = model.timeline.span("backward", sublayer.bucket);
     for (const Recomputation& again : sublayer.again) compute_again(sublayers, again, batch);
-    sublayer_backward(sublayer, batch);          // acts.dnorm =, from acts.dresidual
+    sublayer_backward(sublayer, batch);          // the norm's dout =, from acts.dresidual
     norm_backward(sublayer.norm, batch.rows());  // acts.dresidual +=
     for (int bucket : sublayer.completes) complete(bucket);
   }
@@ -378,10 +379,9 @@ void gpt2_gather_weights(GPT2& model) {
   model.buckets_awaited = 0;
 }
 
-// Muon's part of an update, by the numbers in acts.muon_step. What it makes of a matrix's gradient before the iteration
+// Muon's part of an update, by the numbers in muon.step. What it makes of a matrix's gradient before the iteration
 // takes that gradient's place.
 void gpt2_muon_update(GPT2& model) {
-  const Activations& acts = model.acts;
   const MuonArgs args = {model.weight_memory,
                          model.grad_memory,
                          model.master_memory,
@@ -390,11 +390,11 @@ void gpt2_muon_update(GPT2& model) {
                          int64_t(model.chunks.size) - model.num_adamw_chunks,
                          model.matrices.data,
                          int64_t(model.matrices.size),
-                         acts.muon_squares,
-                         acts.muon_step,
-                         acts.stats};
+                         model.muon.squares,
+                         model.muon.step,
+                         model.acts.stats};
   muon_momentum(args);
-  for (const MuonBatch& batch : model.training->batches) update_by_muon(acts, args, batch);
+  for (const MuonBatch& batch : model.training->batches) update_by_muon(model.muon, args, batch);
 }
 
 // Update number `step`, from 1, by AdamW and, of the matrices that are planned so, by Muon, with gradients clipped by
@@ -416,7 +416,7 @@ void gpt2_update(GPT2& model, int64_t step, const UpdateOptions& o) {
   adamw_update(model.weight_memory, has_master_weights ? model.master_memory : nullptr, model.m_memory, model.v_memory,
                model.grad_memory, model.chunks.data, model.num_adamw_chunks, s, model.acts.stats);
   if (!model.training->matrices.empty()) {
-    muon_set_step(model.acts.muon_step, {s.learning_rate, float(o.momentum), s.weight_decay, s.grad_clip});
+    muon_set_step(model.muon.step, {s.learning_rate, float(o.momentum), s.weight_decay, s.grad_clip});
     model.matrix_update.run([&] { gpt2_muon_update(model); });
   }
   if (is_sharded) gpt2_gather_weights(model);
@@ -450,7 +450,7 @@ void gpt2_extend(GPT2& model, const std::vector<int>& tokens, const std::vector<
   for (const auto& [slot, count] : counts) batch.parts.push_back(model.cache.append(slot, count, moves));
   CHECK(int64_t(tokens.size()) == batch.rows());
   for (const KVCacheMove& move : moves)
-    if (const auto& kv = attention_of_layer(model.sublayers, move.layer).store_kv)
+    if (const auto* kv = find_stage<StoreKV>(attention_of_layer(model.sublayers, move.layer).stages))
       copy_rows({kv->row(move.slot, 0), kv->width, kv->row(move.slot, move.from), kv->width, kv->width}, move.count);
   const CachedRows where(model.cache, batch.parts);
   const Activations& a = model.acts;
@@ -484,7 +484,7 @@ std::vector<float> gpt2_read_prompt(GPT2& model, int slot, const std::vector<int
   for (size_t begin = 0; begin < prompt.size(); begin += size_t(count)) {
     count = std::min(model.rows, int64_t(prompt.size() - begin));
     gpt2_extend(model, {prompt.begin() + long(begin), prompt.begin() + long(begin) + count}, {{slot, count}});
-    if (ponder != nullptr) append_ponder(*ponder, model.acts, count);
+    if (ponder != nullptr) append_ponder(*ponder, model.sublayers, count);
   }
   return gpt2_fetch_logits(model, count - 1, 1);
 }
@@ -501,7 +501,7 @@ std::vector<float> gpt2_generate(GPT2& model, std::vector<int>& tokens, int leng
     tokens.push_back(sample_token(std::move(logits), uniform, options));
     if (int(tokens.size()) == length) break;
     gpt2_extend(model, {tokens.back()}, {{0, 1}});
-    append_ponder(ponder, model.acts, 1);
+    append_ponder(ponder, model.sublayers, 1);
     logits = gpt2_fetch_logits(model, 0, 1);
   }
   return ponder;

@@ -434,19 +434,17 @@ class StepModel {
   }
 
   // Branches, forward; `again`: for the backward pass, where K/V has been kept.
-  void project_qkv(int l, bool again) {
+  void project_qkv(const AttentionBranch& b, int l, bool again) {
     const int64_t q = int64_t(plan.projected[Part::q][l].size()) * model.config.head_size();
     const bool all = !again || !keeps_kv(plan, l), none = again && keeps_qkv(*model.training, plan, l);
     const int64_t rows = all ? qkv_rows(model.config, plan, l) : none ? 0 : q;
     if (rows > 0) linear_forward("matmul_forward, qkv", l, C, rows);
     if (plan.table.qknorm) norm_heads(Pass::forward, l, all ? rotated_channels(l) : none ? 0 : q);
     else if (plan.table.rope > 0) rotate("rotate", l, all ? rotated_channels(l) : none ? 0 : q);
-    if (!plan.first_values(l).empty() && !(again && keeps_values(*model.training, plan, l)))
-      add("mix_values", l, {mix_of_values("mix_values", l, 3, 1)});
-    if (has_router(plan, l) && qkv_rows(model.config, plan, l) > C &&
-        !(again && keeps_routed(*model.training, plan, l)))
-      add("mix_heads", l, {mix_of_heads("mix_heads", l, l + 1)});
-    if (l > 0 && !depth_values(l).empty() && !(again && keeps_values(*model.training, plan, l)))
+    const auto runs = [&](const auto* stage) { return stage != nullptr && !(again && stage->is_kept); };
+    if (runs(find_stage<ValueResidual>(b.stages))) add("mix_values", l, {mix_of_values("mix_values", l, 3, 1)});
+    if (l > 0 && runs(find_stage<KVRouter>(b.stages))) add("mix_heads", l, {mix_of_heads("mix_heads", l, l + 1)});
+    if (l > 0 && runs(find_stage<DepthValues>(b.stages)))
       add("depth_attention_forward", l, {depth_part("depth_attention_forward", l, 2, Counts::depth_forward)});
     if (plan.table.relative)
       add("relative_forward", l, {matmul_of("distances", relative_distances(model), C, C), relative_queries()});
@@ -481,7 +479,7 @@ class StepModel {
         {bias, bias, relative_queries(), matmul_of("dweight", C, C, relative_distances(model), true)});
   }
   void branch_forward(const AttentionBranch& b, int l, bool again) {
-    project_qkv(l, again);
+    project_qkv(b, l, again);
     if (has_map_gate(plan, l))
       add("token_gate_forward", l, {elementwise("token_gate_forward", double(N), double(C), x, Counts::copy)});
     attend(b, l, Pass::forward);
