@@ -32,8 +32,8 @@ struct Scoring {
   int64_t read = 0;                // inputs that have been computed
   std::vector<float> losses = {};  // of the scored tokens so far, in nats
   std::vector<float> ponder = {};  // with `act` how many cycles the tokens before them ran
-  // Of each scored token so far whether it is the likeliest one: the token with the highest logit, and the first among
-  // equal ones.
+  // Whether each scored token so far is the likeliest one: the token with the highest logit, and the first among equal
+  // ones.
   std::vector<uint8_t> likeliest = {};
 
   bool is_done() const { return read == sequence.inputs(); }
@@ -234,7 +234,7 @@ void add_file(Evaluator& e, const std::string& path, const ModelConfig& config) 
   e.texts.push_back(std::move(text));
 }
 
-// Those of a text's windows that are scored: all of them, or as many as the options say, at even distances.
+// The windows of a text that are scored: all of them, or as many as the options say, at even distances.
 struct ChosenWindows {
   TextWindows all;
   int64_t count;
@@ -302,7 +302,7 @@ void read_inputs(Evaluator& e, const ModelConfig& config) {
 
 void evaluate_text(Evaluator& e, const TextToScore& text) {
   const ChosenWindows windows = chosen_windows(e, text);
-  PositionLosses positions = e.results.positions;  // those of a text that is not scored to its end count for nothing
+  PositionLosses positions = e.results.positions;  // kept only if the text is scored to its end
   TextResult r = {text.path};
   r.knows_bytes = e.tokenizer.has_value(), r.has_mask = text.file && text.file->mask.exists();
   int64_t seen = 0;  // tokens, scored or not
@@ -406,7 +406,7 @@ std::string answer_loglikelihood(Evaluator& e, const ServeRequest& request) {
 // Each text after an end of text, in windows that share one token; the last one begins early enough to be full.
 std::string answer_rolling(Evaluator& e, const ServeRequest& request) {
   std::vector<std::vector<int>> texts;
-  std::vector<std::pair<size_t, TextWindows::Window>> windows;  // of which text
+  std::vector<std::pair<size_t, TextWindows::Window>> windows;  // the text's index, and a window of it
   for (const std::string& text : request.texts) {
     texts.push_back(encode_prompt(*e.tokenizer, text));
     const TextWindows of_text = {int64_t(texts.back().size()), e.results.context, e.results.context,

@@ -19,7 +19,7 @@
 #include "llmc/ops/precision.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/random.h"
-#ifndef SLA_LINKED_MODEL  // else the functions below are those of another object
+#ifndef SLA_LINKED_MODEL  // with it, another object file has the functions below
 
 // ----------------------------------------------------------------------------
 // The model's memory
@@ -114,7 +114,7 @@ void gpt2_declare_generation(GPT2& model, const ModelConfig& config, const Gener
   model.cache = KVCache(*model.generation);
   model.sublayers = make_sublayers(config, model.attention_plan, /*is_generation=*/true);
   const int64_t logit_rows = planned_logit_rows(model, o.losses ? o.rows : o.slots, o.logit_bytes);
-  model.logit_rows = std::max<int64_t>(logit_rows, o.slots);  // those of a pass that draws are fetched at once
+  model.logit_rows = std::max<int64_t>(logit_rows, o.slots);  // a pass that draws fetches its logits at once
   declare_activations(model);
 }
 
@@ -156,8 +156,8 @@ void allocate_chunks(GPT2& model) {
   model.matrices = DeviceArray<MuonMatrix>(matrices);
 }
 
-// Allocates what has been declared, and binds all pointers to it. Weights, gradients and moments are zero; but the
-// weights are those of `weights_of`, if that is given. A build that checks (make DEBUG=1, dev/emu) fills the
+// Allocates what has been declared, and binds all pointers to it. Weights, gradients and moments are zero; with
+// `weights_of` the model uses that model's weights instead. A build that checks (make DEBUG=1, dev/emu) fills the
 // activations with NaN, so that one that is read before it is written shows.
 void gpt2_allocate(GPT2& model, const GPT2* weights_of) {
   auto pointers = [&](auto* arena) {
@@ -257,8 +257,8 @@ StepStats gpt2_read_stats(GPT2& model) {
 // ----------------------------------------------------------------------------
 // Backward
 
-// Begins the sum of a bucket's gradients over the ranks, beside the operations that follow: each rank will have that of
-// its shard, or with one shard of all.
+// Starts to sum a bucket's gradients over the ranks, beside the operations that follow. Each rank gets the sums of its
+// own shard, or, with one shard, all sums.
 void gpt2_reduce_bucket(GPT2& model, size_t index) {
   const ParameterBucket& bucket = model.parameters.buckets[index];
   Collectives& c = model.collectives;
@@ -302,8 +302,8 @@ void gpt2_forward_backward(GPT2& model, const Batch& batch, bool sum_over_ranks)
 }
 
 // One micro-batch of an update that averages `num_micro_batches` of them, over all ranks: acts.stats->loss and grads +=
-// as in gpt2_forward_backward. dloss is that of a micro-batch whose tokens are all scored, so that it is the same in
-// each; gpt2_update multiplies by StepStats::grad_weight where only some are. Waits for nothing: inputs and targets
+// as in gpt2_forward_backward. dloss is computed as if all tokens of the micro-batch were scored, so that it is the
+// same in each; gpt2_update multiplies by StepStats::grad_weight else. Waits for nothing: inputs, targets
 // (B, T) lie in host memory, and if that is a PinnedBuffer's, the caller leaves them as they are until gpt2_read_stats
 // has returned. A rank's last micro-batch also sums the gradients over the ranks, and its first one also receives
 // weights from them. These two run eagerly, because they take two streams. The others are captured and replayed as a
@@ -442,8 +442,8 @@ void gpt2_gather_masters(GPT2& model, float* host) {
 // ----------------------------------------------------------------------------
 // Generation
 
-// Computes the next `tokens` of sequences in the K/V cache, one part after the other: their hidden states are rows
-// [0, tokens). `counts`: how many tokens of which slots; model.rows in all at most.
+// Computes the next `tokens` of sequences in the K/V cache, one sequence after the other: their hidden states are rows
+// [0, tokens). `counts`: pairs of a slot and its number of tokens; at most model.rows tokens in all.
 void gpt2_extend(GPT2& model, const std::vector<int>& tokens, const std::vector<std::pair<int, int64_t>>& counts) {
   Batch batch;
   std::vector<KVCacheMove> moves;

@@ -34,8 +34,8 @@ struct ArchiveStream::Level {
   SourceReader source;
   std::vector<char> input = std::vector<char>(1 << 18);
   ssize_t filled = 0;      // bytes of `input`; -1 after an error
-  int64_t given = 0;       // bytes that libarchive has had, the last of which `input` has
-  ssize_t last_given = 0;  // how many those are
+  int64_t given = 0;       // bytes that libarchive has had; the last of them are in `input`
+  ssize_t last_given = 0;  // how many of them `input` has
   bool is_unread = false;  // nothing has been taken of `input`
   std::optional<Gzip> gzip;
   std::unique_ptr<archive, FreeArchive> unpacked;
@@ -126,7 +126,7 @@ struct ArchiveStream::Level {
     is_tar = (archive_format(a) & ARCHIVE_FORMAT_BASE_MASK) == ARCHIVE_FORMAT_TAR;
     is_compressed = archive_filter_count(a) > 1;
   }
-  // Of a tar file its next entry, of another one itself; nullptr at the end.
+  // The next entry of a tar file, or the file itself if it is no tar file; nullptr at the end.
   archive_entry* next_header() {
     archive_entry* entry;
     const int found = archive_read_next_header(unpacked.get(), &entry);
@@ -196,7 +196,7 @@ bool ArchiveStream::next_entry() {
   }
 }
 
-// Closes the innermost file. A source is read to its end: bytes after that of an archive count for the checksum.
+// Closes the innermost file. A source is read to its end: bytes after an archive's end count for the checksum.
 void ArchiveStream::close_level() {
   Level& level = *levels_.back();
   if (level.is_compressed) level.finish();

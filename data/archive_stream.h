@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-// Levels of files in files, of which a compressed one has two. Deeper nesting is an error: there are archives that
-// contain themselves.
+// Levels of files in files; a compressed file has two. Deeper nesting is an error: there are archives that contain
+// themselves.
 constexpr size_t max_nesting = 16;
 
 struct SourceFile {

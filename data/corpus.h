@@ -67,7 +67,7 @@ struct Batch {
   size_t memory() const { return text.size() + parts.size() * sizeof(Part); }
 };
 
-// The regular files that `paths` name, in that order; those of a folder, with its subfolders, sorted by path. Links
+// The regular files that `paths` name, in that order; a folder's files, subfolders included, are sorted by path. Links
 // that lead nowhere and folders of version control are left out, with a warning. Throws UserError, naming the path, if
 // one does not exist or cannot be read.
 std::vector<SourceFile> list_sources(const std::vector<std::string>& paths);

@@ -15,8 +15,8 @@ struct Piece {
 };
 using Row = std::vector<Piece>;
 
-// Packs the texts that begin at `begins` (ascending, the first at 0), the last of which ends at `end`. Rows are in the
-// order of what they begin with, and the texts in a row in theirs.
+// Packs the texts that begin at `begins` (ascending, the first at 0); the last ends at `end`. Rows are in the order of
+// their first pieces in the input. In a row, the rest of a cut text comes first, then texts in the input's order.
 inline std::vector<Row> pack(const std::vector<int64_t>& begins, int64_t end, int64_t T) {
   std::vector<Row> rows;
   std::multimap<int64_t, size_t> by_room;  // the tokens that are free in a row, and the row
@@ -65,13 +65,13 @@ struct PackerSettings {
   int64_t row_tokens, shard_tokens;    // of a row; of a shard at most, and one more than a row has at least
   uint16_t end_of_text;                // which stands
   bool is_before;                      //   before each text, or after it
-  int64_t packed_at_a_time = 1 << 26;  // tokens, of which the texts are packed into rows
+  int64_t packed_at_a_time = 1 << 26;  // tokens to collect before their texts are packed into rows
 
   int64_t rows_in_shard() const { return (shard_tokens - 1) / row_tokens; }
 };
 
-// Writes the texts that it is given, in any portions, as rows of T tokens. The tokens that are padded with are ends of
-// text, of which only the first one after a whole text is scored. What a row begins with is not scored after another
+// Writes the texts that it is given, in any portions, as rows of T tokens. Rows are padded with ends of text; only the
+// first of them is scored, and only after a whole text. What a row begins with is not scored after another
 // row, unless it is the end of a whole text before it. A shard ends with a token that is its last row's last target.
 struct Packer {
   Packer(const PackerSettings& settings, ShardWriter& shard_writer, PackingCounts& packing_counts)

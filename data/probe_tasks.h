@@ -225,8 +225,8 @@ inline ProbeLayout probe_layout(const ProbeSettings& s) {
   return {2 * s.pairs, 2, 2, s.pairs};
 }
 
-// The first slot for questions, so that none is nearer to its answer than asked. It is that of the latest place where
-// an answer may be, for all questions: if each had its own, a question's place would tell where its answer is.
+// The first slot for questions, so that none is nearer to its answer than asked. All questions keep that distance from
+// the latest place where an answer may be: if each had its own, a question's place would tell where its answer is.
 inline int first_probe_slot(const ProbeSettings& s) {
   const ProbeLayout layout = probe_layout(s);
   const int last = s.task == "compress"    ? s.length - 1

@@ -3,7 +3,7 @@
 # data/text-<name>-<checksum of the path>/: bytes, or, with TOKENIZER=gpt2, GPT-2's, in that folder with -gpt2 at its
 # end. Made again if the text in PATH is another, by its size and checksum. A document is a file. Prints the folder as
 # its last line.
-# data/text.sh --pairs PATH: JSON lines {"prompt": "...", "answer": "..."}, of which the answers are scored, in
+# data/text.sh --pairs PATH: JSON lines {"prompt": "...", "answer": "..."}, whose answers are scored, in
 # data/pairs-<name>-<checksum of the path>/.
 set -euo pipefail
 corpus=text

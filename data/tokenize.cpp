@@ -64,7 +64,7 @@ struct Counts {
   int64_t bytes = 0;     // of text
   int64_t replaced = 0;  // invalid sequences of UTF-8, which became U+FFFD
   int64_t runs_cut = 0;  // longer than longest_run
-  std::array<int64_t, size_t(Note::count)> files = {};  // of which there are notes
+  std::array<int64_t, size_t(Note::count)> files = {};  // how many files have each note
 };
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Counts, empty, bytes, replaced, runs_cut, files)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Position, source, source_document, offset, document, bytes, files, in_tail)

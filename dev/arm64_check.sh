@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Does it work on Arm? Compiles the CPU's programs for arm64, with warnings as errors, and trains golden cases with them
-# under qemu: each loss must be that of the independent implementation to a relative 1.1e-7. Where nvcc is found, it
+# under qemu: each loss must equal the independent implementation's to a relative 1.1e-7. Where nvcc is found, it
 # compiles the trainer for a GPU with an Arm host, as in a Grace Hopper.
 #
 #   dev/arm64_check.sh [FOLDER]     build/arm64: what is built, and oneDNN for arm64, of Debian's package, unpacked

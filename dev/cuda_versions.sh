@@ -33,7 +33,7 @@ toolkit() {
   for part in cuda_runtime cuda_nvcc cuda_cccl cublas nccl; do cp -rn "$parts/$part/include/." "$root/include"; done
   cp -r "$parts/cuda_nvcc/nvvm" "$root" && cp "$parts/cuda_nvcc/bin/ptxas" "$root/bin"
 }
-# compile_12 <version> <unit> <architecture> <flags...>, and likewise with nvcc of CUDA 13
+# compile_12 <version> <unit> <architecture> <flags...>; compile_13 does so with nvcc of CUDA 13
 compile_12() {
   local common=(-std=c++17 -O1 -x cuda "--cuda-path=$folder/$1/toolkit" "--cuda-gpu-arch=sm_$3"
     -Wno-unknown-cuda-version -Wno-pass-failed -I. -DSLA_NCCL "${@:4}" -Wall -Wextra -Werror -c "$2")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make gpu-check`: everything that only a GPU can show. STEPS, of which all are done unless it says otherwise:
+# `make gpu-check`: everything that only a GPU can show. STEPS; all are done unless STEPS names some:
 #
 #   build      the programs, with nvcc for this GPU
 #   tests      the model and its operations in both precisions, a golden case, the largest micro-batch
@@ -13,7 +13,7 @@
 # for example STEPS=tests,bench. Each step has a time limit; LIMIT=seconds is another for all of them. Results go to
 # dev/bench/results/<gpu>.{md,json}: a row as soon as its step has ended, so that a run that is killed leaves what it
 # has found out. Rows of other STEPS stay from earlier runs of the same commit. The report's last line says whether
-# everything passed. Logs are in build/gpu_check, that of the running step too.
+# everything passed. Logs are in build/gpu_check, the running step's too.
 #
 # To build it needs the CUDA toolkit (12.3 or later), a C++ compiler, and the headers of CLI11, nlohmann/json, toml++
 # and GoogleTest. Where those are not installed: make gpu-check INCLUDES="folder ...", with GoogleTest's sources in it.
@@ -209,7 +209,7 @@ resumed() {
   mkdir "$out" && cp -r "$state/nccl/$2/step_00000010" "$out" && train_ranks "resumed_by_$1" "$1" -y || return
   as_one_rank "resumed_by_$1" 10
 }
-# lost_rank <signal> <status> <message>: whether a run without end, of which rank 1 gets the signal, ends so.
+# lost_rank <signal> <status> <message>: whether a run without end ends so when its rank 1 gets the signal.
 lost_rank() {
   local out=$state/nccl/$1 errors=$state/nccl/$1.errors launch begin status tenths rank
   train_ranks "$1" 2 -x 1000000 --hang-timeout 20 2>"$errors" &
@@ -246,7 +246,7 @@ part_nccl() {
 }
 
 # sanitized <tool> <program> <filter>: the program's tests that match, under the tool, which must have found nothing.
-# racecheck looks at this project's kernels alone, whose names end in _kernel: those of libraries take most of the time.
+# racecheck looks at this project's kernels alone, whose names end in _kernel: libraries' kernels take most of the time.
 sanitized() {
   local log=$state/sanitizer_output.$BASHPID options=(--tool "$1" --error-exitcode 1)
   [ "$1" = memcheck ] || options+=(--kernel-name kernel_substring=_kernel)
@@ -284,7 +284,7 @@ part_sanitize() {
 benchmark() { "$build/bf16/bench_gpu" --json "$ours" >"$state/bench.tables"; }
 part_bench() { step 400 "benchmark" benchmark; }
 
-# torch <arguments>: a table of PyTorch's figures beside those of the benchmark.
+# torch <arguments>: a table of PyTorch's figures beside the benchmark's.
 torch() { echo && python3 dev/bench/torch_sla.py "$@" --ours "$ours"; }
 torch_attention() { torch attention --heads 12 --head-size 64 "$@" && torch attention --heads 6 --head-size 128 "$@"; }
 to_tables() { "$@" >>"$state/torch.tables"; }

@@ -71,7 +71,7 @@ def positions(model, mask):
 def worst_differences(model, tokens, expected, dtype):
     """{what: the difference} of a model in transformers to the golden case."""
     B, T, steps = expected["batch_size"], expected["seq_len"], expected["steps"] * expected["grad_accum_steps"]
-    if has_memory(model):  # rows are streams, each of which is one text here
+    if has_memory(model):  # rows are streams, and each is one text here
         T, steps = T * steps, 1
     losses = []
     for s in range(steps):

@@ -31,9 +31,9 @@ except ImportError:
     llama_cpp = None
 
 CONTEXT = 64
-# Whose last token is the end of a text: of GPT-2's models, and one of Llama's with merged bytes.
+# Vocabularies whose last token is the end of a text: GPT-2's models have bytes, and one of Llama's has merged bytes.
 BYTES, MERGED = "bytes", ROOT / "dev/test/tokenizer/tokenizer.json"
-# Of the largest difference of logits, as a share of the largest logit. llama.cpp looks GELU up in a table of half
+# Bounds the largest difference of logits, as a share of the largest logit. llama.cpp looks GELU up in a table of half
 # precision: with such a GELU in transformers the first token's difference is 3e-6, and not 2e-4.
 BOUND = {"llama": 1e-5, "gpt2": 1e-3}
 
@@ -152,7 +152,7 @@ def vocabulary_failures(llama, vocabulary, folder):
     failures = []
     for text in TEXTS:
         with tempfile.TemporaryDirectory(dir=folder) as name:
-            # Of few documents a part of one would be validation data.
+            # With few documents a piece of one would be validation data.
             Path(name, "texts.jsonl").write_text(200 * (json.dumps({"text": text}) + "\n"))
             run("data/tokenize", "--tokenizer", vocabulary, "--field", "text", "--out", f"{name}/out",
                 f"{name}/texts.jsonl")

@@ -32,7 +32,7 @@ run() {
     rest) grep -q "^$program " build/test_counts/quick && filter='Long*' ;;
   esac
   case " ${SHARDED:-} " in *" $program "*) shard=$PART ;; esac
-  # A program of which this part has no test has passed; one that cannot list them fails below. Not by
+  # A program without a test in this share has passed; one that cannot list them fails below. Not by
   # GTEST_TOTAL_SHARDS, which the programs that a test starts would see as well.
   if [ "$filter" = 'Long*' ] || [ $shard != 1/1 ] || [ -n "${SKIP:-}" ]; then
     local left_out=

@@ -9,7 +9,7 @@ the two differ.
 import sys
 import unicodedata2
 
-VERSION = "16.0.0"  # that of regex-syntax 0.8.5 and later, with which tiktoken 0.14 is built
+VERSION = "16.0.0"  # as in regex-syntax 0.8.5 and later, with which tiktoken 0.14 is built
 SURROGATES = range(0xD800, 0xE000)  # no characters: UTF-8 cannot spell them
 CODE_POINTS = [c for c in range(0x110000) if c not in SURROGATES]
 

@@ -90,13 +90,13 @@ inline LogFields describe(const Trainer& t) {
   return fields;
 }
 
-// The host memory of the tokens of two updates, inputs and targets, of which one is loaded while the other is computed.
+// The host memory for the tokens of two updates, inputs and targets: one update's are loaded while the other computes.
 inline size_t token_buffer_bytes(const Run& run) {
   return 4 * sizeof(int) * size_t(run.grad_accum_steps) * size_t(run.B) * size_t(run.T);
 }
 
-// What will be allocated in host memory. That of the segment memory is for validations, which put it aside, and for
-// checkpoints, of which rank 0 writes all ranks'.
+// What will be allocated in host memory. `segments` is for validations, which put the segment memory aside, and for
+// checkpoints, into which rank 0 writes all ranks' segment memory.
 struct HostMemory {
   size_t tokens = 0, checkpoints = 0, segments = 0;  // bytes
   size_t total() const { return tokens + checkpoints + segments; }
@@ -164,8 +164,8 @@ inline std::string model_checksum(const std::string& folder, bool is_needed) {
   }
 }
 
-// From here on the dropout of the model's config.json is the run's. Says what that of `folder` was where it had any and
-// another, unless `folder` is "".
+// From here on the dropout of the model's config.json is the run's. Prints the dropout that `folder` was trained with,
+// if it had any and another, unless `folder` is "".
 inline void take_dropout(const Run& run, const std::string& folder, ModelConfig& config) {
   const double now = run.options.dropout;
   std::string before;
@@ -177,8 +177,8 @@ inline void take_dropout(const Run& run, const std::string& folder, ModelConfig&
     printf("%s was trained with %s; this run has --dropout %g\n", folder.c_str(), before.c_str(), now);
 }
 
-// The model that the options describe, or, where -e names none, that of the checkpoint. `in_folder`: the model in the
-// folder that -e names.
+// The model that the options describe, or, where -e names none, the checkpoint's. `in_folder`: the model in the folder
+// that -e names.
 inline ModelConfig choose_model(Run& run, const std::string& checkpoint, std::optional<ModelConfig>& in_folder) {
   const TrainOptions& o = run.options;
   ModelOptions model = o.model;
@@ -207,8 +207,8 @@ inline void take_vocabulary(const Run& run, const std::string& folder, ModelConf
   if (config.end_of_text < 0 || is_new) config.end_of_text = end;
 }
 
-// With `documents`: how long those of the training data are. Throws UserError if the token that begins one is not
-// known, or does not occur.
+// With `documents`: how long the documents of the training data are. Throws UserError if the token that begins one is
+// not known, or does not occur.
 inline void find_documents(Trainer& t, const ModelConfig& config) {
   const Run& run = t.run;
   const std::string& wiring = config.wiring.given;
@@ -433,7 +433,7 @@ inline void log_timeline(Trainer& t) {
 // ----------------------------------------------------------------------------
 // Beside the steps
 
-// Adds up the losses (N) of those of `targets` (N) that stand for text, and their bytes, as evaluate_gpt2_sla does.
+// Adds up the losses (N) of the `targets` (N) that stand for text, and their bytes, as evaluate_gpt2_sla does.
 inline void add_text_losses(StepStats& sums, const Tokenizer& tokenizer, const std::vector<float>& losses,
                             const std::vector<int>& targets) {
   for (size_t i = 0; i < losses.size(); i++) {
@@ -442,8 +442,8 @@ inline void add_text_losses(StepStats& sums, const Tokenizer& tokenizer, const s
   }
 }
 
-// The mean loss over the scored tokens of ValidationBatches. It begins with an empty segment memory, and puts that of
-// training aside. Returns false, on every rank, if one of them could not load its tokens: then it has no loss, and
+// The mean loss over the scored tokens of ValidationBatches. It begins with an empty segment memory, and puts the
+// training's aside. Returns false, on every rank, if one of them could not load its tokens: then it has no loss, and
 // run.data_error of that rank says why.
 inline bool validate_model(Trainer& t) {
   Run& run = t.run;

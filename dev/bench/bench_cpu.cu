@@ -94,8 +94,8 @@ const std::vector<std::string> attention_wirings =
     {"plain",       "sla(1,3)", "gqa(1)",   "also(1,3)", "window(256)", "strided(64)", "strided(64,union)",
      "fixed(64,8)", "topk(64)", "reuse(2)", "relative"};
 
-// Attention of one layer, forward and backward: 4 heads of 64, one sequence. FLOPs are those of pairs of a query and a
-// key that see each other.
+// Attention of one layer, forward and backward: 4 heads of 64, one sequence. FLOPs are counted for pairs of a query and
+// a key that see each other.
 struct AttentionLayer {
   std::string name;
   int T;
@@ -137,7 +137,7 @@ struct AttentionLayer {
   }
 };
 
-// By wiring, of T = 4,096; at last that of the first wiring with dropout. The wirings take turns.
+// Times attention by wiring, at T = 4,096, and the first wiring with dropout at last. The wirings take turns.
 void bench_attention(int rounds, const std::vector<std::string>& wirings) {
   const int T = 4096;
   std::vector<AttentionLayer> layers;
@@ -200,8 +200,8 @@ std::vector<std::string> wirings_by_length(int T) {
   return wirings;
 }
 
-// The fastest of some forward and backward passes of one sequence: at least one after a first one, but for passes of
-// more than 10 s, of which the first one counts.
+// The fastest forward and backward pass of one sequence in `seconds` or more. The first pass counts only if it takes
+// more than 10 s; then no other follows.
 void measure_passes(const ModelConfig& config, int T, double seconds, Measurement& m) {
   GPT2 model;
   forget_peak_memory();
@@ -354,7 +354,7 @@ struct Worker {
 void print_progress(const std::string& line) { fprintf(stderr, "%s\n", line.c_str()); }
 
 // `folders`: of builds, such as one of this commit and one of an earlier commit. `quick`: without PyTorch's compiled
-// models, each of which takes minutes to compile.
+// models, which take minutes each to compile.
 void compare(const std::vector<std::string>& folders, const std::string& python, int rounds, double seconds,
              bool quick) {
   const bool has_torch = system((python + " -c 'import torch' >/dev/null 2>&1").c_str()) == 0;
@@ -496,7 +496,7 @@ void bench_wirings(int rounds, const std::vector<std::string>& wirings) {
 }
 
 // The processor time of a training step by Muon, and of each operation in it, of several wirings of `make train`'s
-// shape, which take turns of one step; the medians of the rounds. FLOPs are those of the model and of Muon.
+// shape, which take turns of one step; the medians of the rounds. FLOPs are the model's and Muon's.
 void bench_operations(int rounds, const std::vector<std::string>& wirings) {
   struct Steps {
     std::unique_ptr<Training> training;

@@ -500,7 +500,7 @@ int main(int argc, char** argv) {
                    {"precision", precision_name},
                    {"copy_bytes_per_second", ceilings.copy},
                    {"gemm_flops", ceilings.gemm}};
-    gemm_plans().clear();  // those of the ceilings
+    gemm_plans().clear();  // the ceilings' plans
     report["operations"] = bench_operations(scale, ceilings);
     report["algorithms"] = bench_algorithms(scale);
     report["attention"] = bench_attention(scale);

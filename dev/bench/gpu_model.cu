@@ -44,7 +44,7 @@ double matmul_seconds(const Column& column) {
   return sum;
 }
 
-// Of documents of `length` tokens each, one after the other.
+// The places of tokens in documents of `length` tokens each.
 std::vector<double> places_in_documents(int length) { return std::vector<double>(size_t(length), 1.0 / length); }
 
 // The model of scripts/train.sh.
@@ -223,7 +223,7 @@ void print_wgmma(const std::vector<Case>& cases) {
     }
 }
 
-// Of the operations with these names, in a step.
+// The seconds that the operations with these names take in a step.
 double seconds_of(const Column& column, const std::vector<std::string>& names) {
   double sum = 0;
   for (const ModelledOperation& operation : column.step)

@@ -1,6 +1,6 @@
 // How long each operation of a training step should take on a GPU, by arithmetic: bytes over bandwidth, products in
 // waves of tiles over the rate of tensor cores, instructions over the rate at which they are issued, attention at the
-// published rate of FlashAttention-2 times the ratio that our machine code has to its. Shapes are those of the model's
+// published rate of FlashAttention-2 times the ratio that our machine code has to its. Shapes come from the model's
 // own plan, so that it works for every wiring, size, B and T.
 //
 // What is assumed of a GPU is in `GpuSpec`, with its sources in dev/bench/gpu-model.md, the page that gpu_model.cu
@@ -141,9 +141,9 @@ inline GpuSpec t4() {
   return gpu;
 }
 
-// A V100, in fp16. Of the data sheet's 125 TFLOP/s and 900 GB/s it is assumed to sustain 90 and 790. Attention is by
-// FMAs, at 60 % of their 15.7 TFLOP/s: of 80 instructions 64 are FMAs, and a block loads its tiles before it multiplies
-// them. The backward pass has seven products, of which five are counted.
+// A V100, in fp16. It is assumed to sustain 90 of the data sheet's 125 TFLOP/s and 790 of its 900 GB/s. Attention is by
+// FMAs, at 60 % of their 15.7 TFLOP/s: 64 of 80 instructions are FMAs, and a block loads its tiles before it multiplies
+// them. The backward pass has seven products, and five of them are counted.
 inline GpuSpec v100() {
   GpuSpec gpu = other_gpu("V100", 80, 90e12, 790e9);
   gpu.clock = 1.53e9, gpu.memory_bytes = 16e9, gpu.device_names = {"Tesla V100-SXM2-16GB"};
@@ -233,15 +233,15 @@ struct RelativeProducts {
   static constexpr double forward = 3.25 / 2, backward = 18.0 / 7;
 };
 
-// Keys that a query is multiplied with in vain where documents begin anywhere, beside those of plain attention. Of a
-// warp's 32 queries, among which a document begins, half see the one before, as all of them are multiplied with it; and
-// of the 64 keys (backward 32) among which it begins half are before it. The emulated GPU counts them (test_attention).
+// Keys that a query is multiplied with in vain where documents begin anywhere, beside plain attention's. If a document
+// begins among a warp's 32 queries, half of them see the one before, as all are multiplied with it; and if it begins
+// among 64 keys (backward 32), half of those are before it. The emulated GPU counts them (test_attention).
 struct KeysBesideDocuments {
   static constexpr double forward = 16 + 32, backward = 16 + 16;
 };
 
-// Attention of a layer, all its maps: 2 products of scored and of multiplied pairs forward, of which topk scores four
-// times more, and 5 backward; RelativeProducts as many with relative positions. Heads whose size is neither 64 nor 128
+// Attention of a layer, all its maps: forward a product of scored and one of multiplied pairs, and topk scores four
+// times more; backward 5; RelativeProducts as many with relative positions. Heads whose size is neither 64 nor 128
 // are computed as if they were. `segments`: the places of the data's tokens in their documents, with `documents`.
 inline ModelledPart modelled_attention(const GpuSpec& gpu, const ModelShape& model, int l, Pass pass,
                                        const Segments& segments = {}) {
@@ -290,8 +290,8 @@ struct ModelledOperation {
   }
 };
 
-// Instructions that a thread issues for eight elements, without those of a loop over the rest of a tensor: counted in
-// the machine code for sm_90, from which sm_80's differs by less than a twentieth. Those of caps, relu2, swiglu,
+// Instructions that a thread issues for eight elements, without a loop's over the rest of a tensor: counted in
+// the machine code for sm_90, from which sm_80's differs by less than a twentieth. The numbers for caps, relu2, swiglu,
 // norm_heads, mixes and depth are estimated from the source.
 struct InstructionCounts {
   static constexpr double gelu_forward = 130, gelu_backward = 229, classifier = 255, caps = 330, layernorm_forward = 90,
@@ -364,7 +364,7 @@ class StepModel {
   void layernorm_forward(const char* name, int l, double tensors) {
     add(name, l, {elementwise(name, double(N), double(C), tensors * x, Counts::layernorm_forward)});
   }
-  // Reads and writes the gradient, reads that of the output and the input; blocks' sums are added up by another kernel.
+  // Reads and writes the gradient, reads the output's and the input; blocks' sums are added up by another kernel.
   void layernorm_backward(int l) {
     add("layernorm_backward", l,
         {elementwise("layernorm_backward", double(N), double(C), 4 * x, Counts::layernorm_backward, 2)});
@@ -454,7 +454,7 @@ class StepModel {
     const double width = double(plan.first_values(l).size()) * model.config.head_size();
     return elementwise(name, double(N), width, tensors * x, Counts::mix_values, kernels);
   }
-  // k and v of the layer are sums over those of as many layers, whose weights' gradients are products by tensor cores.
+  // k and v of the layer are sums over as many layers' k and v; tensor cores compute the weights' gradients.
   ModelledPart mix_of_heads(const char* name, int l, int layers, double instructions = Counts::mix_heads,
                             int kernels = 2) const {
     const double width = double(qkv_rows(model.config, plan, l) - C), kv = plan.table.num_kv_heads;
@@ -472,7 +472,7 @@ class StepModel {
   ModelledPart relative_queries() const {
     return elementwise("relative_queries", double(N), double(C), 3 * x, Counts::copy);
   }
-  // The sums over rows of the two queries' gradients are those of u and v.
+  // The sums over rows of the two queries' gradients are the gradients of u and v.
   void relative_backward(int l) {
     const ModelledPart bias = elementwise("dbias", double(N), double(C), x, Counts::bias_backward, 2);
     add("relative_backward", l,
@@ -539,7 +539,7 @@ class StepModel {
     }
   }
 
-  // Of layers that repeat.
+  // How many cycles layers that repeat have; 0 without such.
   int cycles() const {
     const int stored = plan.table.stored_layers;
     return stored < plan.num_layers ? plan.num_layers / stored : 0;

@@ -37,7 +37,7 @@ struct Profile {
     it->seconds += seconds, it->calls++;
   }
 
-  // Of the operations with these names.
+  // The seconds that the operations with these names take.
   double seconds_of(const std::vector<std::string>& names) const {
     double sum = 0;
     for (const Operation& o : operations)

@@ -138,7 +138,7 @@ Fiber* new_fiber() {
   auto* fiber = new Fiber;
   boost::context::protected_fixedsize_stack allocator(fiber_stack_bytes);
   boost::context::stack_context stack = allocator.allocate();
-  // Tops of stacks at the same offset within their pages would share a few cache lines: spread them over a page.
+  // The tops of stacks at the same offset within their pages would share a few cache lines: spread them over a page.
   stack.sp = static_cast<char*>(stack.sp) - fibers.size() % 16 * 256;
   stack.size -= fibers.size() % 16 * 256;
   fiber->stack_bottom = static_cast<char*>(stack.sp) - stack.size;

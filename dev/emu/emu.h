@@ -77,7 +77,7 @@ extern Random rng;  // of everything
 // ----------------------------------------------------------------------------
 // report.cpp
 
-// What is running, for messages. In a kernel, threadIdx and blockIdx are those of the thread.
+// What is running, for messages. In a kernel, threadIdx and blockIdx are the thread's.
 struct Running {
   const char* operation = nullptr;  // "cudaMemcpyAsync", ...: null while host code runs
   const char* kernel = nullptr;     // demangled: null unless a kernel runs

@@ -1,11 +1,11 @@
 // Which accesses to shared memory no barrier orders.
 //
-// Time grows with every barrier. An access is stamped with the time; of each warp and lane it is known up to which time
-// the accesses of the others are ordered before what it does now: bar.sync orders all accesses of the warps that take
-// part, bar.warp.sync (__syncwarp) those of its lanes. Shuffles, votes and mma order nothing. Of each cell of shared
-// memory the last write is remembered, and each warp's last reads. Two accesses to a cell, one of them a write, of
-// which none is ordered before the other, are a race, except two writes of the same value, and two atomic operations.
-// In which order threads run makes no difference, as long as a barrier is told of before what its threads do after it.
+// Time grows with every barrier. An access is stamped with the time. For each warp and lane it is known up to which
+// time the accesses of the others are ordered before what it does now: bar.sync orders all accesses of the warps that
+// take part, bar.warp.sync (__syncwarp) all accesses of its lanes. Shuffles, votes and mma order nothing. Each cell of
+// shared memory has its last write remembered, and each warp's last reads. Two accesses to a cell, one of them a write,
+// are a race if neither is ordered before the other, except two writes of the same value, and two atomic operations. In
+// which order threads run makes no difference, as long as a barrier is told of before what its threads do after it.
 //
 // A wgmma reads shared memory from its start until it has been waited for: a write in between is a race, whoever makes
 // it. It reads through the async proxy. What threads and cp.async have written before, through the generic proxy, must
@@ -94,8 +94,8 @@ class Races {
   Report report_;
   uint32_t time_ = 1, num_warps_ = 1, shift_ = 2;
   uint32_t seen_[max_warps][max_warps];     // [w][v]: v's accesses before that time are ordered before w's next
-  uint32_t full_[max_warps];                // the same of a warp's lanes among themselves
-  uint32_t lane_[max_warps][lanes][lanes];  // the same of single lanes, if `partial_`
+  uint32_t full_[max_warps];                // [w]: the same time for w's lanes among themselves
+  uint32_t lane_[max_warps][lanes][lanes];  // [w]: the same time for pairs of w's lanes, if `partial_`
   bool partial_[max_warps];
   uint32_t floor_[max_warps];  // the least of seen_[w] and full_[w]
   // If the kernel has clocks: [warp][thread], up to which time the thread's accesses are ordered before the warp's next

@@ -562,7 +562,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
   return cudaSuccess;
 }
 
-// The nodes are operations like any other: those of other streams may run between them.
+// The nodes are operations like any other: other streams' operations may run between them.
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
   CUstream_st& s = checked(stream, "cudaGraphLaunch");
   if (s.capture != nullptr) fatal("cudaGraphLaunch in a capture: graphs within graphs are not emulated");

@@ -47,14 +47,14 @@ uint32_t num_records = 0;
 bool looks = getenv("SLA_EMU_RACES") == nullptr || strcmp(getenv("SLA_EMU_RACES"), "0") != 0;
 uint32_t launch_bytes = 0;  // of shared memory that the kernel has
 bool watches = false;       // races are looked for in the block that runs
-uint32_t cell_bytes = 4;    // a launch begins with large cells, and goes on with those of its smallest access
+uint32_t cell_bytes = 4;    // a launch begins with large cells, and shrinks them to its smallest access
 bool launch_begins = false;
 bool is_atomic = false;
 Races* races = nullptr;  // made when it is first needed
 
 FAST uint32_t place_of(const void* code) { return uint32_t(static_cast<const char*>(code) - &__executable_start); }
 
-// The line of source. AddressSanitizer's own symbolizer does not find those of most kernels; addr2line is where g++ is.
+// The line of source. AddressSanitizer's own symbolizer finds none for most kernels; addr2line is where g++ is.
 std::string describe(uint32_t place) {
   const std::string number = format("0x%x", place - 1);  // of the call, which is before what it returns to
   const std::string command = format("addr2line -e /proc/%d/exe ", int(getpid())) + number + " 2>/dev/null";
@@ -156,7 +156,7 @@ void tell_hidden_writes(uint32_t thread, const Record& r) {
   }
 }
 
-// Of the thread that runs: what it has written down goes to races.
+// Tells races what the thread that runs has written down.
 FAST void tell_accesses() {
   const uint32_t thread = number_of_thread(), warp = thread / 32, lane = 1u << thread % 32, count = num_records;
   num_records = 0;

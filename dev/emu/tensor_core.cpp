@@ -1,4 +1,4 @@
-// Tensor cores and asynchronous copies. Fragment layouts are those of the PTX manual's section on warp-level matrix
+// Tensor cores and asynchronous copies. Fragment layouts are as in the PTX manual's section on warp-level matrix
 // instructions: with group = lane / 4 and i = lane % 4,
 //
 //   a (16 x 16)   register r holds row group + 8 (r % 2), columns 2 i + 8 (r / 2) and the next
@@ -54,8 +54,8 @@ FAST void copy_now(const AsyncCopy& copy) {
   for (int i = 0; i < copy.bytes; i++) static_cast<volatile unsigned char*>(copy.to)[i] = bytes[i];
 }
 
-// Products are exact in float, as on the tensor core. The order of a tensor core's additions is not documented; here it
-// is that of k.
+// Products are exact in float, as on the tensor core. The order of a tensor core's additions is not documented; here
+// they are in the order of k.
 template <MmaType type>
 FAST void run_mma_of(void* const (&operands)[32]) {
   using Row = float __attribute__((vector_size(32)));

@@ -126,7 +126,7 @@ inline std::string shard_bytes(int n, uint16_t largest = 255) {
   return bytes;
 }
 
-// The same with documents, each of which begins with an end of text, token 256: of 1 to 17 tokens, and so many more.
+// As shard_bytes, with documents that begin with an end of text, token 256, and have 1 to 17 tokens, and `more`.
 inline std::string shard_of_documents(int n, uint16_t largest = 255, int more = 0) {
   std::string bytes = shard_bytes(n, largest);
   for (int i = 0; i < n; i += 1 + more + i * 7 % 17) memcpy(&bytes[size_t(1024 + 2 * i)], "\0\1", 2);

@@ -91,7 +91,7 @@ class Corpus : public CommandLine {
     }
     return tokens;
   }
-  // The documents of the shards, each of which begins with an end-of-text token.
+  // The documents of the shards. Each begins with an end-of-text token.
   std::vector<std::string> documents_in(const std::string& out, const std::string& prefix) const {
     static const Tokenizer tokenizer = Tokenizer::load(vocabulary);
     std::vector<std::string> documents;

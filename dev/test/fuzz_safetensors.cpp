@@ -1,5 +1,5 @@
 // Fuzzes SafetensorsFile. It may refuse a file with UserError, but never crash, read outside of it or allocate memory
-// by a size that it claims; a file that it accepts must be valid, and its floats those of the file.
+// by a size that it claims; a file that it accepts must be valid, and give the file's floats.
 //
 // With libFuzzer:
 //   clang++ -std=c++17 -O1 -g -I. -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all

@@ -49,7 +49,7 @@ inline std::string draw_term(Draw& draw, const TermSyntax& syntax, int L) {
   return text;
 }
 
-// Terms in random order, of which each is kept if the wiring is still one of a model of L layers and h heads.
+// Terms in random order. Each is kept if the wiring still fits a model of L layers and h heads.
 inline std::string draw_wiring(uint64_t seed, int L, int h) {
   Draw draw = {seed};
   std::string wiring;

@@ -240,7 +240,7 @@ TEST_F(LongCommandLine, ARunThatDivergesStopsAndKeepsItsLastCheckpoint) {
   EXPECT_EQ(names_in(in("out")), expected);
 }
 
-// A trained model in `in("model")`, of which a test sets single weights.
+// A trained model in `in("model")`, in which a test sets single weights.
 class ChangedModel : public CommandLine {
  protected:
   struct Weight {
@@ -280,7 +280,7 @@ class LongImprobableToken : public ChangedModel {
     set_weights({{"wte.weight", int64_t(improbable) * 32, -1e38f}, {"ln_f.bias", 0, 100.0f}});
   }
 
-  // The tokens of steps 1, 2, ... of 64 tokens each, with the improbable one in those of `bad_steps`.
+  // The tokens of steps 1, 2, ... of 64 tokens each; the steps `bad_steps` have the improbable one.
   std::string data(int first_step, int steps, const std::set<int>& bad_steps) const {
     std::string bytes = shard_bytes(steps * 64 + 1);
     for (int i = 0; i < steps * 64 + 1; i++) {
@@ -349,8 +349,8 @@ TEST_F(LongNanModel, IsAnErrorInValidationAndSamples) {
   EXPECT_TRUE(read_log(in("out")).back().at("val_loss").is_null());
 }
 
-// Training is fine, and so is its checkpoint of step 3; that of step 4, after which the validation finds an infinite
-// loss, is not written.
+// Training is fine, and so is the checkpoint of step 3; a checkpoint of step 4, after which the validation finds an
+// infinite loss, is not written.
 TEST_F(LongImprobableToken, InTheValidationEndsTheRunWithoutACheckpoint) {
   write_file(in("train.bin"), data(1, 12, {}));
   write_file(in("val.bin"), data(1, 4, {2}));

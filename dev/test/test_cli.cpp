@@ -241,7 +241,7 @@ TEST_F(CommandLine, ThePlanHasTheHostsBuffers) {
     EXPECT_NE(o.out.find(part), std::string::npos) << part << o.out << o.err;
 }
 
-// Of weights as small as a new model's, each probability is nearly that of the bias, which begins as 1: 0.731.
+// With weights as small as a new model's, each probability is nearly the bias's sigmoid; the bias begins as 1: 0.731.
 TEST_F(CommandLine, OfTokensThatHaltTheMeanIsPrintedAndLogged) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   const std::string data = "-i " + in("tokens.bin") + " -j " + in("tokens.bin");
@@ -254,7 +254,7 @@ TEST_F(CommandLine, OfTokensThatHaltTheMeanIsPrintedAndLogged) {
   for (const json& step : steps_of(log)) EXPECT_NEAR(step.at("ponder").get<double>(), 2 + 1 - 0.731, 0.05);
 }
 
-// The prompt is an end of text and three bytes, two of which are a character; 10 tokens are drawn.
+// The prompt is an end of text and three bytes, two of them a character; 10 tokens are drawn.
 TEST_F(CommandLine, SamplesOfTokensThatHaltHaveThePonderOfEach) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   const std::string command =
@@ -334,8 +334,8 @@ TEST_F(CommandLine, RowsThatAnotherWiringNeedsStartByTheSeed) {
   EXPECT_NE(losses[0], losses[1]);
 }
 
-// Three of 12 micro-batches are taken, the first, the fifth and the ninth: their mean loss is that of a file with the
-// sequences of these alone.
+// Three of 12 micro-batches are taken, the first, the fifth and the ninth: their mean loss equals the mean loss of a
+// file with these sequences alone.
 // BUG llmc/text/validation_batches.h: `batch * in_data_ / full_` -> `batch`
 TEST_F(LongCommandLine, ValidationTakesMicroBatchesAtEvenDistances) {
   write_file(in("tokens.bin"), shard_bytes(2000));

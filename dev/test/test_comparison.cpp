@@ -33,7 +33,7 @@ TEST(Statistics, OfPairsAreThoseOfStudentsSleepData) {
   EXPECT_TRUE(std::isnan(estimate({}).mean));
 }
 
-// Of values that do not vary any mean but 0 is certain.
+// If values do not vary, any mean but 0 is certain.
 TEST(Statistics, OfEqualValuesAreCertain) {
   EXPECT_EQ(estimate({0.5, 0.5}).p, 0);
   EXPECT_EQ(estimate({0, 0, 0}).p, 1);
@@ -284,7 +284,7 @@ TEST_F(Report, OptionsThatAnOlderLogDoesNotKnowHadTheirDefaults) {
   EXPECT_TRUE(has(page, "<tr><td>plain, dropout 0.3</td><td>1</td>"));
 }
 
-// Of rope the p is 0.0314, of gqa(2) 0.423.
+// The p of rope is 0.0314, of gqa(2) 0.423.
 // BUG llmc/run/report_comparison.cpp: `ps = holm(ps);` -> ``
 TEST_F(Report, SeveralWiringsAreTestedByHolm) {
   std::vector<RunHistory> runs;

@@ -241,7 +241,7 @@ TEST(Packing, PutsTheLongestTextWhereTheLeastRoomIsLeft) {
   // Texts of 3, 6, 2, 4, 3 and 2 tokens; in their order they take three rows.
   EXPECT_EQ(packed_rows({0, 3, 9, 11, 15, 18}, 20),
             (std::vector<Pieces>{{{0, 3}, {9, 2}, {15, 3}, {18, 2}}, {{3, 6}, {11, 4}}}));
-  // Of 4, 23 and 7 tokens: what is left of the second begins a row.
+  // Texts of 4, 23 and 7 tokens: what is left of the second begins a row.
   EXPECT_EQ(packed_rows({0, 4, 27}, 34), (std::vector<Pieces>{{{0, 4}}, {{4, 10}}, {{14, 10}}, {{24, 3}, {27, 7}}}));
 }
 
@@ -615,7 +615,7 @@ TEST_F(LongInterrupted, DamagedOrForeignProgressIsDiscarded) {
 // Hostile input; data/README.md has the limits
 
 TEST_F(LongCorpus, MemoryIsBoundedForManyAndForEndlessDocuments) {
-  const std::string limit = "ulimit -v 1000000; ";  // kB, of which threads reserve some 200,000 as they start
+  const std::string limit = "ulimit -v 1000000; ";  // kB; threads reserve some 200,000 of them as they start
   std::string documents(5 << 20, '\0');
   for (size_t i = 0; i < documents.size(); i += 2) documents[i] = 'x';
   struct Input {

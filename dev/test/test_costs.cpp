@@ -26,10 +26,10 @@ static ModelConfig model_of(const char* wiring, int L = 4, int h = 4) {
 // ----------------------------------------------------------------------------
 // FLOPs
 
-// Those of a layer's attention for a token, by the pairs that see each other, one by one: 7 products a pair; with topk
-// the scores of all pairs once, and 6 products of those chosen; with relative positions 11; with `depth` those of a
-// token with itself in the layers up to l. `segments`: as many segments of a stream, which begins with an empty memory;
-// the mean.
+// FLOPs of a layer's attention for a token, counted over the pairs that see each other, one by one: 7 products a pair;
+// with topk the scores of all pairs once, and 6 products for a chosen pair; with relative positions 11; with `depth`
+// also the pairs of a token with itself in the layers up to l. `segments`: the mean over as many segments of a stream,
+// which begins with an empty memory.
 static double counted_attention_flops(const ModelConfig& c, int l, int T, int64_t segments = 1) {
   const AttentionPlan plan = make_attention_plan(c);
   double products = 0;
@@ -221,7 +221,7 @@ TEST(Parameters, HaveTheMatricesThatMuonUpdates) {
 }
 
 // Projections into the residual stream begin as normal(0, 0.02 / sqrt(2 L)), of all layers that run, also where they
-// repeat; other matrices as normal(0, 0.02), LayerNorms' weights as ones, and biases as zeros but for those of gates.
+// repeat; other matrices as normal(0, 0.02), LayerNorms' weights as ones, and biases as zeros, but not the gates'.
 // BUG llmc/model/parameters.h: `0.02 / std::sqrt(2.0 * c.num_layers)` ->
 //   `0.02 / std::sqrt(2.0 * plan.table.stored_layers)`
 TEST(Parameters, BeginAsInGpt2ForEveryTerm) {
@@ -333,7 +333,7 @@ TEST(WiringChange, IsSaidOfEveryNumberOfEveryTerm) {
             << before << " to " << now;
 }
 
-// Of heads of 6 in groups of 2 in place of groups of 3 each new one is a mean, of which one is in both.
+// Six heads with two K/V heads instead of three: each new K/V head is a mean, and the middle old one is in both.
 // BUG llmc/model/change_wiring.h: `change.repeated += n == 1 && !copied` -> `change.repeated += n > 0 && !copied`
 TEST(WiringChange, TellsMeansFromCopies) {
   const LayerChange fewer = layer_change(change_of(model_of("gqa(3)", 1, 6), model_of("gqa(2)", 1, 6)), 0);
@@ -350,7 +350,7 @@ TEST(WiringChange, TellsMeansFromCopies) {
 
 using WiringChangeOnDisk = FolderTest;
 
-// Rotations of another number of rounds or buckets are those of a new model; those of the same are read.
+// Rotations for another number of rounds or buckets start as in a new model; for the same numbers they are read.
 // BUG llmc/model/change_wiring.h: `c.plan.table.lsh_rounds == c.new_plan.table.lsh_rounds` -> `true`
 // BUG llmc/model/change_wiring.h: `c.plan.table.lsh_buckets == c.new_plan.table.lsh_buckets` -> `true`
 TEST_F(WiringChangeOnDisk, KeepsRotationsOfTheSameShapeAlone) {

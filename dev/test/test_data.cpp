@@ -445,7 +445,7 @@ TEST_F(Scripts, AWrongShakespeareIsRefusedAndNotKept) {
   EXPECT_EQ(shell("TINYSHAKESPEARE_URL=file:///none " + data + "/tinyshakespeare.sh").exit_code, 1);
 }
 
-// A replacement for apt-get that makes the package: a licence, then entries, of which every tenth has a head of two
+// A replacement for apt-get that makes the package: a licence, then entries. Every tenth entry has a head of two
 // lines.
 static void fake_apt_get(const std::string& folder, int entries) {
   std::filesystem::create_directories(folder + "/bin");

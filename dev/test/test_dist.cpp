@@ -166,7 +166,7 @@ class Training : public Ranks {
       step = atoi(log.c_str() + at + key.size());
     return step;
   }
-  // Of the checkpoints in the folder "out"; 0 if there is none.
+  // The newest checkpoint's in the folder "out"; 0 if there is none.
   int newest_step() const {
     int step = 0;
     for (const fs::directory_entry& entry : fs::directory_iterator(in("out"))) {
@@ -316,7 +316,7 @@ TEST_F(LongTraining, OfTodaysBlockHasTheSameLossesOnTwoRanks) {
   }
 }
 
-// The same four streams, as rows of one rank and as those of two and of four. The data end after 15 segments, amid the
+// The same four streams, as rows of one rank, of two ranks and of four. The data end after 15 segments, amid the
 // fourth update.
 // BUG llmc/model/stream_memory.h: `all, int rank, int64_t B) {` -> `all, int rank, int64_t B) { rank = 0;`
 TEST_F(LongTraining, HasTheSameLossesWithTheSameStreamsOnAnyNumberOfRanks) {
@@ -420,9 +420,8 @@ TEST_F(LongTraining, HasTheSameBitsUnlessNvlsIsOn) {
   EXPECT_GT(differ, 0);
 }
 
-// Under a GPU's memory of which libraries take all but 1 MB of what the plan keeps free, after the plan has been
-// checked; NCCL's part is taken before. Three micro-batches: the first is eager, the second captured, the third summed
-// over ranks.
+// Libraries take all but 1 MB of the GPU memory that the plan keeps free, after the plan has been checked; NCCL takes
+// its memory before. Three micro-batches: the first is eager, the second captured, the third summed over ranks.
 TEST_F(LongTraining, HasRoomForTheMicroBatchThatItRecommends) {
   write_file(in("tokens.bin"), shard_bytes(30000, 60));
   for (int ranks : {1, 2}) {
@@ -571,7 +570,7 @@ TEST_F(LongTraining, ByMuonContinuesOnOneRankWhenOneOfTwoIsKilled) {
   EXPECT_EQ(resumed.back().at("step"), step + 2);
 }
 
-// Each rank of a launcher has its variables, with its number for $r; those of `mpirun` are told by MPI.
+// A launcher sets each rank's variables, with the rank's number for $r; MPI tells the ranks of `mpirun` their number.
 TEST_F(LongTraining, ByEveryLauncherTwoRanksHaveTheSameLosses) {
   const std::vector<json> expected = steps_of(train(2, "mpirun", "-x 2 -j ''"));
   ASSERT_EQ(expected.size(), 2u);

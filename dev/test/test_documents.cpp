@@ -137,7 +137,7 @@ TEST_F(Documents, OfAnUnknownEndOfTextAreRefused) {
     EXPECT_EQ(json::parse(read_file(in(folder + std::string("/config.json")))).at("eos_token_id"), 100) << folder;
 }
 
-// Of a model that knows distances alone, a text in a file of several has the losses that it has in its own.
+// In a model that knows distances alone, a text has the same losses in a file of several as in a file of its own.
 TEST_F(Documents, HaveTheLossesOfEachTextAlone) {
   const std::string data = shard("train.bin", tokens_with_ends(4000, {0, 9, 100, 111, 150, 1000, 1040, 1090, 2000}));
   const std::vector<std::vector<int>> texts = {{5, 6, 7, 8, 9, 10, 11}, {70, 71}, {}, {8, 9, 10, 11, 12, 13, 14, 15}};

@@ -27,7 +27,7 @@ struct Draws {
 
 constexpr int64_t rows = 1000, columns = 1000;
 
-// Of a site of channels, which are rounded up to groups of eight.
+// Draws for a site of channels, which are rounded up to groups of eight.
 Draws draw_channels(double p, int64_t update, int64_t sequence, DropoutSite site, int layer) {
   const uint64_t key = dropout_key(1337, update, sequence);
   const Dropout d = make_dropout(&key, p, site, layer);

@@ -608,8 +608,8 @@ TEST(EmuIntrinsics, AreWhatTheirNamesSay) {
 // ----------------------------------------------------------------------------
 // Tensor cores and asynchronous copies. What the instructions compute is compared with the manual in test_tile.cu.
 
-// The tiles of `x` (tiles, 32) pass through two buffers while their sum grows, a thread a column, each of which another
-// thread reads.
+// The tiles of `x` (tiles, 32) pass through two buffers while their sum grows. A thread copies a column, and another
+// thread reads it.
 enum class Mistake { none, no_wait, no_barrier, waits_for_the_older };
 template <Mistake mistake>
 __global__ void sum_tiles(float* sum, const float* x, int tiles) {

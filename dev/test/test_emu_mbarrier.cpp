@@ -65,7 +65,7 @@ static std::string wait(const std::string& barrier, const std::string& parity) {
 }
 
 // ----------------------------------------------------------------------------
-// A pipeline: the lane of a fifth warp copies pieces of 2 KB to two buffers by turns, of which four warps read them.
+// A pipeline: the lane of a fifth warp copies pieces of 2 KB to two buffers by turns, and four warps read them there.
 
 struct Pipeline {
   std::string init_full = "mbarrier.init.shared::cta.b64 [%base+8192], 1; mbarrier.init.shared::cta.b64 [%base+8200], "
@@ -196,7 +196,7 @@ TEST_F(PtxMbarrierDeathTest, MistakesOfAPipelineAreReported) {
 // ----------------------------------------------------------------------------
 // cp.async that arrives
 
-// Each of 64 threads copies 16 bytes, and reads those of another warp's.
+// Each of 64 threads copies 16 bytes, and reads 16 bytes of another warp's.
 static std::string copies(const std::string& count, const std::string& arrive, const std::string& waiting) {
   return R"(
   setp.ne.u32 %p0, %t, 0;

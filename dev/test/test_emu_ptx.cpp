@@ -299,7 +299,7 @@ TEST_F(Ptx, ShufflesFollowTheirBounds) {
   }
 }
 
-// Lanes come to the shuffle by two ways, one of which has a loop.
+// Lanes come to the shuffle by two ways, one with a loop.
 TEST_F(Ptx, LanesWaitForEachOtherAtAShuffle) {
   const std::string body = R"(
   and.b32 %r1, %t, 3;

@@ -204,7 +204,7 @@ static Errors transpose(const TritonFile& file) {
 struct TritonKernel {
   std::string name;
   std::function<Errors(const TritonFile&)> run;
-  double bound;  // of the relative errors; 2^-8 is half a bf16's last bit, 2^-11 that of an fp16 or a tf32
+  double bound;  // of the relative errors; 2^-8 is half a bf16's last bit, 2^-11 an fp16's or a tf32's
 };
 
 static const std::vector<TritonKernel>& triton_kernels() {

@@ -242,7 +242,7 @@ TEST_F(Evaluation, HasTheReferencesLossesByPositionWithAnyStride) {
   }
 }
 
-// Of the token before each that is scored: windows of 20 inputs that begin 7 apart.
+// The ponder time of the token before each scored one: windows of 20 inputs that begin 7 apart.
 TEST_F(Evaluation, HasThePonderOfTokensThatHaltByPosition) {
   const ReferenceModel model("f_act");
   const std::vector<int> tokens(model.golden.tokens.begin(), model.golden.tokens.begin() + 60);
@@ -272,7 +272,7 @@ TEST_F(Evaluation, HasThePonderOfTokensThatHaltByPosition) {
   EXPECT_FALSE(evaluate(plain + " " + in("tokens.bin"))["texts"][0].contains("ponder"));
 }
 
-// 10 windows of 8, 3 of which are scored: the first, the fourth and the seventh.
+// 10 windows of 8; 3 of them are scored: the first, the fourth and the seventh.
 TEST_F(Evaluation, ScoresSomeWindowsAtEvenDistances) {
   const ReferenceModel model("baseline");
   const std::vector<int> tokens(model.golden.tokens.begin(), model.golden.tokens.begin() + 81);

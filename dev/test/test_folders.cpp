@@ -332,7 +332,7 @@ class ControlGroups : public FolderTest {
   double processors() const { return processors_allowed(in("membership"), folder); }
 };
 
-// Of v2 as in a container, /pod/job: the job may have 900 bytes, of which 300 are in use and 100 of these can be
+// v2, as in a container, /pod/job: the job may have 900 bytes; 300 are in use, and 100 of these can be
 // dropped; the pod may have less.
 // BUG llmc/utils/cgroup.h: `used - cached("inactive_file") - cached("active_file")` -> `used`
 TEST_F(ControlGroups, OfV2LimitMemory) {
@@ -353,7 +353,7 @@ TEST_F(ControlGroups, OfV2LimitMemory) {
   EXPECT_TRUE(std::isinf(cgroup_memory_free(in("nothing"), folder)));
 }
 
-// Of v1 controllers have folders of their own, and in a container the path may be the host's.
+// In v1 controllers have folders of their own, and in a container the path may be the host's.
 // BUG llmc/utils/cgroup.h: `"," + controller + ","` -> `",cpu,"`
 TEST_F(ControlGroups, OfV1LimitMemoryAndProcessors) {
   write("membership", "9:name=systemd:/\n4:memory:/docker/abc\n2:cpu,cpuacct:/docker/abc\n0::/\n");

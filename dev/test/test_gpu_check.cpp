@@ -10,7 +10,7 @@
 #include "command_line.h"
 #include "llmc/utils/error.h"
 
-// dev/gpu_check.sh on a machine with a GPU, of which the tools are a few lines of shell. What the Makefile's rules
+// dev/gpu_check.sh on a machine with a GPU, whose tools are a few lines of shell. What the Makefile's rules
 // for a GPU let nvcc build is a script that runs the emulated GPU's program of the same name.
 class LongGpuCheck : public CommandLine {
  protected:
@@ -109,9 +109,9 @@ class LongGpuCheck : public CommandLine {
 };
 
 // For each program that GoogleTest runs, the first test that the script asks for; where it asks for all, a quick one of
-// the model's. The trainer has a tiny model in place of 124M, in a GPU's memory of which libraries take all but 1 MB of
-// what the plan keeps free. For a test program that is not built, as in a part of the
-// tests, that of the other precision runs.
+// the model's. The trainer has a tiny model in place of 124M, and libraries take all but 1 MB of the GPU memory that
+// the plan keeps free. Where a test program is not built, as when CI builds a share of the tests, the program of
+// the other precision runs.
 TEST_F(LongGpuCheck, RunsEachStepOnTheEmulatedGpu) {
   write_nvcc(takes_one_rank_on_a_gpu + R"sh(export GTEST_TOTAL_SHARDS=1000 GTEST_SHARD_INDEX=0
     case "$x $*" in

@@ -29,7 +29,7 @@ TEST_F(LongHuggingFace, ModelsAreTheSameInTheNewestTransformers) {
   expect_to_pass("newest", "dev/huggingface_check.py", " cases are the same with transformers ");
 }
 
-// Of 2024: generate() has other names for what it hands to a model, and other classes of caches.
+// In 2024 generate() had other names for what it hands to a model, and other classes of caches.
 TEST_F(LongHuggingFace, ModelsAreTheSameInTransformersOf2024) {
   expect_to_pass("4.46.3", "dev/huggingface_check.py", " cases are the same with transformers 4.46.3");
 }

@@ -170,7 +170,7 @@ TEST_F(LongFp16Training, TheScaleDoublesAmidAResumedRun) {
   EXPECT_EQ(steps_of(read_log(in("out"))).back().at("good_updates"), 1);
 }
 
-// Of two ranks the second alone has tokens that are scored, and so gradients that overflow. Both skip the step and
+// The second of two ranks alone has tokens that are scored, and so gradients that overflow. Both skip the step and
 // halve the scale, and continue as one rank does with the tokens of both.
 // BUG train_gpt2_sla.cu: `&model.acts.stats->grad_squares, 1 + num_loss_sums + num_flags)` ->
 //   `&model.acts.stats->grad_squares, 2 + num_loss_sums + num_flags)`

@@ -1,6 +1,6 @@
 // The machine code that nvcc makes of attention's kernels: registers, stack frames, spills, and what the main loop
 // spends per tensor instruction. A pragma that is lost, or a register too many, changes no result and costs time on a
-// GPU. The figures are compared with those of dev/test/machine_code.txt. Today's are written to build/machine_code.txt,
+// GPU. The figures are compared with dev/test/machine_code.txt. Today's are written to build/machine_code.txt,
 // from where a change that is wanted is copied.
 #include <gtest/gtest.h>
 #include <algorithm>
@@ -101,7 +101,7 @@ static int shared_memory_cycles(const Instruction& i) {
 
 struct Code {
   std::vector<Instruction> instructions;
-  std::map<std::string, size_t> labels;  // of which instruction
+  std::map<std::string, size_t> labels;  // the index of the instruction after a label
 };
 
 // nvdisasm's text: "/*0d90*/  @P2 BRA `(.L_x_1) ;" after lines ".L_x_1:", and before each kernel ".text.NAME:".

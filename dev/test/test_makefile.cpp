@@ -17,7 +17,7 @@
 
 class RunTests : public CommandLine {
  protected:
-  // A program in build/, with these tests, each of which passes and writes its name to the file "ran".
+  // A program in build/, with these tests. Each passes and writes its name to the file "ran".
   void add_program(const std::string& name, const std::string& tests) {
     fs::create_directories(in("build"));
     fs::create_directories(in("dev"));
@@ -58,8 +58,8 @@ TEST_F(RunTests, RunsTheRestOnceWhatTheQuickTestsLeftOut) {
   EXPECT_EQ(run_tests("all build/mixed build/quick build/later"), "6 passed, 0 failed\n");
 }
 
-// Of two programs one is cut into three parts, whose tests are all of its tests but those of what is left out. What is
-// skipped is so in both.
+// One of two programs is cut into three shares, which together have all of its tests but the ones left out. What is
+// skipped is skipped in both programs.
 TEST_F(RunTests, RunsEachTestInOneOfThreeParts) {
   add_program("whole", "A.B A.C");
   add_program("sharded", "B.C C.D C.E F.G F.H/fp32_x F.I/bf16_x F.J F.K F.L");
@@ -88,8 +88,8 @@ TEST_F(RunTests, AProgramThatRunsNoTestHasFailed) {
 
 using MakefileTest = CommandLine;
 
-// A machine of which g++ finds no headers but those in the folder "headers" (-nostdinc), and nvcc is a line of shell
-// that knows the folder "cuda/lib". In that lie libraries without any function.
+// A machine whose g++ finds no headers but the ones in the folder "headers" (-nostdinc), and whose nvcc is a line of
+// shell that knows the folder "cuda/lib". That folder has libraries without any function.
 class MakefileOffline : public MakefileTest {
  protected:
   void SetUp() override {

@@ -227,7 +227,7 @@ TEST(Masks, AreSeenThroughAViewAsTheyAre) {
     for (int j = 0; j < T; j++) EXPECT_EQ(view.sees(t, j), mask.sees(t, j));
 }
 
-// The same text only if the same is seen, and in whichever order it was said.
+// Masks have the same text only if they show the same keys, and in whichever order that was said.
 TEST(Masks, HaveTextsThatTellThemApart) {
   std::map<std::string, MaskCase> known;
   for (const MaskCase& m : cases()) {

@@ -349,7 +349,7 @@ TEST(ModelledStep, HasPositionsWhereTheModelLearnsThem) {
   const struct {
     const char* wiring;
     double embedding, coordinates;  // tensors of rows that the forward pass reads and writes
-    double gradients;               // kernels for that of wpe
+    double gradients;               // kernels for the gradient of wpe
   } cases[] = {{"plain", 3, 0, 1},  {"rope", 2, 0, 0},         {"relative", 2, 0, 0},
                {"modern", 2, 0, 0}, {"universal(6)", 2, 6, 2}, {"universal(6) rope", 2, 4, 0}};
   for (const auto& c : cases) {
@@ -391,7 +391,7 @@ TEST(ModelledStep, ComputesAgainWhatIsRecomputed) {
   const double C = blocks.config.channels, layers = blocks.config.num_layers - 1;
   const double attention = 4.0 * 64 * attention_pairs(blocks.plan, 0, 1024).scored / 1024;
   EXPECT_NEAR((blocks.flops() - all_kept) / (layers * (2 * 6 * C * C + attention) * blocks.tokens), 1, 1e-9);
-  // In chunks, that of the last layer as well.
+  // With chunks, the last layer's as well.
   const double chunks = ModelledModel("sla(9,9)", 2, 1024, Recompute::chunks).flops();
   EXPECT_NEAR((chunks - blocks.flops()) / (2 * 4 * C * C * blocks.tokens), 1, 1e-9);
 }

@@ -655,8 +655,8 @@ TEST(Flops, CountEachPairOfAQueryAndAKeyThatItSees) {
   }
 }
 
-// Of two rounds of four buckets half of the pairs are in one bucket, if buckets are equal; of as many rounds as buckets
-// all are counted, and no pair twice.
+// With two rounds of four buckets half of the pairs are in one bucket, if buckets are equal; with as many rounds as
+// buckets all pairs are counted, and none twice.
 TEST(Flops, CountTheEqualShareOfHashBuckets) {
   const double all = attention_pairs(plan_of("plain", 3, 4), 0, 50).scored;
   EXPECT_EQ(lsh_pairs(plan_of("lsh(4,2)", 3, 4), 0, 50), all / 2);
@@ -779,7 +779,7 @@ TEST(Shard, CutsBucketsAlikeOnEveryRank) {
   }
 }
 
-// Of GPT-2 124M. Each matrix is on one rank, and no rank has more to do, or to keep, than its share and a little.
+// GPT-2 124M: each matrix is on one rank, and no rank has more to do, or to keep, than its share and a little.
 // BUG llmc/utils/parameter_table.h: `*least += costly.cost;` -> ``
 // BUG llmc/utils/parameter_table.h: `return a.cost > b.cost;` -> `return a.cost < b.cost;`
 TEST(Shard, DealsWholeMatricesOutInEqualShares) {

@@ -14,7 +14,7 @@ struct PtxRun {
   std::string environment = {};  // of variables
 };
 
-// Of the model's tests those that launch each kernel, in several ways; of attention's and of the operations', all.
+// The model's tests that launch each kernel, in several ways. Attention's and the operations' tests all run.
 static const std::string model_tests = "*Graph.HasTheLosses*:*Golden.*:*Updates.*:*Bits.*:*Steps.*:*Generation.*:*"
                                        "Initialisation.*";
 

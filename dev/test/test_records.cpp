@@ -1,4 +1,4 @@
-// What a run writes down of itself, what of that is compared when it is resumed, and what it says while it trains. The
+// What a run writes down of itself, which of it is compared at a resume, and what it says while it trains. The
 // trainer and scripts run from the repository's root, with a tiny model.
 //
 // COVERS llmc/run/run. llmc/run/settings llmc/run/run_history llmc/run/schedule.h scripts/compare.sh scripts/probe.sh

@@ -267,9 +267,9 @@ double directional_derivative(Problem& problem, Tensor<double>& tensor, const st
   return (loss[0] - loss[1]) / (2 * h);
 }
 
-// Each tensor's derivatives are compared as one vector: those of all its elements where they are few, else of 12
+// Each tensor's derivatives are compared as one vector: by all its elements where they are few, else by 12
 // drawn ones; and one along a random direction that moves all elements at once, so that no element goes unseen. As a
-// vector, because a single true derivative may be zero, like that of every key bias, to which softmax is blind.
+// vector, because a single true derivative may be zero, like every key bias's, to which softmax is blind.
 TEST_P(ReferenceGradients, AreCentralDifferencesOfTheLoss) {
   Problem problem(GetParam());
   const auto [distance, lengths] = halting_distance(problem);
@@ -390,8 +390,8 @@ TEST_P(ReferenceWiring, NoLossDependsOnLaterPositions) {
   const Result<double> result =
       reference::forward(problem.config, problem.params, problem.inputs, problem.targets, B, T, &cache);
   for (int t = 0; t < T; t++) {
-    // Where the probabilities are those of the targets, a loss has no gradient: what remains is that of the losses at
-    // t.
+    // Where the probabilities are set to the targets', a loss has no gradient: what remains is the gradient of the
+    // losses at t.
     Cache<double> cache_t = cache;
     for (int n = 0; n < B * T; n++)
       for (int token = 0; n % T != t && token < V; token++) cache_t.probs[n * V + token] = token == problem.targets[n];
@@ -553,7 +553,7 @@ TEST(Reference, AQuerySeesEarlierKeysOfItsBuckets) {
                      "..x...");
 }
 
-// Of a head of layer l: the output of attention over all earlier positions, the first over itself, with k = q / |q|.
+// For a head of layer l: the output of attention over all earlier positions, the first over itself, with k = q / |q|.
 Array<double> attention_to_all_earlier(const Problem& problem, const Array<double>& qkv, int head) {
   const int C = problem.config.channels, hs = problem.config.head_size(), T = problem.T;
   auto q = [&](int n, int i) { return qkv[n * 2 * C + head * hs + i]; };
@@ -877,7 +877,7 @@ TEST_P(ReferenceGolden, InDoubleItComputesWhatTheIndependentImplementationDid) {
 TEST_P(ReferenceGoldenInFloat, InFloatItsLossesAreThoseOfDouble) {
   const GoldenCase golden = read_golden_case(GetParam());
   const GoldenRun<float> run = run_golden<float>(golden);
-  // The untrained w_topk has two scores 2.6e-8 apart, of which rounding takes the other: the loss of its eighth
+  // The untrained w_topk has two scores 2.6e-8 apart, and rounding takes the other: the loss of its eighth
   // micro-batch moves by 3.4e-5.
   if (GetParam() != "w_topk") { EXPECT_NEAR(run.val_loss, golden.val_loss, 2e-6); }
   for (size_t i = 0; i < golden.losses.size(); i++)

@@ -175,7 +175,7 @@ TEST_F(Report, OfTokensThatHaltHasACurveOfTheirCycles) {
   EXPECT_EQ(curve.at("series").at(0).at("y"), json({4.5, 3.5, 2.5}));
 }
 
-// Of two samples the last one is shaded: from its least to its largest number.
+// The last of two samples is shaded: from its least to its largest number.
 // BUG llmc/run/report.cpp: `(sample.ponder[i] - *least) / range` -> `sample.ponder[i] / range`
 TEST_F(Report, ShadesTheLastSamplesTokensByTheirCycles) {
   const auto sample = [](int64_t step, const json& ponder) {
@@ -269,7 +269,7 @@ TEST_F(Report, Of18000StepsIsSmallAndLosesNoSpike) {
 // ----------------------------------------------------------------------------
 // Sections
 
-// Two wirings, of which rope takes half of the FLOPs, and two sections, of which the second has plain runs only.
+// Two wirings, and rope takes half of the FLOPs; two sections, and the second has plain runs only.
 // BUG llmc/run/report_sections.cpp: `if (flops_at(kind, point) <= flops)` -> `if (flops_at(kind, point) <= 2 * flops)`
 // BUG llmc/run/report_sections.cpp: `{ return point.accuracy > solved; }` -> `{ return point.accuracy >= solved; }`
 // BUG llmc/run/report_sections.cpp: `least = std::fmin(least, flops_at` -> `least = std::fmax(least, flops_at`
@@ -313,7 +313,7 @@ TEST_F(Report, MapsOfAccuraciesAreOverWiringsAndSections) {
   EXPECT_FALSE(has(page, "Hardest level solved"));
 }
 
-// Of three seeds each: plain solves the task after 2, 6 and 4 updates; rope after 8, one seed of three; gru never.
+// Three seeds each: plain solves the task after 2, 6 and 4 updates; rope after 8, one seed of three; gru never.
 // BUG llmc/run/report_sections.cpp: `? points.back() : *first` -> `? points.front() : *first`
 // BUG llmc/run/report_sections.cpp: `last = std::max(last, points.back().step)` -> `last = point.step`
 TEST_F(Report, MedianOfTheUpdatesUntilSolved) {
@@ -396,7 +396,7 @@ TEST_F(Report, OutlinesMaySayWhatAGuessGetsRight) {
   }
 }
 
-// Of 10 steps no mean is drawn; of 200 and of 300 that of the last two and three.
+// 10 steps are not smoothed: the mean is the last loss. 200 and 300 steps have the mean of the last two and three.
 // BUG llmc/run/report_parts.cpp: `const size_t window = smoothing_steps(run);` ->
 // `const size_t window = smoothing_steps(run) + 1;`
 TEST_F(Report, SmoothedLossesAreMeansOfAHundredthOfTheRun) {

@@ -42,8 +42,8 @@ TEST_F(Results, TimesUntilSolvedAreCalledTheSameWithinTheirInterval) {
             "later\nnot decided: over 1,000 seeds more\n");
 }
 
-// Of three seeds each, plain solves the task at 400, 500 and 600, sla at 100, 200 and 300: of 20 ways to draw three of
-// six runs two are as far apart, so that p is 0.1. Welch's half interval is 2.7764 sqrt(2 * 10000 / 3) = 226.7.
+// Three seeds each: plain solves the task at 400, 500 and 600, sla at 100, 200 and 300. Two of the 20 ways to draw
+// three of six runs are as far apart, so that p is 0.1. Welch's half interval is 2.7764 sqrt(2 * 10000 / 3) = 226.7.
 // BUG dev/bench/results/probe/solved.py: `abs(total) > seen - 1e-5` -> `abs(total) > seen + 1e-5`
 // BUG dev/bench/results/probe/solved.py: `SOLVED = 0.99 ` -> `SOLVED = 0.90 `
 TEST_F(Results, UpdatesUntilSolvedAreTestedByPermutations) {

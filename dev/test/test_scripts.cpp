@@ -578,7 +578,7 @@ TEST_F(LongPaper, TablesAreAtEqualFlopsAndEqualKv) {
   EXPECT_NE(run("scripts/paper.sh tiny 5").err.find("table 5: there are"), std::string::npos);
 }
 
-// Of the 312 sequences of 64 tokens 128 are measured, as many as 65,536 tokens are at T = 512.
+// 128 of the 312 sequences of 64 tokens are measured, as many as 65,536 tokens are at T = 512.
 // BUG scripts/paper.sh: `[ "$csv" -nt "$2" ] &&` -> ``
 // BUG scripts/paper.sh: `--windows $((position_tokens / $2))` -> `--windows $(($2 / position_tokens))`
 TEST_F(LongPaper, LossesByPositionAreOfSomeWindowsAndOfTheLastCheckpoint) {
@@ -612,7 +612,7 @@ TEST_F(LongPaper, LossesByPositionAreOfSomeWindowsAndOfTheLastCheckpoint) {
 // evidence.sh
 
 // A trainer that trains nothing: its loss follows from wiring, rate, length and seed. Plain GPT-2's best rate is 4e-3,
-// and that of `sla` lies beyond the four that are tried first. `sla` has four fifths of the FLOPs, for five updates
+// and `sla`'s lies beyond the four that are tried first. `sla` has four fifths of the FLOPs, for five updates
 // instead of four.
 class LongEvidence : public Scripts {
  protected:
@@ -689,7 +689,7 @@ TEST_F(LongEvidence, TriesRatesUntilTheBestHasOthersOnBothSides) {
   EXPECT_NE(read_file(in("out/evidence.html")).find("block: rates of sla(6,6)"), std::string::npos);
   const Outcome printed = run(numbers);
   ASSERT_EQ(printed.exit_status, 0) << printed.err;
-  // Of seeds 2 to 4 the differences are -0.05 - 0.001 s + 0.00034 of the rate.
+  // For seeds 2 to 4 the differences are -0.05 - 0.001 s + 0.00034 of the rate.
   EXPECT_NE(printed.out.find("| `sla(6,6)` | 3 | -0.0527 | +- 0.0025 | 0.000 | lower |"), std::string::npos)
       << printed.out;
   EXPECT_NE(printed.out.find("| `plain` | 4e-3 | 1.5200 | 1.5300 | 1.5400 | 1.5300 | 0.0100 |"), std::string::npos)

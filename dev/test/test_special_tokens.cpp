@@ -171,7 +171,7 @@ TEST_F(SpecialTokens, AreToldFromOtherAddedOnesInFiles) {
     if (token.at("special")) special.insert(token.at("content"));
   EXPECT_EQ(special, (std::set<std::string>{"<|endoftext|>", "<|end|>", "<pad>"}));
   const std::string gguf = read_file(in("model.gguf"));
-  // The key's value: an array (9) of int32 (5), of which there are 260.
+  // The key's value: an array (9) of 260 int32 (5).
   const size_t types = gguf.find("tokenizer.ggml.token_type") + strlen("tokenizer.ggml.token_type") + 4 + 4 + 8;
   for (const auto& [id, type] : {std::pair(255, 1), {256, 3}, {257, 3}, {258, 3}, {259, 4}})
     EXPECT_EQ(int(gguf[types + 4 * size_t(id)]), type) << id;

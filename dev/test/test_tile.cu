@@ -12,8 +12,7 @@
 // Instructions
 
 // d (16, 8) = a (16, 16) b (16, 8) + c (16, 8). Elements go into registers and out of them as "Matrix Fragments for
-// mma.m16n8k16 with floating point type" has it: a lane has a0 .. a7, two in a register, b0 .. b3 likewise, and c0 ..
-// c3.
+// mma.m16n8k16 with floating point type" has it: a lane has a0 .. a7 and b0 .. b3, two in a register, and c0 .. c3.
 static __global__ void mma_kernel(float* d, const floatX* a, const floatX* b, const float* c) {
   const int group = int(threadIdx.x) >> 2, thread_in_group = int(threadIdx.x) % 4;
   unsigned a_regs[4] = {}, b_regs[2] = {};
@@ -104,7 +103,7 @@ TEST(CopyAsync, CopiesWhatExistsAndZerosOtherwise) {
   for (size_t i = 0; i < 8; i++) EXPECT_EQ(to[128 + i], i < 5 ? from[2 + i] : 0.0f) << i;
 }
 
-// Two groups of two warps, the second of which meets more often than the first: in each round a thread adds what the
+// Two groups of two warps; the second group meets more often than the first: in each round a thread adds what the
 // other warp of its group has stored. sums (128).
 static __global__ void sync_kernel(int* sums) {
   int* stored = reinterpret_cast<int*>(shared_memory);  // (2, 128): in turn

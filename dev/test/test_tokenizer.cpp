@@ -303,7 +303,7 @@ TEST_F(Vocabulary, AddedTokensInFilesBesideItBelongToIt) {
   for (const nlohmann::json& token : written["added_tokens"]) special[token["content"]] = token["special"];
   EXPECT_EQ(special,
             (std::map<std::string, bool>{{"<|endoftext|>", true}, {"<user>", false}, {"<end>", true}, {"  ", false}}));
-  // The same beside a tokenizer.json, which lacks them.
+  // A tokenizer.json beside them, which lacks them, changes nothing.
   fs::copy_file(fixture + "tokenizer.json", folder + "/tokenizer.json");
   EXPECT_EQ(Tokenizer::load(folder).checksum(), tokenizer.checksum());
   for (const auto& [text, part] : {std::pair(R"({"<user>": 660, "<user>": 5})", "the added token \"<user>\" has the id "
@@ -335,7 +335,7 @@ TEST_F(Vocabulary, AnAddedTokenMayBeAnOrdinaryOneToo) {
   EXPECT_EQ(again["added_tokens"], j["added_tokens"]);
   EXPECT_EQ(again["model"]["merges"].size(), 400u);
   EXPECT_EQ(encode(Tokenizer::load(write("tokenizer.json", again.dump())), "and other aa"), ids);
-  j["added_tokens"][1]["content"] = "b";  // whose id that of a is not
+  j["added_tokens"][1]["content"] = "b";  // its id is not a's
   EXPECT_ERROR(Tokenizer::load(write("tokenizer.json", j.dump())), "which is another token's, a; remove one of them");
 }
 

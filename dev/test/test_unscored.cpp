@@ -76,7 +76,7 @@ TEST_F(Unscored, WhatHasNoLossIsInNoMeanOfAReport) {
   EXPECT_NE(one.find("\"y\":[3.0,null]"), std::string::npos) << "the step's curve has a gap";
 }
 
-// Of 8 windows of 32 tokens --windows 2 takes the first and the fifth, which have no scored token.
+// From 8 windows of 32 tokens --windows 2 takes the first and the fifth, which have no scored token.
 TEST_F(LongUnscored, AnEvaluationWithoutAScoredTokenIsRefusedBeforeItBegins) {
   const std::string data = write_masked("val", 8, [](int sequence) { return sequence % 4 != 0; });
   const std::string command = alone + evaluator + "dev/test/golden/baseline " + data + " --json " + in("r.json");

@@ -7,7 +7,7 @@
 #include "llmc/ops/precision.h"
 #include "llmc/utils/random.h"
 
-// The errors of rounding to floatX, in those of rounding to bf16: fp16 has three more bits.
+// The errors of rounding to floatX, as a multiple of bf16's: fp16 has three more bits.
 constexpr double coarseness = is_fp16 ? 1.0 / 8 : 1;
 
 // Normally distributed, rounded to T.

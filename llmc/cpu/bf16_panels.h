@@ -29,7 +29,7 @@ namespace bf16_panels {
 
 constexpr int64_t tile_rows = 16, tile_depth = 32, tile_size = tile_rows * tile_depth;
 constexpr int64_t panel = 2 * tile_rows;  // rows of a, or columns of b, that are multiplied at once
-// Of k at once. A panel of that depth takes 32 KB: that of a stays in the L1 cache while those of b pass by.
+// The most of k at once. A panel of that depth takes 32 KB: a's panel stays in the L1 cache while b's pass by.
 constexpr int64_t most_depth = 512;
 
 // A tile as the registers of its rows.
@@ -235,7 +235,7 @@ inline void multiply_rows(const RowsOfPairs& a, const bfloat16* b, int64_t pairs
       _mm512_storeu_ps(c + r * ldc + half * tile_rows, accumulate ? sums[r][half] : sums[r][half] * alpha);
 }
 
-// The most of k of which an operand is kept after a block: 6 MB of 1,024 rows or columns.
+// The largest k at which an operand is kept after a block: 6 MB for 1,024 rows or columns.
 constexpr int64_t most_kept_depth = 3072;
 
 // An operand of a block, in a thread's memory. The next block of a matmul often has the same, which then is not packed

@@ -53,8 +53,8 @@ inline void cap_logits(floatX* logits, int64_t n, float cap) {
 
 // losses and correct = as ClassifierArgs says. With `write_gradient` the logits become their gradient,
 // (softmax(logits) - onehot(target)) * dloss, and 0 in the columns [V, ld) and where the target is not scored. With a
-// cap the softmax is that of the capped logits, and the gradient is multiplied with the cap's slope. The order of
-// logits is that before they are capped.
+// cap the softmax is taken of the capped logits, and the gradient is multiplied by the cap's slope. `correct` compares
+// logits before they are capped.
 template <bool capped>
 void classifier_of(const ClassifierArgs& args) {
   const int* targets = args.targets;

@@ -16,7 +16,7 @@ inline float dot_of_head(const float* x, const floatX* y, int HS) {
   return sum;
 }
 
-// q (HS) = that of a token and head, p (num_layers) = the weights of its layers. `column`: the head's first.
+// q (HS) = the q of a token and head, p (num_layers) = the weights of its layers. `column`: the head's first.
 inline void depth_weights(const DepthAttention<floatX>& a, int64_t n, int64_t column, float* q, float* p) {
   const float scale = 1 / std::sqrt(float(a.HS));
   for (int c = 0; c < a.HS; c++) q[c] = to_float(a.q[n * a.q_stride + column + c]);

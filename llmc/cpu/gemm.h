@@ -47,7 +47,7 @@ inline BlockSize block_size(int64_t m, int64_t n, BlockSize most, int64_t width)
   return {are_few ? most.rows / 2 : most.rows, ((n + column_blocks - 1) / column_blocks + width - 1) / width * width};
 }
 
-// A number that no other matmul of this process has, of whichever type.
+// A number that no other matmul of this process has, whatever its type.
 inline uint64_t next_matmul() {
   static std::atomic<uint64_t> matmuls{0};
   return ++matmuls;
@@ -87,7 +87,7 @@ inline void multiply_block(char op_a, char op_b, int64_t m, int64_t n, int64_t k
   const OneThread alone;
   const bool copies_a = op_a == 'T' && lda >= 512 && n >= 64,
              copies_b = op_b == 'N' && ldb % 512 == 0 && n < ldb && m >= 64;
-  // Of k at once: a copy of 256 rows is as large as Zen 3's L2.
+  // So much of k at once: 256 copied rows of this depth are as large as Zen 3's L2.
   const int64_t most_depth = copies_a || copies_b ? 512 : k, lines = 16;
   thread_local std::vector<float> rows_of_a, rows_of_b;
   for (int64_t first = 0; first < k; first += most_depth) {
@@ -192,8 +192,8 @@ inline BlockSize bf16_block_size(char op_a, char op_b, int64_t m, int64_t n) {
   return size;
 }
 
-// op(a) op(b) (m, n) by blocks, which threads own: multiply(block, a, b, row, column, matmul), of which block.ldc,
-// alpha and accumulate are to be set.
+// op(a) op(b) (m, n) by blocks, which threads own. multiply(block, a, b, row, column, matmul) is to set block.ldc,
+// alpha and accumulate.
 template <class Multiply>
 void for_each_bf16_block(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t lda,
                          const bfloat16* b, int64_t ldb, const Multiply& multiply) {

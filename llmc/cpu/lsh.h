@@ -1,7 +1,7 @@
 // Attention by locality-sensitive hashing (llmc/ops/lsh.h has the formula, the shapes, and which outputs are = and
 // which +=). Positions are taken in the order of their buckets, round by round: what a block of queries sees lies
 // before it in that order, from the start of its first bucket on. Rows of queries and of tiles of keys are copied, and
-// then multiplied as those of cpu/attention.h are.
+// then multiplied as in cpu/attention.h.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -94,7 +94,7 @@ inline void lsh_sort(const LshShape& s, const LshOrder& o) {
 // Tiles
 
 // Copies have whole groups of so many rows, the last of them zeros: oneDNN's products in bf16 are compiled for each
-// shape, of which there are few then.
+// shape, and so there are few shapes.
 constexpr int64_t copied_rows = 64;
 inline int64_t with_padding(int64_t rows) { return (rows + copied_rows - 1) / copied_rows * copied_rows; }
 
@@ -148,7 +148,7 @@ struct LshTile {
     return has_visible;
   }
 
-  // Copies the tile's rows; those of k are normalized.
+  // Copies the tile's rows; k's rows are normalized.
   void load(const LshRound& at) {
     const LshShape& s = at.a.shape;
     copy_positions(at, k, at.a.qv, 2 * s.C(), keys);
@@ -161,8 +161,7 @@ struct LshTile {
     }
   }
 
-  // scores (with_padding(queries), key_block) = q k^T / sqrt(HS), of which those of hidden pairs in a query's range
-  // become -inf.
+  // scores (with_padding(queries), key_block) = q k^T / sqrt(HS), and -inf for hidden pairs in a query's range.
   void compute_scores(const LshRound& at, const std::vector<floatX>& q, float* scores) const {
     const int64_t HS = at.a.shape.HS;
     gemm('N', 'T', with_padding(num_queries()), with_padding(num_keys()), HS, at.a.shape.score_scale(), q.data(), HS,
@@ -177,7 +176,7 @@ struct LshTile {
   }
 };
 
-// f(tile) for each tile of keys of which a query in [q0, q1) sees some in this round; tiles are loaded.
+// f(tile) for each tile of keys where a query in [q0, q1) sees a key in this round; tiles are loaded.
 template <class F>
 void for_each_tile(const LshRound& at, int64_t q0, int64_t q1, const F& f) {
   thread_local LshTile tile;
@@ -324,8 +323,8 @@ inline void start_backward(const LshAttention& a, int64_t b, int64_t head) {
   }
 }
 
-// A head in a sequence, after the rounds: dqv =. With n = 1 / |q|, that of q has also that of k = n q, which is
-// n (dk - k (k . dk)). A query that sees itself alone adds its gradient to that of its v.
+// A head in a sequence, after the rounds: dqv =. With n = 1 / |q|, k = n q adds n (dk - k (k . dk)) to q's gradient. A
+// query that sees itself alone adds its gradient to its v's.
 inline void finish_backward(const LshAttention& a, int64_t b, int64_t head) {
   const LshShape& s = a.shape;
   const int64_t HS = s.HS, C = s.C();

@@ -21,7 +21,7 @@ inline void norm_heads(const RotaryHeads<floatX>& r, float* rstd, const RowPosit
   });
 }
 
-// d (N, heads, HS), in place: from the gradient of norm_heads' output that of its input.
+// d (N, heads, HS), in place: the gradient of norm_heads' output becomes the gradient of its input.
 inline void norm_heads_backward(const RotaryHeads<floatX>& d, const HeadNorm& norm, const RowPositions& positions,
                                 int64_t N) {
   set_rotated_heads(d, positions, N, -1.0f, [=](int64_t n, int head) {

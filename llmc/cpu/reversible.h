@@ -26,7 +26,7 @@ inline void streams_mean(floatX* out, const float* x1, const float* x2, int64_t 
   for (int64_t i = 0; i < n; i++) from_float(out[i], 0.5f * (x1[i] + x2[i]));
 }
 
-// From dx1 (n), the gradient of the streams' mean: dx1 (n) = dx2 (n) = those of the streams, half of it.
+// From dx1 (n), the gradient of the streams' mean: dx1 (n) = dx2 (n) = each stream's gradient, half of it.
 inline void streams_mean_backward(floatX* dx1, floatX* dx2, int64_t n) {
 #pragma omp parallel for simd schedule(static) if (parallel : is_worth_threads(3 * int64_t(sizeof(floatX)) * n))
   for (int64_t i = 0; i < n; i++) {

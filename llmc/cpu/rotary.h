@@ -35,8 +35,8 @@ void set_rotated_heads(const RotaryHeads<floatX>& r, const RowPositions& positio
 }
 
 // Rotates each head of N rows in place. With a_i the i-th angle of the row's position, times `sign`:
-// (x_i, x_(i+HS/2)) = (x_i cos a_i - x_(i+HS/2) sin a_i,  x_(i+HS/2) cos a_i + x_i sin a_i). With the sign -1 it makes
-// of the gradient of what has been rotated that of what was.
+// (x_i, x_(i+HS/2)) = (x_i cos a_i - x_(i+HS/2) sin a_i,  x_(i+HS/2) cos a_i + x_i sin a_i). The sign -1 turns the
+// gradient of the rotated heads into the gradient of the heads before.
 inline void rotate(const RotaryHeads<floatX>& r, const RowPositions& positions, int64_t N, float sign = 1) {
   set_rotated_heads(r, positions, N, sign, [=](int64_t n, int head) {
     const floatX* x = r.x + n * r.stride + head * r.HS;

@@ -19,8 +19,8 @@ inline void mix_values(const ValueMix<floatX>& m, const floatX* ab, int64_t N) {
   }
 }
 
-// d, the gradient of out, becomes a d, that of v; dfirst = or += b d; dab (2) += the sums of d v and d first. scratch
-// (value_mix_scratch(N)).
+// d, the gradient of out, becomes a d, the gradient of v; dfirst = or += b d; dab (2) += the sums of d v and d first.
+// scratch (value_mix_scratch(N)).
 inline void mix_values_backward(const ValueMix<floatX>& m, float* dab, const floatX* ab, float* scratch, int64_t N) {
   const float a = to_float(ab[0]), b = to_float(ab[1]);
   const int64_t sums = value_mix_scratch(N) / 2;

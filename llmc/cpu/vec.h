@@ -162,7 +162,7 @@ inline float vec_tanh(float x) {
   return square < 0.25f ? near : x < 0.0f ? -far : far;
 }
 
-// places = the i, ascending, of those of n floats x that are not <= limit: that are higher, or NaN. Returns how many.
+// places = the indices i, ascending, where x (n floats) is not <= limit: is higher, or NaN. Returns how many there are.
 // `places` has room for n + 15.
 inline int64_t places_above(const float* x, int64_t n, float limit, int* places) {
   int64_t count = 0;

@@ -26,7 +26,7 @@ inline void weighted_sum(floatX* out, const std::vector<WeightedTensor>& terms, 
   }
 }
 
-// From dout (n), the gradient of the sum: dweights (terms) += those of the weights, the sums of dout x. scratch
+// From dout (n), the gradient of the sum: dweights (terms) += the weights' gradients, the sums of dout x. scratch
 // (weighted_sum_pieces(n), terms).
 inline void weighted_sum_backward(float* dweights, const floatX* dout, const std::vector<WeightedTensor>& terms,
                                   float* scratch, int64_t n) {

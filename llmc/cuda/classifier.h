@@ -9,13 +9,13 @@
 
 // What a chunk of logits may take, in bytes: a GiB, or a 32nd of the GPU's memory where that is less. Each chunk is a
 // pass over the fp32 gradient of the head's weight: with 124M 309 MB, read and written, 0.09 ms at 3.35 TB/s. The three
-// matmuls of a GiB's 10,496 rows take an H100 3.5 ms at 700 TFLOP/s, those of 64 MiB 0.2 ms. It depends on how much
-// memory there is and not on what others have taken of it, for the chunks are the order in which that gradient is
+// matmuls of a GiB's 10,496 rows take an H100 3.5 ms at 700 TFLOP/s, a 64 MiB chunk's 0.2 ms. The size depends on how
+// much memory there is and not on what others have taken of it, for the chunks are the order in which that gradient is
 // summed: another chunk, other bits.
 inline int64_t logit_chunk_bytes(size_t device_memory = device_memory_total()) {
   return int64_t(std::min<size_t>(1 << 30, device_memory / 32));
 }
-constexpr int64_t logit_row_multiple = 256;  // rows of the largest tiles that matmuls have, of which then none is cut
+constexpr int64_t logit_row_multiple = 256;  // rows of the largest tiles of matmuls, none of which is cut then
 
 constexpr int classifier_threads = 1024;  // at most: a byte-level vocabulary takes 64
 

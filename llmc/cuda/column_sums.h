@@ -7,7 +7,7 @@
 constexpr int column_sums_warps = 32;
 
 // first (columns) += the sum over `rows` of the first `columns` columns of partial, whose rows are `stride` apart;
-// second (columns) += that of the columns after those. blockIdx.y says which. A block owns 32 columns, a warp every
+// second (columns) += the sum of the columns after these. blockIdx.y says which. A block owns 32 columns, a warp every
 // 32nd row of them, a lane one column, so that loads are coalesced and eight are in flight. The first warp adds up the
 // warps' sums (32, 32) in order.
 __global__ void __launch_bounds__(column_sums_warps* warp_size)

@@ -159,7 +159,7 @@ inline Gpu& gpu() {
   return *the_gpu;
 }
 
-// Launches an operation's kernel (launch.h), which runs after those of the operations before.
+// Launches an operation's kernel (launch.h), which runs after the kernels of the operations before.
 template <class... Params, class... Args>
 void launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, Args... args) {
   launch_on(gpu().stream, kernel, grid, block, shared_bytes, args...);

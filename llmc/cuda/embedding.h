@@ -92,7 +92,7 @@ __global__ void token_bounds_kernel(unsigned* bounds, const int* tokens, int64_t
 }
 
 // dwte += . A block owns the token at position n, unless the token has occurred before: then it returns. The owner
-// searches the positions between the bounds of its slot in rounds of 1,024, collects those of its token in shared
+// searches the positions between the bounds of its slot in rounds of 1,024, collects its token's own in shared
 // memory in ascending order, and adds their rows. A thread owns eight channels of every k-th row, where the block has k
 // times as many threads as a row has eight channels, and has several loads in flight; the k sums are added in their
 // order.

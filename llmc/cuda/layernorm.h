@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(layernorm_warps* warp_size)
 // dinp (N, C) +=; partial (blocks, 2, C) = the blocks' dweight and dbias. A block owns a run of rows, a thread eight
 // channels of all of them: its sums for dweight and dbias stay in registers, each element is read once, and no two
 // threads write to one address. The means of a row, mean(g) and mean(g * xhat), go through shared memory: each warp
-// stores its sums, and after a barrier a lane of each warp adds up those of one row and kind in the order of the warps,
+// stores its sums, and after a barrier a lane of each warp adds up one row's sums for one mean, warp by warp,
 // divides, and hands the mean to the others. `together` rows share a barrier, and all their loads are issued before it;
 // the sums alternate between two buffers, so that one barrier per group of rows is enough.
 template <int together, int threads>
@@ -180,7 +180,7 @@ inline void layernorm_forward(const LayerNormForward& norm, const floatX* inp) {
   launch_layernorm_forward<false>(norm, nullptr, inp, nullptr);
 }
 
-// The same bits as those of residual_sum and layernorm_forward.
+// The same bits as residual_sum and then layernorm_forward give.
 inline void residual_layernorm_forward(const LayerNormForward& norm, floatX* residual, const floatX* a,
                                        const floatX* b) {
   launch_layernorm_forward<true>(norm, residual, a, b);

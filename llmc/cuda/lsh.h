@@ -1,7 +1,7 @@
 // Attention by locality-sensitive hashing (llmc/ops/lsh.h has the formula, the shapes, and which outputs are =). Rounds
 // are computed one after the other: in each of them positions are taken in the order of their buckets, a tile of them
-// belongs to one block, and what it sees is an interval of the order (lsh_tiles.h). A round's result joins those of the
-// rounds before it, so that no sum depends on the order in which blocks run: the bits are always the same.
+// belongs to one block, and what it sees is an interval of the order (lsh_tiles.h). A round's result joins the earlier
+// rounds', so that no sum depends on the order in which blocks run: the bits are always the same.
 //
 // HS is a multiple of 8 up to 128, and pointers are aligned to 16 bytes.
 #pragma once
@@ -107,8 +107,8 @@ inline void lsh_hash(const LshHash& a) {
 // ----------------------------------------------------------------------------
 // Order
 
-// The positions that a warp takes at a time, of which each lane loads the buckets together: their latency is what
-// sorting takes.
+// How many groups of 32 positions a warp takes at a time. Each lane loads its buckets in all of them together, because
+// the latency of these loads is what sorting takes.
 constexpr int sort_depth = 8;
 
 // The lanes whose bucket is this lane's, of `buckets` buckets; -1 is none.
@@ -220,8 +220,8 @@ __global__ void __launch_bounds__(lsh_row_threads) lsh_delta_kernel(LshAttention
   if (at.channel == 0) LshGradients(a).delta[at.index] = sum;
 }
 
-// dqv =, after the rounds. With n = 1 / |q|, the gradient of q has also that of k = n q, which is n (dk - k (k . dk)).
-// A query that sees itself alone adds its gradient to that of its v.
+// dqv =, after the rounds. With n = 1 / |q|, k = n q adds n (dk - k (k . dk)) to q's gradient. A query
+// that sees itself alone adds its gradient to its v's.
 __global__ void __launch_bounds__(lsh_row_threads) lsh_dqv_kernel(LshAttention a, float scale) {
   const LshRow at(a.shape);
   const int64_t C = a.shape.C(), column = at.head * a.shape.HS + at.channel;

@@ -20,8 +20,8 @@ struct LshDecodeSum {
   }
 };
 
-// A block owns a head of a query, a warp every eighth group of 32 positions before it, of which each lane looks at one,
-// and a lane four channels. The sums of the warps are added up in their order: the bits are always the same.
+// A block owns a head of a query, a warp every eighth group of 32 positions before the query. A lane looks at one
+// position of the group, and owns four channels. The warps' sums are added up in their order: the bits are the same.
 __global__ void __launch_bounds__(lsh_decode_threads) lsh_decode_kernel(LshDecode a, float scale) {
   const int64_t NH = a.shape.NH, HS = a.shape.HS, C = a.shape.C(), Q = a.queries();
   const int64_t head = blockIdx.y, query = blockIdx.x;

@@ -1,4 +1,4 @@
-// Attention by locality-sensitive hashing with plain FMAs: one round. Tiles and products are those of
+// Attention by locality-sensitive hashing with plain FMAs: one round. Tiles and products are as in
 // attention_fma.h, with rows that are gathered; k is normalized where it is loaded. No two blocks write to the same
 // address, and no sum depends on the order in which blocks run.
 #pragma once
@@ -42,7 +42,7 @@ __device__ inline void load_places(float* tile, const LshRound& at, const LshRow
   }
 }
 
-// buckets (round, rows) = those of some places in earlier rounds. Called by the whole block.
+// buckets (round, rows) = the buckets of some places in earlier rounds. Called by the whole block.
 template <class Tiles>
 __device__ inline void load_buckets(int* buckets, const LshRound& at, LshInterval places) {
   const int i = int(threadIdx.x);
@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(Tiles::threads, Tiles::blocks_per_sm)
 // ----------------------------------------------------------------------------
 // Launchers
 
-// f(tiles) with the tiles of a head's channels, of which a kernel has `num_tiles`, that fit.
+// f(tiles) with tiles for a head's channels that are small enough for a kernel's `num_tiles` of them to fit.
 template <class F>
 void for_lsh_tiles(const LshAttention& a, int round, int num_tiles, F f) {
   const auto of_groups = [&](auto groups) {

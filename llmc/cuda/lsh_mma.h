@@ -1,4 +1,4 @@
-// Attention by locality-sensitive hashing on tensor cores, in bf16 or fp16: one round. The loops are those of
+// Attention by locality-sensitive hashing on tensor cores, in bf16 or fp16: one round. The loops are as in
 // attention_mma.h, with rows that are gathered: a warp owns 16 rows of a block's 64, and tiles of columns are
 // double-buffered. q is multiplied as it is stored, and 1 / |q| of the keys in fp32. No two blocks write to the same
 // address, and no sum depends on the order in which blocks run.
@@ -12,8 +12,8 @@
 
 constexpr int lsh_rows = 16 * attention_warps;
 
-// tile = the rows of some places of the order, of which there are up to Rows, and zeros after them and for the channels
-// from HS on. Called by the whole block.
+// tile = the rows of some places of the order, up to Rows of them, and zeros after them and for the channels from HS
+// on. Called by the whole block.
 template <int Rows, int D>
 __device__ inline void load_places_async(Tile<D> tile, const LshRound& at, const LshRows& rows, LshInterval places) {
   constexpr int threads_per_row = D % 64 == 0 ? D / 8 : 4, rows_at_once = attention_threads / threads_per_row;
@@ -220,7 +220,7 @@ __device__ inline void add_gradients(const Block& block, int part, const Accumul
     }
 }
 
-// Of many channels tiles have fewer columns, so that their products fit into the registers beside the results.
+// With many channels tiles have fewer columns, so that their products fit into the registers beside the results.
 template <int D>
 constexpr int lsh_backward_columns = D > 64 ? 32 : 64;
 template <int D>

@@ -20,7 +20,7 @@ __device__ inline void store_channels(Element* p, const float (&x)[N]) {
   else store2(p, x);
 }
 
-// Rows of one head, by position. In lsh_fma.h those of k are normalized where they are loaded.
+// Rows of one head, by position. In lsh_fma.h k's rows are normalized where they are loaded.
 struct LshRows {
   const floatX* src;
   int64_t stride;
@@ -61,8 +61,8 @@ __device__ inline bool is_seen_before(const LshRound& at, LshInterval rows, LshI
   return false;
 }
 
-// The first tile of Size columns, from the one at `column` on, of which the rows may not have seen all; `end` or more
-// if there is none.
+// The first tile of Size columns, from the one at `column` on, with a column that a row may not have seen yet; `end` or
+// more if there is none.
 template <int Size>
 __device__ inline int next_columns(const LshRound& at, LshInterval rows, int column, int end) {
   while (column < end && is_seen_before(at, rows, {column, min(column + Size, end)})) column += Size;

@@ -1,4 +1,4 @@
-// The operations of Muon beside the matmuls of its iteration: those of llmc/cpu/muon.h.
+// The operations of Muon beside the matmuls of its iteration, as in llmc/cpu/muon.h.
 #pragma once
 #include <cmath>
 #include <cstdint>

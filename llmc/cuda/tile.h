@@ -1,5 +1,5 @@
 // What kernels that multiply on tensor cores (sm_80 and up; in fp16 sm_75) are written with, and all the PTX of the
-// program but that of Hopper's products (tile_wgmma.h). A warp owns 16 M rows of a product; the tiles that it
+// program but Hopper's products (tile_wgmma.h). A warp owns 16 M rows of a product; the tiles that it
 // multiplies them with are in shared memory, filled by asynchronous copies while it computes.
 //
 //   Accumulator<M, N>    16 M x 8 N floats in a warp's registers
@@ -11,7 +11,7 @@
 //   mma_AB(acc, a, b)    acc += a b,      a: RegisterTile or Tile, b: the Tile's first 16 K rows, all columns or some
 //   skew, unskew         between a matrix by distance and one by column, of relative positions
 //
-// Which element of a matrix is in which register of which lane is fixed by the instructions ("Matrix Fragments for
+// The instructions fix which element of a matrix is in which register of which lane ("Matrix Fragments for
 // mma.m16n8k16" in the PTX manual): lane = 4 group + i holds, of each 16 x 8 accumulator, rows group and group + 8,
 // columns 2 i and 2 i + 1. Two neighbouring accumulators, rounded, are a 16 x 16 A operand as they are: the
 // probabilities go from one product into the next without leaving the registers.
@@ -126,8 +126,8 @@ __device__ inline void copy_async(int to, const void* from, bool exists) {
 }
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// When this returns, this thread's committed copies have arrived, but for the last `pending` groups; those of the other
-// threads, after a barrier.
+// When this returns, this thread's committed copies have arrived, but for the last `pending` groups; other threads'
+// copies, after a barrier.
 template <int pending = 0>
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
@@ -272,7 +272,7 @@ __device__ inline void load_band_async(Tile<D> tile, const floatX* src, int64_t 
 }
 
 // The floats at `offset` = elements [first, first + Count) of src, which are `stride` apart, and zeros for those from
-// `end` on. Called by the whole block, of which the first Count threads copy.
+// `end` on. Called by the whole block; its first Count threads copy.
 template <int Count>
 __device__ inline void load_vector_async(int offset, const float* src, int first, int end, int stride = 1) {
   const int i = int(threadIdx.x);
@@ -326,7 +326,7 @@ struct RowsOut {
 };
 
 // Channels [channel, channel + 8 N) of `out` = or += the warp's rows of acc, as far as they exist. `stage`: 16 M rows
-// in shared memory of which only this warp uses these channels, through which the stores become 16 bytes wide.
+// of shared memory, where no other warp uses these channels; through it the stores become 16 bytes wide.
 template <int M, int N, class Stage>
 __device__ inline void store_rows(const RowsOut& out, Accumulator<M, N>& acc, Stage stage, int channel = 0) {
   const int lane = int(threadIdx.x) % warp_size;
@@ -415,7 +415,7 @@ __device__ inline void mma_AB(Accumulator<M, N>& acc, const A& a, Tile<D> b, int
 template <int M, int N>
 __device__ inline Accumulator<M, N - 2> skew(const Accumulator<M, N>& g) {
   const int lane = int(threadIdx.x) % warp_size, i = lane % 4;
-  const int shift = 7 - lane / 4;  // of rows 0 to 7; that of rows 8 to 15 is 8 less, which is a fragment
+  const int shift = 7 - lane / 4;  // of rows 0 to 7; rows 8 to 15 shift by 8 less, which is a fragment
   Accumulator<M, N - 2> s;
 #pragma unroll
   for (int c = 0; c < 2; c++) {

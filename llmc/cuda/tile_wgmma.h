@@ -1,6 +1,6 @@
 // What tile.h is for mma.sync, for wgmma: the products of Hopper (sm_90a), whose tensor cores read tiles from shared
 // memory themselves, while the warps do other things. Four warps, a warpgroup, own 64 rows of a product together, and
-// each of them 16 as before: accumulators, register tiles and column vectors are those of tile.h with M = 1.
+// each of them 16 as before: accumulators, register tiles and column vectors are tile.h's with M = 1.
 //
 //   SplitTile<D, Rows>         Rows rows of D bf16s in shared memory, 64 channels beside each other
 //   start_ABt(acc, a, b)       acc = a b^T,    a: RegisterTile or SplitTile, b: the SplitTile's first 8 N rows
@@ -11,7 +11,7 @@
 // Between its start and the wait, a product's accumulator and register tile must not be touched, nor what it reads in
 // shared memory. All products are 64 x 64 x 16, by one instruction: the tensor cores of an SM need 32 cycles for it, in
 // which shared memory can deliver two of its operands, and it needs one, or two with `a` in shared memory. A tile of 64
-// columns of bf16 has rows of 128 bytes, and its order of chunks is that of Tile<64>; so b can be read by rows or by
+// columns of bf16 has rows of 128 bytes, and its order of chunks is Tile<64>'s; so b can be read by rows or by
 // columns.
 #pragma once
 #include <cstdint>
@@ -73,8 +73,8 @@ __device__ inline unsigned wgmma_address(int offset) { return shared_address(off
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
   "%24, %25, %26, %27, %28, %29, %30, %31}, " a_and_b ", " added ", 1, 1, " columns ";"
 
-// d (64 x 64) = or += a (64 x 16) b (16 x 64), by a whole warpgroup. b's descriptor is that of 64 rows of 16 columns of
-// a tile, or with by_columns of 16 rows of 64 columns. For a product that is not `added`, d's registers are no inputs:
+// d (64 x 64) = or += a (64 x 16) b (16 x 64), by a whole warpgroup. b's descriptor is for 64 rows of 16 columns of a
+// tile, or with by_columns for 16 rows of 64 columns. For a product that is not `added`, d's registers are no inputs:
 // else ptxas would see what was last computed in them as a part of the product, and let no products overlap.
 template <bool by_columns, bool added>
 __device__ inline void wgmma(float (&d)[8][4], const unsigned (&a)[4], uint64_t b) {
@@ -105,7 +105,7 @@ __device__ inline void wgmma(float (&d)[8][4], uint64_t a, uint64_t b) {
 // ----------------------------------------------------------------------------
 // Shared memory
 
-// Rows of D channels, of which each 64 are a Tile<64> of their own, one after the other. `offset` is a multiple of
+// Rows of D channels; each 64 channels are a Tile<64> of their own, one after the other. `offset` is a multiple of
 // 1,024: the instructions take a chunk's place in its row from the address.
 template <int D, int Rows>
 struct SplitTile {
@@ -137,9 +137,9 @@ __device__ inline void load_register_tile(RegisterTile<1, K>& a, SplitTile<D, Ro
 }
 
 // The descriptor of an operand in shared memory ("Matrix Descriptor Format" in the PTX manual), whose first element is
-// that of the tile: bits 0-13 have its address, 32-45 the distance of eights of rows, both in 16 bytes, and 62-63 the
-// order of chunks, that of rows of 128 bytes. Bits 16-29 have the distance of parts of 64 columns, which no product
-// here uses.
+// the tile's: bits 0-13 have its address, 32-45 the distance of eights of rows, both in 16 bytes, and 62-63 the order
+// of chunks, for rows of 128 bytes. Bits 16-29 have the distance between groups of 64 columns, which no product here
+// uses.
 __device__ inline uint64_t wgmma_descriptor(Tile<64> tile) {
   constexpr uint64_t swizzle_of_128_bytes = 1, eight_rows = 8 * Tile<64>::row_bytes / 16, unused = 1;
   return swizzle_of_128_bytes << 62 | eight_rows << 32 | unused << 16 | (wgmma_address(tile.offset) & 0x3ffff) >> 4;

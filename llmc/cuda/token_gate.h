@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(token_threads)
   }
 }
 
-// dweight (C), dbias (1) += the sums over rows of d * x, d. A block owns 32 columns, of which the one after x's is the
+// dweight (C), dbias (1) += the sums over rows of d * x, d. A block owns 32 columns, and the column after x's is the
 // bias's; a warp every 32nd row of them, a lane a column. The first warp adds up the warps' sums in order.
 __global__ void __launch_bounds__(column_sums_warps* warp_size)
     token_gate_dweight_kernel(float* dweight, float* dbias, const float* d, const floatX* x, int64_t N, int C) {

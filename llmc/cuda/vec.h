@@ -58,8 +58,8 @@ __device__ inline void store8(float* p, const float (&x)[8]) {
   *reinterpret_cast<float4*>(p + 4) = make_float4(x[4], x[5], x[6], x[7]);
 }
 
-// Conversions between float and floatX: none for float, rounded to nearest even for bf16 and fp16, of which fp16 makes
-// infinity of what is beyond its range.
+// Conversions between float and floatX: none for float, rounded to nearest even for bf16 and fp16. fp16 makes infinity
+// of what is beyond its range.
 __host__ __device__ inline float to_float(float x) { return x; }
 __host__ __device__ inline void from_float(float& y, float x) { y = x; }
 

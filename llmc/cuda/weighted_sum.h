@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(weighted_sum_threads)
   store8(out + i * 8, sum);
 }
 
-// A block owns a piece, of which its threads keep dout, and writes its sums to scratch (blocks, terms).
+// A block owns a piece, keeps its dout in registers, and writes its sums to scratch (blocks, terms).
 __global__ void __launch_bounds__(weighted_sum_threads)
     weighted_sum_backward_kernel(const floatX* dout, WeightedTensors of, float* scratch, int64_t eights) {
   float* sums = reinterpret_cast<float*>(shared_memory);  // (warps)

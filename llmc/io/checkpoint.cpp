@@ -107,7 +107,7 @@ static std::vector<MomentPiece> take_report(const std::string& folder, int rank,
   return pieces;
 }
 
-// The tensors' checksums from those of their pieces, [rank][tensor].
+// The tensors' checksums, joined from the checksums of their pieces, [rank][tensor].
 static SafetensorsChecksums join_pieces(uint32_t header, const ParameterTable& table,
                                         const std::vector<std::vector<MomentPiece>>& pieces) {
   SafetensorsChecksums sums;

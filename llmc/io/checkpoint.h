@@ -85,8 +85,8 @@ std::string model_folder(const std::string& path);
 // The step in a checkpoint's name. Throws UserError if `checkpoint` is not the path of one in `out`.
 int64_t checkpoint_step(const std::string& out, const std::string& checkpoint);
 
-// Removes all but the newest `keep` checkpoints and those of steps that `keep_every` divides; none if `keep` is 0.
-// Throws UserError.
+// Removes all checkpoints but the newest `keep` and the ones at steps that `keep_every` divides; nothing if `keep` is
+// 0. Throws UserError.
 void remove_old_checkpoints(const std::string& out, int64_t keep, int64_t keep_every);
 
 // Removes what a killed run left half-written or half-removed.
@@ -99,12 +99,12 @@ std::vector<std::string> set_aside_checkpoints_after(const std::string& out, int
 // Throws UserError, naming the file and for tensors the tensor, if a byte of the checkpoint is not what was written.
 void verify_checkpoint(const std::string& checkpoint);
 
-// The same of what a checkpoint is as a model: everything but moments and memory, or without weights its texts alone.
-// Does nothing for a folder that is no checkpoint, which has no checksums.
+// As verify_checkpoint, but only for the files that make it a model: all but moments and memory, or without weights the
+// texts alone. Does nothing for a folder that is no checkpoint, which has no checksums.
 void verify_model(const std::string& folder, bool with_weights = true);
 
-// The checksum of state.json, which has those of all the rest: two checkpoints with the same one are the same. Throws
-// UserError.
+// The checksum of state.json, which has the checksums of all other files: two checkpoints with the same one are the
+// same. Throws UserError.
 std::string checkpoint_checksum(const std::string& checkpoint);
 
 // The CRC-32C of the weights in a model's folder. Throws UserError.

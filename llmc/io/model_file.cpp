@@ -168,7 +168,7 @@ static bool is_buffer(const std::string& name) {
          ends_with(name, "rotary_emb.inv_freq");
 }
 
-// The tensors of one file, or of several that together are one, of which each is taken once.
+// The tensors of one file, or of several that together are one. Each tensor is taken once.
 struct OpenFiles {
   struct Tensor {
     const SafetensorsFile* file;

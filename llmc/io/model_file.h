@@ -70,7 +70,7 @@ struct MomentPiece {
 std::vector<MomentPiece> write_moment_shard(const std::string& path, const ParameterTable& table, const float* m,
                                             const float* v);
 
-// Reads this process's shard alone: `store_m` and `store_v` get (index, what of that parameter is in the shard), and
+// Reads this process's shard alone: `store_m` and `store_v` get (index, the values of that parameter in the shard), and
 // are not called for a parameter that has nothing in it. Throws UserError like read_weight_files.
 void read_moment_shard(const std::string& path, const ParameterTable& table, const StoreTensor& store_m,
                        const StoreTensor& store_v);

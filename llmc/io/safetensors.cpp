@@ -76,8 +76,8 @@ static float float_from_f16(uint16_t bits) {
 // ----------------------------------------------------------------------------
 // The header
 
-// The header as JSON, and in `names` its keys, in their order. A key that is there twice, of which a tree keeps one,
-// and what is nested deeper than a header are errors while it is parsed.
+// Returns the header as JSON, and in `names` its keys, in their order. A key that occurs twice, which a JSON tree would
+// keep once, and nesting deeper than a header's are errors while it is parsed.
 static json parse_header(const std::string& path, const char* begin, const char* end, std::vector<std::string>& names) {
   std::vector<std::set<std::string>> keys;  // of the objects that are open
   auto check = [&](int depth, json::parse_event_t event, const json& value) {
@@ -145,7 +145,7 @@ static void check_tensor(const std::string& path, const SafetensorsTensor& t, si
     user_error("%s has %zu bytes, but its shape and dtype need %zu", where, t.end - t.begin, size_t(bytes));
 }
 
-// Throws unless the tensors, each of which check_tensor has passed, cover the data part exactly once.
+// Throws unless the tensors cover the data part exactly once. Each tensor has passed check_tensor.
 static void check_cover(const std::string& path, const std::vector<SafetensorsTensor>& tensors, size_t data_bytes) {
   std::vector<const SafetensorsTensor*> sorted;
   for (const SafetensorsTensor& t : tensors) sorted.push_back(&t);

@@ -51,7 +51,7 @@ struct SafetensorsFile {
   SafetensorsChecksums checksums() const;
 
   // out[i] = element first + i of t, for i < count (-1: up to the end). t is one of this file's own tensors. Takes
-  // F32, F16 and BF16, of which every value is exact as a float; another dtype is a UserError.
+  // F32, F16 and BF16, whose values are all exact as floats; another dtype is a UserError.
   void read_f32(const SafetensorsTensor& t, float* out, int64_t first = 0, int64_t count = -1) const;
 
  private:

@@ -4,7 +4,7 @@
 //
 // A *head* (layer, head) of q, k or v is what a layer projected for it. One that no attention uses is not
 // projected: its rows exist in no weight, gradient, optimizer state, GEMM or cache. Its gradient would be zero, so the
-// function, the loss curve and the gradient norm are those of the full model.
+// function, the loss curve and the gradient norm equal the full model's.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -37,8 +37,8 @@ struct KVUse {
   bool dk_accumulate, dv_accumulate;  // +=, for what ran earlier in the backward pass has written there; else =
 };
 
-// One softmax for each query head of a layer. A layer has one; with `blend` and `gate` one for its own attention map
-// and those of the layers below, whose outputs are summed with weights.
+// One softmax for each query head of a layer. A layer has one such attention; with `blend` and `gate` also one for each
+// attention map of the layers below, and their outputs are summed with weights.
 struct PlannedAttention {
   int map_layer;            // the layer whose q and masks are used
   std::vector<KVUse> uses;  // sorted by the layers of k and of v, then by head
@@ -52,8 +52,8 @@ struct AttentionPlan {
   PerPart<std::vector<std::vector<int>>> projected;       // (L): heads that the layer projects, ascending
   PerPart<std::vector<std::vector<int>>> shared;          // (L): projected heads that other layers use, ascending
 
-  // Gradients of shared heads are summed in accumulators, from the backward of the highest layer that uses them down to
-  // that of the layer that projected them, which loads the sum before it writes to any accumulator: one that it frees
+  // Gradients of shared heads are summed in accumulators, from the highest layer that uses them down to the layer that
+  // projected them. That layer's backward pass loads the sum before it writes to any accumulator, so one that it frees
   // can serve the next in the same layer.
   std::vector<int> accumulator;  // (L): the accumulator of the layer's shared heads; -1 if it shares none
   int num_accumulators = 0;
@@ -69,10 +69,10 @@ struct AttentionPlan {
   int num_projected(int layer) const { return count(projected, layer); }  // q, k and v heads
   int num_shared(int layer) const { return count(shared, layer); }
   // The index of a head among the layer's projected heads, or in its accumulator; -1 if it is not there. Heads of q
-  // come first, then those of k, then those of v.
+  // come first, then heads of k, then heads of v.
   int projected_index(Part part, const ProjectedHead& h) const { return index_in(projected, part, h); }
   int shared_index(Part part, const ProjectedHead& h) const { return index_in(shared, part, h); }
-  // The v heads of layer 0 that layer l adds to its own with `vres`: those that it projects itself.
+  // The v heads of layer 0 that layer l adds to its own with `vres`: the heads that layer l projects itself.
   std::vector<int> first_values(int l) const {
     return table.value_residual && l > 0 ? projected[Part::v][l] : std::vector<int>();
   }
@@ -141,7 +141,7 @@ inline std::vector<PlannedAttention> plan_attentions(const WiringTable& table, i
       for (int i = 0; i < num_heads; i++) {
         const std::vector<KVSource>& sources = table.sources(l, i);
         if (!std::binary_search(sources.begin(), sources.end(), source)) continue;
-        const int kv_head = table.kv_head(i);  // of which the query heads are neighbours
+        const int kv_head = table.kv_head(i);  // its query heads are neighbours
         if (attention.uses.size() == first || attention.uses.back().k.head != kv_head)
           attention.uses.push_back({{k_layer, kv_head}, {source.v, kv_head}, {}, false, false});
         attention.uses.back().query_heads.push_back(i);
@@ -244,8 +244,8 @@ inline AttentionPlan make_attention_plan(const ModelConfig& c, bool keep_dead = 
   return plan;
 }
 
-// In generation and evaluation a text is computed as one sequence, of `length` positions at most: what of it a query of
-// a model with memory does not see, its masks hide. In training keys before the memory do not exist.
+// In generation and evaluation a text is computed as one sequence, of `length` positions at most. With memory, masks
+// hide from a query the positions before its segment's memory. In training keys before the memory do not exist.
 inline void mask_beyond_segment_memory(AttentionPlan& plan, int segment, int64_t length) {
   if (plan.table.memory == 0 || length <= segment) return;
   MaskClause clause;

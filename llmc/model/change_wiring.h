@@ -1,13 +1,13 @@
 // A trained model continued with another wiring than it was trained with: GPT-2 as a model with skip-layer attention,
-// say. Most of its weights stay as they are. Of a layer's c_attn
+// say. Most of its weights stay as they are. In a layer's c_attn
 //   - the rows of a head of q, k or v that the new wiring uses too stay, whichever layers attend to it now;
 //   - rows that no attention uses any more are left out, as in every model with that wiring;
 //   - a K/V head takes the mean of what its query heads had, as in grouped-query attention (Ainslie et al. 2023,
 //     section 2.1), and where there are more K/V heads than before a copy;
-//   - rows that were left out have no trained values: they are those of a new model.
+//   - rows that were left out have no trained values: they start as in a new model.
 // Where layers repeat, before or now (`universal`), each layer takes the weights of the one that has run in its place.
-// Gates, of maps and of the residual stream, halting, rotations, and positions that the model did not have are those of
-// a new model as well. An output head that is `untied` now begins as the embeddings, with which it shared its weight.
+// Gates of maps and of the residual stream, halting, rotations, and positions that the model did not have start as in a
+// new model, too. An output head that is `untied` now begins as the embeddings, with which it shared its weight.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -52,9 +52,9 @@ inline std::vector<int> trained_heads(const WiringChange& c, Part part, int laye
   return heads;
 }
 
-// Sets the rows of a layer's c_attn that have trained values; the others stay. `trained` and `values`: its weight or
-// its bias in the arena of the trained and of the new model; `head_elements`: what of it a head takes, hs * C of the
-// weight and hs of the bias.
+// Sets the rows of a layer's c_attn that have trained values; the others stay. `trained` and `values`: the layer's
+// weight or bias in the arena of the trained and of the new model; `head_elements`: how many elements of it a head
+// takes, hs * C in the weight and hs in the bias.
 inline void take_trained_rows(const WiringChange& c, int layer, int64_t head_elements, const float* trained,
                               float* values) {
   for (Part part : all_parts) {
@@ -85,7 +85,7 @@ inline std::string parameter_key(const ParameterTable& table, int index, const s
 inline bool unties_head(const WiringChange& c) { return c.new_plan.table.untied && !c.plan.table.untied; }
 constexpr const char *embeddings_name = "wte.weight", *head_name = "lm_head.weight";
 
-// What a parameter of the new model is in the trained one: of a layer, that of the layer whose parameters it had.
+// The trained model's key for a parameter of the new one. A layer's come from the layer whose parameters it used.
 inline std::string trained_key(const WiringChange& c, const ParameterTable& table, int index) {
   if (unties_head(c) && table.tensor(index).name == head_name)
     return embeddings_name + (" " + shape_text(table.specs[index].file_shape));
@@ -196,7 +196,7 @@ inline std::string layers_text(const std::vector<int>& layers) {
   return text;
 }
 
-// The parameters and constants of a model, those of all layers as one: "h.*.ln_1.weight (768)".
+// The parameters and constants of a model, with one key for the same tensor of all layers: "h.*.ln_1.weight (768)".
 inline std::vector<std::string> tensor_keys(const ParameterTable& table) {
   std::set<std::string> keys;
   for (int i = 0; i < table.size(); i++) keys.insert(parameter_key(table, i, "*"));

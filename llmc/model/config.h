@@ -24,10 +24,10 @@ struct ModelConfig {
   bool bias = true;        // biases in the linear and LayerNorm layers, as nanoGPT's switch
   double layer_norm_eps = 1e-5;
   int end_of_text = -1;               // with `documents` the token that begins each of them; -1: it is not known
-  SpecialTokens special, generation;  // those of config.json, and those that generate() takes in their place
+  SpecialTokens special, generation;  // config.json's, and the ones that generate() takes instead
   Wiring wiring;
-  // Dropout in training of attention's probabilities, the embeddings, the branches' outputs: of the run that
-  // config.json is of, which the function does not depend on.
+  // Dropout of attention's probabilities, the embeddings and the branches' outputs in the run that trained the model.
+  // The model's function does not depend on it.
   double attn_pdrop = 0, embd_pdrop = 0, resid_pdrop = 0;
 
   int head_size() const { return channels / num_heads; }

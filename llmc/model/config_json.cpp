@@ -88,9 +88,9 @@ static Wiring config_wiring(const json& config, const std::string& path) {
   return wiring;
 }
 
-// Throws UserError if the files of weights beside a config.json are too small for what it describes, of which each
-// parameter takes two bytes or more: before memory is planned and filled for the weights. Files that are missing are
-// the error of who reads them.
+// Throws UserError if the files of weights beside a config.json are too small for the parameters that it describes, at
+// two bytes each: before memory is planned and filled for the weights. A missing file is left to the reader of the
+// weights to report.
 static void check_size_of_weights(const std::string& folder, const std::string& path, const ModelConfig& c) {
   double bytes = 0;
   const std::vector<std::string> files = weight_files(folder);

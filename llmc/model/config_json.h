@@ -1,5 +1,5 @@
-// A model folder's config.json: Hugging Face's GPT-2 keys plus those of the wiring and `bias`. Plain GPT-2 is of the
-// type "gpt2", which other programs know; another wiring is of the type "gpt2_sla", so that none takes it for plain
+// A model folder's config.json: Hugging Face's GPT-2 keys, the wiring's keys and `bias`. Plain GPT-2 has the
+// type "gpt2", which other programs know; another wiring has the type "gpt2_sla", so that none takes it for plain
 // GPT-2. The paper's num_skip_layer and num_skip_head are read as sla(n, k).
 #pragma once
 #include <nlohmann/json_fwd.hpp>
@@ -19,8 +19,8 @@ void check_model_type(const std::string& folder, const nlohmann::ordered_json& c
 // Throws UserError for keys of any model_type that would make weights or function other than the shape says.
 void refuse_other_function(const std::string& path, const nlohmann::ordered_json& config);
 
-// The special tokens of a folder's config.json and generation_config.json, each of which may lack any of them. Ids
-// beyond the vocabulary are none. Throws UserError for what is no id.
+// The special tokens of a folder's config.json and generation_config.json; either file may lack any of them. Ids beyond
+// the vocabulary count as none. Throws UserError for a value that is no id.
 void read_special_tokens(const std::string& folder, ModelConfig& config);
 
 // A vocabulary's end of text becomes the begin and the end of texts of a model that has no end. Where the vocabulary is

@@ -7,7 +7,7 @@
 #include "config.h"
 #include "sublayers.h"
 
-// Elements of the weights that a token is multiplied with: those of the sublayers, and of the head.
+// Elements of the weights that a token is multiplied with: the sublayers' and the head's.
 inline double matmul_parameters(const ModelConfig& c, const AttentionPlan& plan, const Segments& segments = {}) {
   double n = double(c.vocab_size) * c.channels;
   for (const Sublayer& s : make_sublayers(c, plan).list) {
@@ -21,7 +21,7 @@ inline double matmul_parameters(const ModelConfig& c, const AttentionPlan& plan,
   return n;
 }
 
-// A token of a sequence of T, forward and backward: 2 and 4 operations a weight, and those of attention.
+// FLOPs of a token in a sequence of T, forward and backward: 2 and 4 for each weight, and attention's.
 inline double flops_per_token(const ModelConfig& c, const AttentionPlan& plan, int64_t T,
                               const Segments& segments = {}) {
   double attention = 0;  // of a sequence

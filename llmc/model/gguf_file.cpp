@@ -135,7 +135,7 @@ struct GgufTensor {
 
 static uint64_t padded(uint64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
-// Of a table by Llama's names (llama_file.h).
+// The tensors of a model whose table has Llama's names (llama_file.h).
 static std::vector<GgufTensor> llama_tensors_of(const NamedTensors& source, GgufType type) {
   static const std::map<std::string, std::string> names = {{"model.embed_tokens", "token_embd"},
                                                            {"model.norm", "output_norm"},

@@ -1,6 +1,6 @@
 // GGUF, version 3, the format of ggml and llama.cpp (ggml-org/ggml, docs/gguf.md): metadata as typed keys, the list of
 // tensors, and their values. A plain GPT-2 gets the keys and tensor names of llama.cpp's architecture "gpt2", a model
-// of Llama's those of "llama".
+// of Llama's architecture the ones of "llama".
 #pragma once
 #include <string>
 #include "config.h"

@@ -24,13 +24,13 @@ struct PlanOptions {
   int B = 1, T = 1;  // what the activations have room for
   Recompute recompute = Recompute::nothing;
   bool keep_dead_kv = false;                  // project K/V heads that no query head attends to
-  Shard shard = {};                           // what of the optimizer state is in this process
-  int64_t logit_bytes = logit_chunk_bytes();  // what a chunk of logits may take
-  size_t sampling_bytes = 0;                  // what the plan that draws samples takes
+  Shard shard = {};                           // this process's shard of the optimizer state
+  int64_t logit_bytes = logit_chunk_bytes();  // bytes that a chunk of logits may take
+  size_t sampling_bytes = 0;                  // bytes that the plan that draws samples takes
   // What Muon's iteration may take, in elements of floatX.
   int64_t muon_elements = muon_workspace_elements;
   double dropout = 0;  // --dropout
-  bool muon = false;   // Muon updates the layers' matrices, of which a shard has whole ones
+  bool muon = false;   // Muon updates the layers' matrices, and a shard has whole ones
 };
 
 struct GenerationOptions {
@@ -43,7 +43,7 @@ struct GenerationOptions {
   int64_t logit_bytes = logit_chunk_bytes();
 };
 
-// Generation with weights of its own, or with those of a model that was planned with `training`.
+// Generation with weights of its own, or with the weights of a model that was planned with `training`.
 inline GenerationOptions generation_options(int slots, int64_t max_length, const PlanOptions& training = {}) {
   const int64_t rows = std::max<int64_t>(slots, std::min(max_length, prompt_rows));
   return {slots, max_length, rows, /*losses=*/false, training.keep_dead_kv, training.shard, training.logit_bytes};
@@ -64,7 +64,7 @@ struct DropoutDraw {
 struct GPT2 : ModelShape, ModelMemory {
   Params<floatX> params;
   Params<float> grads;
-  DeviceArray<ParameterChunk> chunks;  // AdamW's, then those of the matrices that Muon updates
+  DeviceArray<ParameterChunk> chunks;  // AdamW's, then the chunks of the matrices that Muon updates
   int64_t num_adamw_chunks = 0;
   DeviceArray<MuonMatrix> matrices;  // training->matrices
 

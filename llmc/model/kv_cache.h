@@ -152,7 +152,7 @@ inline std::vector<KVCacheGroup> group_layers(const AttentionPlan& plan) {
   return groups;
 }
 
-// For so many sequences of at most `max_length` tokens, of which up to `rows` are computed at a time.
+// A cache for `slots` sequences of at most `max_length` tokens each; up to `rows` tokens are computed at a time.
 inline KVCachePlan plan_kv_cache(const AttentionPlan& plan, int slots, int64_t max_length, int64_t rows) {
   KVCachePlan cache;
   cache.slots = slots, cache.max_length = max_length;

@@ -203,7 +203,7 @@ HeadRange best_range(const HeadShares& shares, const Sources& sources, bool up_t
   return best;
 }
 
-// Of each layer the one up to it that has the largest share over all heads, the highest of equal ones.
+// For each layer, the layer up to it that has the largest share over all heads, the highest of equal ones.
 Sources best_layers(const HeadShares& shares) {
   const size_t L = shares.size(), h = shares[0].size();
   Sources sources;
@@ -311,7 +311,7 @@ SourceMap dense_map(const LearnedSources& s) {
   return map;
 }
 
-// Those of whole layers.
+// The maps of whole layers.
 std::vector<SourceMap> layer_maps(const LearnedSources& s) {
   std::vector<SourceMap> maps;
   if (!s.router.empty())

@@ -8,11 +8,11 @@
 
 struct LearnedSources {
   int num_layers = 0, num_kv_heads = 0;
-  // Of each layer from 1 on (kv, l + 1, kv): R[g, j, i], what K/V head i of layer j weighs in head g. No layer without
-  // `router`.
+  // router[l], for l >= 1 (kv, l + 1, kv): R[g, j, i], the weight of K/V head i of layer j in head g. Empty without
+  // the term `router`.
   std::vector<std::vector<float>> router;
-  // Of the input of each layer from 1 on, and of the final norm's (l + 1): what the embeddings and the outputs of the
-  // layers below weigh. No layer without `dense`.
+  // dense[l] (l + 2), for the input of layer l + 1 or, after the last layer, of the final norm: the weights of the
+  // embeddings and of the outputs of layers 0 to l. Empty without the term `dense`.
   std::vector<std::vector<float>> dense;
 
   bool empty() const { return router.empty() && dense.empty(); }
@@ -21,8 +21,8 @@ struct LearnedSources {
   std::vector<double> router_shares(int layer, int kv_head, bool as_a_wiring = false) const;
 };
 
-// Those of a model's folder. Throws UserError where the weights have others than config.json says, where one is NaN or
-// infinite, and as verify_model does; empty() for a model with neither term.
+// Reads them from a model's folder. Throws UserError where the weight files lack a tensor that config.json asks for,
+// where one is NaN or infinite, and as verify_model does; empty() for a model with neither term.
 LearnedSources read_learned_sources(const std::string& folder, const ModelConfig& config);
 
 // A line a weight: term, layer (num_layers: the final norm), K/V head, source layer (of `dense` 0 is the embeddings and

@@ -1,5 +1,5 @@
-// Models of Llama's architecture, as Hugging Face's LlamaForCausalLM has them: those of the terms rmsnorm, rope and
-// swiglu, of which gqa and untied may be beside, and without biases. A folder has config.json and safetensors files.
+// Models of Llama's architecture, as Hugging Face's LlamaForCausalLM has them: models with the terms rmsnorm, rope and
+// swiglu, with or without gqa and untied, and without biases. A folder has config.json and safetensors files.
 #pragma once
 #include <string>
 #include "config.h"

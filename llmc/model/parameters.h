@@ -33,7 +33,7 @@ struct MlpParams {
   T *projw = nullptr, *projb = nullptr;  // (C, H), (C)
 };
 
-// Of `gru`; else null.
+// The weights of `gru`; null without it.
 template <class T>
 struct GruParams {
   T *y = nullptr, *x = nullptr, *rx = nullptr;  // (3C, C): Wr, Wz, Wg; (2C, C): Ur, Uz; (C, C): Ug
@@ -74,8 +74,8 @@ inline int64_t qkv_rows(const ModelConfig& c, const AttentionPlan& plan, int lay
   return int64_t(c.head_size()) * plan.num_projected(layer);
 }
 
-// A lower bound on the number of parameters for any wiring: embeddings, and each layer's projection and MLP, of which a
-// layer has at least `least`: by default what its tensors take in an arena, where each has at least its alignment.
+// A lower bound on the number of parameters for any wiring: embeddings, and each layer's projection and MLP, at
+// least `least` elements a layer: by default what its tensors take in an arena, at least the alignment each.
 inline double least_parameters(const ModelConfig& c,
                                double least = 6 * double(ArenaLayout::alignment) / sizeof(float)) {
   const double C = c.channels;
@@ -204,8 +204,8 @@ struct ParameterBuilder {
     bias_spec.init_mean = 2;
     add(p.bias, name + ".bias", {channels}, std::move(bias_spec));
   }
-  // A linear layer of which only `rows` of the full-size weight's `file_out` exist; matrix_rows: those of its matrices,
-  // one below the other.
+  // A linear layer with only `rows` of the full-size weight's `file_out` rows; matrix_rows: the rows of each of its
+  // matrices, one below the other.
   void linear_of_rows(T*& weight, T*& bias_pointer, const std::string& name, int64_t in, const std::vector<int>& rows,
                       std::vector<int64_t> matrix_rows, int64_t file_out, double std) {
     ParameterSpec spec = linear_spec(in, file_out, std, std::move(matrix_rows)), bias_spec;
@@ -238,7 +238,7 @@ struct ParameterBuilder {
 
 // Declares GPT-2's parameters, in the arena's order: name, shape, initial values, bucket and pointer of each. Bucket
 // after bucket is complete in the backward pass, from the last to the first. Returns the table; p = pointers into an
-// arena of T that starts at `base` and into that of the constants, null pointers where these are null.
+// arena of T that starts at `base` and into the arena `constants`, null pointers where these are null.
 template <class T>
 ParameterTable declare_parameters(const ModelConfig& c, const AttentionPlan& plan, Shard shard, T* base,
                                   const float* constants, Params<T>& p) {
@@ -318,8 +318,8 @@ inline ParameterTable make_parameter_table(const ModelConfig& c, const Attention
   return declare_parameters<float>(c, plan, shard, nullptr, nullptr, none);
 }
 
-// The parameters of a table that make_parameter_table made, as pointers into an arena that starts at `base`, and into
-// that of its constants.
+// The parameters of a table that make_parameter_table made, as pointers into an arena that starts at `base` and into
+// the arena `constants`.
 template <class T>
 Params<T> parameter_pointers(const ModelConfig& c, const AttentionPlan& plan, const ParameterTable& table, T* base,
                              const float* constants) {

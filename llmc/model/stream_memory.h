@@ -1,5 +1,5 @@
 // The memory of a model's layers (segment_memory.h) between two passes, on its way to and from checkpoints, and what
-// several ranks have of it: the rows of a rank are streams of their own, B after those of the rank before.
+// several ranks have of it: the rows of a rank are streams of their own, B after the B of the rank before.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -19,12 +19,12 @@ void for_each_memory(const Sublayers& sublayers, F f) {
       if (attention->projection.memory) f(sublayer.layer, *attention->projection.memory);
 }
 
-// The batch's rows are the next segments of their streams: the memory becomes that of its last positions.
+// The batch's rows are the next segments of their streams: the memory moves on to the last positions of these segments.
 inline void remember(const Sublayers& sublayers, const Batch& batch) {
   for_each_memory(sublayers, [&](int, const SegmentMemory& memory) { remember(memory, batch); });
 }
 
-// The memory of B streams, of which it holds m positions: a tensor (B, m, C) for each layer; none where m is 0.
+// The memory of B streams, m positions each: a tensor (B, m, C) for each layer; no tensors where m is 0.
 inline std::vector<CheckpointTensor> fetch_memory(const Sublayers& sublayers, int64_t B, int64_t m) {
   std::vector<CheckpointTensor> tensors;
   for_each_memory(sublayers, [&](int layer, const SegmentMemory& memory) {

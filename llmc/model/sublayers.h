@@ -13,7 +13,7 @@
 //   project_out, branch_backward              out alone; din = from dout, and gradients of parameters +=
 //   head_forward, head_backward             logits of some rows of the hidden states; dnorm =, gradients +=
 //   residual_forward, residual_backward     the stream after the branch and the norm that follows; the gradient of the
-//                                           branch's output, and dresidual becomes that of the stream before
+//                                           branch's output, and dresidual becomes the gradient of the stream before
 //   matmul_elements, attention_flops        its cost, if it has any
 //
 // A part has no function that does nothing: who walks the list asks for what a part has.
@@ -43,7 +43,7 @@ struct Recomputation {
     norm,        // the sublayer's norm
     branch,      // the outputs of its branch that later operations read; K/V has been kept
     residual,    // the residual stream after it, and the next norm
-    activation,  // of an MLP: f of the hidden units, which have been kept
+    activation,  // an MLP's f of the hidden units, which have been kept
     output,      // the branch's output, and with `gru` its relu, which the gate reads
     gates,       // with `gru`: r, z and g
     input,       // with `dense`: the sum after the sublayer, which the next one reads
@@ -99,7 +99,7 @@ inline bool is_mlp(const Sublayer& s) { return std::holds_alternative<MlpBranch>
 // The attention branch of a sublayer; null for an MLP and for one that hashes.
 inline const AttentionBranch* attention_of(const Sublayer& s) { return std::get_if<AttentionBranch>(&s.branch); }
 
-// Sublayers 2 l and 2 l + 1 are those of layer l.
+// Sublayers 2 l and 2 l + 1 belong to layer l.
 inline const AttentionBranch& attention_of_layer(const Sublayers& sublayers, int layer) {
   return std::get<AttentionBranch>(sublayers.list[size_t(2 * layer)].branch);
 }
@@ -165,7 +165,7 @@ inline void declare_recomputation(Sublayers& sublayers, Recompute level) {
   using What = Recomputation::What;
   if (std::holds_alternative<ReversibleResidual>(sublayers.list[0].residual))
     return declare_reversible_recomputation(sublayers);
-  // Of `dense` the input of the last layer as well: after it comes the last norm's.
+  // With `dense` the last layer's input is computed again, too: after it comes the last norm's input.
   for (int i = 2; i < sublayers.size() && level >= Recompute::norm; i += 2)
     if (sublayers.list[size_t(i - 1)].dense) sublayers.list[size_t(i + 1)].again.push_back({What::input, i - 1});
   for (int i = 0; i + 2 < sublayers.size(); i += 2) {  // the sublayers of a layer: attention, MLP
@@ -180,7 +180,7 @@ inline void declare_recomputation(Sublayers& sublayers, Recompute level) {
     if (level >= Recompute::norm) again.push_back({What::norm, i + 1});
     if (level >= Recompute::activation) again.push_back({What::activation, i + 1});
   }
-  // Sublayers share the tensors of their gates, so that those of the last one alone have not been overwritten.
+  // Sublayers share the tensors of their gates, so that only the last sublayer's gates have not been overwritten.
   for (int i = 0; i + 1 < sublayers.size() && level >= Recompute::activation; i++) {
     Sublayer& s = sublayers.list[size_t(i)];
     if (!std::holds_alternative<GruResidual>(s.residual)) continue;
@@ -278,7 +278,7 @@ inline void bind_sublayers(Sublayers& sublayers, const ModelShape& shape, const 
       stream = bind_dense(*s.dense, outputs, params, g.dense, dinputs);
     }
     if (!dinputs.empty()) s.norm.dresidual = std::get<AddResidual>(s.residual).dresidual = dinputs[size_t(s.layer)];
-    // Of two streams each norm's gradient is that of the stream that it reads.
+    // With two streams each norm adds to the gradient of the stream that it reads.
     if (const auto* r = std::get_if<ReversibleResidual>(&s.residual)) s.norm.dresidual = r->read_dx();
   }
   bind_heads(attentions, attention_norms, binding);
@@ -350,8 +350,8 @@ inline void residual_forward(const Sublayer& s, const Norm& next, const Batch& b
   norm_forward(next, batch.rows());
 }
 
-// The backward pass of a sublayer without its norm. From the gradient of the residual stream after the sublayer: that
-// of the stream before it, without the part that comes through the norm, and dnorm, that of the norm's output.
+// The backward pass of a sublayer without its norm. The gradient of the residual stream after the sublayer becomes the
+// gradient of the stream before it, without the part that comes through the norm; dnorm = the norm's output's gradient.
 inline void sublayer_backward(const Sublayer& s, const Batch& batch) {
   if (s.dense) dense_backward(*s.dense, batch);
   if (s.cycle_end) cycle_end_backward(*s.cycle_end, batch);

@@ -58,7 +58,7 @@ struct Timeline {
   // The step before the one that was started last; -1: none.
   int64_t previous_step() const { return previous_.zero ? previous_.step : -1; }
 
-  // The spans of previous_step(). Their events have completed: the last are those of collectives, which the step that
+  // The spans of previous_step(). Their events have completed: the last ones belong to collectives, which the step that
   // was started last has waited for.
   std::vector<TimelineSpan> previous_spans() const {
     std::vector<TimelineSpan> spans;

@@ -163,8 +163,8 @@ void check_combinations(const Wiring& w) {
   }
 }
 
-// Why an attention cannot compute the gradients of its keys and values; "" if it can: it writes that of each K head and
-// V head once, so heads that use the same keys must use the same values, and the other way round.
+// Why an attention cannot compute the gradients of its keys and values; "" if it can: it writes the gradient of each K
+// head and V head once, so heads that use the same keys must use the same values, and the other way round.
 std::string kv_conflict(const WiringTable& t) {
   for (int l = 0; l < t.num_layers; l++) {
     std::map<std::pair<int, int>, int> v_of_k, k_of_v;  // layers, by layer and K/V head

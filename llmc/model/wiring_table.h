@@ -39,8 +39,8 @@ struct WiringTable {
   double ponder_cost = 0;
   bool rmsnorm = false;         // norms take no mean and have no bias
   bool qknorm = false;          // q and k of each head are divided by their root mean square
-  bool router = false;          // from layer 1 on K/V heads are learned sums of those of all layers up to theirs
-  bool depth = false;           // from layer 1 on values are those of all layers up to theirs, by attention
+  bool router = false;          // from layer 1 on K/V heads are learned sums over all layers up to theirs
+  bool depth = false;           // from layer 1 on values are sums over all layers up to theirs, by attention
   bool value_residual = false;  // from layer 1 on values are mixed with what layer 0 projected
   Activation activation = Activation::gelu;
   int hidden_units = 0;                 // of an MLP; 0: as many as hidden_size says

@@ -6,7 +6,7 @@
 //   parameter = parameter (1 - learning_rate weight_decay)
 //             - learning_rate * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
 //
-// norm is that of all parameters' gradients together, by which clip_grad_norm_ clips too. weight_decay is 0 for biases
+// norm is taken over all parameters' gradients together, as in clip_grad_norm_. weight_decay is 0 for biases
 // and LayerNorm's parameters. If the loss or the norm is not finite, nothing changes.
 #pragma once
 #include <cstdint>

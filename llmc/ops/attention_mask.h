@@ -1,5 +1,5 @@
 // Which keys a query sees, the same for every device. The query at position t sees the key at position j <= t if the
-// mask's window and each of its clauses show it. A clause is a union of primitives, those of the Sparse Transformer
+// mask's window and each of its clauses show it. A clause is a union of primitives, as in the Sparse Transformer
 // (Child et al. 2019), in whole numbers:
 //
 //   last n          t - j < n            the last n keys, the query's own among them
@@ -116,7 +116,7 @@ constexpr int most_clauses = 2;  // a wiring's `strided` and its `fixed`
 // A mask: the conjunction of a window and of clauses. AttentionMask holds its clauses, MaskView points to them.
 //
 // next_key, next_query and sees_some test each condition (the window, a clause) by itself. Where different pairs of a
-// query and a key satisfy them, they name a tile of which no query sees a key. Kernels load it and mask all its scores.
+// query and a key satisfy them, they name a tile in which no query sees a key. Kernels load it and mask all its scores.
 template <class Clauses>
 struct MaskOf {
   int window = INT_MAX;  // t - j < window
@@ -124,7 +124,7 @@ struct MaskOf {
   Clauses clauses = {};
 
   // From now on the mask hides what this clause hides, too. A clause that is `last` alone narrows the window. The order
-  // of clauses is that of their texts, so that masks that show the same keys in the same words are equal.
+  // clauses is the order of their texts, so that masks that show the same keys in the same words are equal.
   void add(const MaskClause& clause) {
     CHECK(clause.has_interval() || clause.recurs());
     if (clause.is_residue() && clause.s == 1) return;  // all keys

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 // c_i (m, n) = op(a_i) op(b_i) for i < batch; op: 'N' as it is, 'T' transposed. Matrices are row-major without gaps,
-// and those of one operand lie one after the other.
+// and an operand's matrices lie one after the other.
 struct BatchedGemm {
   int64_t batch;
   char op_a, op_b;

@@ -5,8 +5,8 @@
 #include "llmc/ops/precision.h"
 #include "llmc/ops/step_stats.h"
 
-// A chunk of rows of logits, (rows, ld), of which the columns [0, V) are the vocabulary; 0 <= target < V, or
-// not_scored. With a cap c the loss is that of c tanh(logits / c), and the gradient that of the logits themselves.
+// A chunk of rows of logits, (rows, ld): columns [0, V) are the vocabulary. 0 <= target < V, or not_scored. With a cap
+// c the loss is computed from c tanh(logits / c), and the gradient is with respect to the logits themselves.
 struct ClassifierArgs {
   float* losses;       // (rows) = logsumexp(logits) - logits[target], in nats; 0 where the target is not scored
   floatX* logits;      // with write_gradient they become their gradient, else they are left as they are

@@ -12,7 +12,7 @@ struct LayerKV {
   int64_t d_stride;
 };
 
-// Of each of N tokens and each head, with q, k, v and out of it alone:
+// For each of N tokens and each head, with that token's and head's q, k, v and out alone:
 //   out = sum over layers j of p_j v_j,  p = softmax of the scores q . k_j / sqrt(HS).
 // The backward pass computes p again. With d, the gradient of out, and ds_j = p_j (d . v_j - d . out) / sqrt(HS):
 //   dq += the sum of ds_j k_j;  dk_j = or += ds_j q;  dv_j = or += p_j d.

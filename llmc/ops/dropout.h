@@ -5,8 +5,8 @@
 //
 // Philox4x32 with seven rounds, which pass BigCrush (Salmon et al. 2011), makes 128 bits of a sequence's key and of a
 // place. An element has 16 of them: it is dropped if they are below p 2^16. Eight elements share a call:
-//   - of rows of channels, eight neighbouring channels;
-//   - of attention's probabilities, those of queries q, q + 8 and keys k, k + 8, k + 16, k + 24: in the tiles of tensor
+//   - in rows of channels, eight neighbouring channels;
+//   - in attention's probabilities, queries q, q + 8 with keys k, k + 8, k + 16, k + 24: in the tiles of tensor
 //     cores a thread has them together, whether queries are rows (forward pass, dq) or columns (dk and dv).
 #pragma once
 #include <cstdint>

@@ -11,9 +11,9 @@
 //   gru_gates_forward:    r = sigmoid(gates + sums), z = sigmoid(gates + sums - bias), reset_in = r x
 //   gru_output_forward:   g = tanh(gates + sums), out = (1 - z) x + z g
 //   gru_output_backward:  from dresidual, the gradient of out: z and g become the gradients of their arguments, and
-//                         dresidual that of x, of the term (1 - z) x alone
+//                         dresidual becomes the gradient of x through the term (1 - z) x alone
 //   gru_gates_backward:   from dreset_in, the gradient of r x: reset_in = r x again, r becomes the gradient of its
-//                         argument, dresidual += that of x
+//                         argument, dresidual += the gradient of x
 //   relu_backward:        dy (n) = 0 where y = relu(x) is 0, in place: the gradient of x
 #pragma once
 
@@ -24,6 +24,6 @@ struct GruGates {
   T* reset_in = nullptr;    // (N, C): r x
   const T* bias = nullptr;  // (C): b
   T* out = nullptr;         // (N, C): the residual stream after
-  T* dresidual = nullptr;   // (N, C): its gradient, which becomes that of x
+  T* dresidual = nullptr;   // (N, C): its gradient, which becomes the gradient of x
   T* dreset_in = nullptr;   // (N, C): the gradient of reset_in
 };

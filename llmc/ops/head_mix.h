@@ -8,7 +8,7 @@ template <class T>
 struct MixedHeads {
   const T* x;  // (N, heads * HS), rows `stride` apart
   int64_t stride;
-  const T* weight;  // that of head i in sum o is weight[o * of_sum + i * of_head]
+  const T* weight;  // head i has weight[o * of_sum + i * of_head] in sum o
   int64_t of_sum, of_head;
 };
 

@@ -5,11 +5,11 @@
 // softmax over all of them. If there are none it sees itself alone.
 //
 //   lsh_hash      the hash buckets of queries, and 1 / |q|
-//   lsh_sort      from the buckets of whole sequences the order in which those of a bucket are neighbours
+//   lsh_sort      from the buckets of whole sequences the order in which positions of the same bucket are neighbours
 //   lsh_forward   attention in whole sequences, lsh_backward its gradients
 //   lsh_decode    attention of the last positions of sequences that lie in a cache, which needs no order
 //
-// Of each token qv has a row of 2 C channels, C = NH HS: q, then v, in each of them one head after the other. Row (b,
+// A token's row of qv has 2 C channels, C = NH HS: q, then v, in each of them one head after the other. Row (b,
 // t) of qv, buckets, inverse_norms, out and lse is row b * T + t. The set that a query sees is exact: no chunk ends it.
 // Memory is linear in T, and so is time, but for T * T / `buckets` pairs a round where buckets are as large as each
 // other; where one holds everything, the first round costs what causal attention costs, and the others skip its pairs.
@@ -59,7 +59,7 @@ struct LshOrder {
   int* starts = nullptr;           // (B, NH, rounds, buckets + 1): where each bucket begins in `order`, and T
 };
 
-// lsh_forward and lsh_backward. The gradient of k_j ends in that of q_j, which is 0 through k where q_j = 0.
+// lsh_forward and lsh_backward. The gradient of k_j goes on into q_j's, but adds 0 to it where q_j = 0.
 struct LshAttention {
   LshShape shape;
   const floatX* qv = nullptr;  // (B * T, 2 C)
@@ -86,7 +86,7 @@ struct LshRound {
     const int64_t index = (b * a.shape.NH + head) * a.shape.rounds + round;
     order = a.of.order + index * a.shape.T, starts = a.of.starts + index * (a.shape.buckets + 1);
   }
-  // Of the i-th position in the order: its row; its place in lse and inverse_norms; its buckets in each round; where
+  // For the i-th position in the order: its row; its place in lse and inverse_norms; its buckets in each round; where
   // its bucket begins and ends in the order.
   SLA_HOST_DEVICE int64_t row(int64_t i) const { return b * a.shape.T + order[i]; }
   SLA_HOST_DEVICE int64_t statistic(int64_t i) const { return row(i) * a.shape.NH + head; }
@@ -111,8 +111,8 @@ inline int64_t lsh_scratch(const LshShape& s, bool backward) {
   return s.rounds > 1 ? s.rows() * s.C() : 0;
 }
 
-// lsh_decode: out =. Of each sequence the last T - first_query positions are queries; their rows of qv and `buckets`
-// are in the cache already, with those of the positions before them.
+// lsh_decode: out =. The last T - first_query positions of each sequence are queries; their rows of qv and `buckets`
+// are in the cache already, as are the positions before them.
 struct LshDecode {
   LshShape shape;  // T is the length of the longest sequence
   int64_t first_query = 0;
@@ -136,13 +136,13 @@ struct LshBucket {
     const bool negative = product < 0;
     take(negative ? -product : product, negative ? column + columns : column);
   }
-  // Of equal values the lower bucket is taken.
+  // Between equal values the lower bucket wins.
   SLA_HOST_DEVICE void take(float value, int of) {
     if (value > largest || (value == largest && of < bucket)) largest = value, bucket = of;
   }
 };
 
-// How the result of one round joins that of the rounds before it: their outputs, each a weighted mean of values, get
+// How one round's result joins the result of the rounds before it: their outputs, each a weighted mean of values, get
 // these factors. -inf is the lse of no key.
 struct LshMerge {
   float before, now, lse;

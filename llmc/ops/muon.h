@@ -35,7 +35,7 @@
 // A matrix that Muon updates: rows of a tensor, one after the other.
 struct MuonMatrix {
   int64_t begin;  // in the arenas of weights and gradients
-  int64_t state;  // in those of master weights and moments, which differs where they hold only this process's shard
+  int64_t state;  // in the arenas of master weights and moments; differs where they hold only this process's shard
   int64_t rows, columns;
   int64_t first_chunk = 0, num_chunks = 0;  // of the matrices' chunks, which the momentum and the norm walk over
 

@@ -10,11 +10,11 @@ template <class Element>
 struct RelativeQueries {
   const Element* q = nullptr;  // (N, C), rows q_stride apart
   int64_t q_stride = 0;
-  const Element *u = nullptr, *v = nullptr;             // (C): those of all heads
+  const Element *u = nullptr, *v = nullptr;             // (C): for all heads
   Element *of_keys = nullptr, *of_distances = nullptr;  // (N, C)
 };
 
-// The gradient of q from those of q + u and q + v.
+// The gradient of q from the gradients of q + u and q + v.
 template <class Element>
 struct RelativeQueryGradients {
   Element* dq = nullptr;  // (N, C), rows dq_stride apart

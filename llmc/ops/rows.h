@@ -7,7 +7,7 @@
 // The position of each row's token in its sequence.
 struct RowPositions {
   int64_t T = 1;                // sequences of T rows, each from position `first` on,
-  const int* of_row = nullptr;  // or, if this is not null, that of each row, on the device
+  const int* of_row = nullptr;  // or, if this is not null, each row's position, on the device
   int64_t first = 0;
 
   SLA_HOST_DEVICE int64_t operator[](int64_t row) const { return of_row != nullptr ? of_row[row] : first + row % T; }

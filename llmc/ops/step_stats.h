@@ -4,8 +4,8 @@
 #include "precision.h"
 
 // Sums over a step, in the device's memory, where the operations add them up and the update reads them. Ranks sum them
-// up in one collective, from the first or the second on. Gradients are those of a mean over all tokens in which the
-// loss of a token that is not scored counts as 0: how many are scored is known only with them. In fp16 they are
+// up in one collective, from the first or the second on. Gradients are computed for the mean over all tokens, to which
+// a token that is not scored adds a loss of 0: how many are scored is known only with them. In fp16 they are
 // multiplied by the loss scale.
 struct StepStats {
   double grad_squares;    // the sum of the squares of all these gradients
@@ -21,7 +21,7 @@ struct StepStats {
   double stop_requests = 0, unwritten_shards = 0;
   double loss_scale = 1;  // in fp16: what losses are multiplied by in the backward pass; no sum
 
-  // What makes the gradients those of the mean over scored tokens. They are zero where none is scored.
+  // The factor that turns them into gradients of the mean over scored tokens. They are zero where none is scored.
   SLA_HOST_DEVICE double grad_weight() const {
     const double weight = 0 < scored && scored < tokens ? tokens / scored : 1;
     return is_fp16 ? weight / loss_scale : weight;

@@ -8,7 +8,7 @@ struct ValueMix {
   const T *v, *first;
   T* out;  // may be v
   int64_t v_stride, first_stride, out_stride, width;
-  T *d, *dfirst;  // d is the gradient of out and becomes that of v; dfirst = or, with `accumulate`, += that of first
+  T *d, *dfirst;  // d is the gradient of out and becomes v's; dfirst = or, with `accumulate`, += first's
   int64_t d_stride, dfirst_stride;
   bool accumulate;
 };

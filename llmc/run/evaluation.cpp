@@ -97,7 +97,7 @@ static double accuracy(const ChoiceResult& r, ChoiceScore score) {
   return needs_bytes && !r.knows_bytes ? unknown : double(r.right[size_t(score)]) / double(r.questions);
 }
 
-// What several texts are together: one of which bytes are unknown makes them unknown.
+// The sums over several texts. If one text's bytes are unknown, their bytes together are, too.
 static TextResult total_of(const std::vector<TextResult>& texts) {
   TextResult total = {"all", 0, 0, true};
   for (const TextResult& t : texts) {

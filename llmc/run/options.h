@@ -50,7 +50,7 @@ struct TrainOptions {
   bool dry_run = false;
 
   std::string config;   // the file that --config names
-  std::string as_toml;  // these options as --config reads them, without those of this process alone
+  std::string as_toml;  // these options as --config reads them, without the options of this process alone
 };
 
 // The options whose values are the members of `options`.

@@ -67,9 +67,9 @@ struct StepResult {
   double grad_norm, learning_rate, seconds;
   double ponder;            // with `act` the cycles a token, Graves' ponder time N + R, in the mean; else 0
   double data_seconds;      // the part of `seconds` that was spent waiting for tokens
-  double flops_per_token;   // with segment memory those of the segments that the step has computed
+  double flops_per_token;   // with segment memory in the segments that the step has computed
   double limit_seconds;     // the least that the step could take, by what was measured
-  int64_t scored_tokens;    // of all ranks: those whose losses count
+  int64_t scored_tokens;    // of all ranks: tokens whose losses count
   bool skipped;             // loss or norm not finite: nothing was updated
   bool stop_requested;      // some rank asked to stop when it queued the step's update,
   bool shards_are_written;  //   and none was writing a shard of a checkpoint
@@ -93,8 +93,8 @@ void open_data(Run& run, const std::string& model_folder, int vocab_size);
 // How many segments of a stream the run computes in an epoch. Without training data one.
 int64_t segments_of_stream(const Run& run);
 
-// The checkpoint that the options ask to resume from, every byte of which has been verified; "" for a run that starts
-// anew. Takes the lock of the output folder, if that exists, before it looks.
+// The checkpoint that the options ask to resume from, after every byte of it has been verified; "" for a run that
+// starts anew. Takes the lock of the output folder, if that exists, before it looks.
 std::string checkpoint_to_resume(Run& run);
 
 // ----------------------------------------------------------------------------
@@ -114,7 +114,7 @@ void open_output(Run& run, const std::string& checkpoint, LogFields description)
 // Beside the model's fields: what the log says of a run, the options and the data's checksums among them.
 LogFields describe_run(const Run& run);
 
-// Of this rank's data, for comparison with the others': how many tokens, and their checksums.
+// This rank's data, for comparison with the others': how many tokens, and their checksums.
 std::string describe_data(const Run& run);
 
 // The lines before the first step: the data, what was measured in `precision`, where the run resumes; and warnings.

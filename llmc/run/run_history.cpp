@@ -110,8 +110,8 @@ static bool add_line(RunHistory& run, const json& line) {
   return true;
 }
 
-// Time and tokens up to each point. A step's tokens are its rate times its time; where the log has no times, those of
-// the description.
+// Time and tokens up to each point. A step's tokens are its rate times its time, or, where the log has no times, the
+// tokens a step that the description says.
 static void add_up(RunHistory& run) {
   double tokens_per_step = 1;
   for (const char* factor : {"micro_batch", "seq_len", "grad_accum_steps", "ranks"})
@@ -122,7 +122,7 @@ static void add_up(RunHistory& run) {
     for (; next < run.steps.size() && run.steps[next].step <= step; next++) {
       TrainPoint& p = run.steps[next];
       const double timed = p.tokens_per_second * p.step_seconds;
-      // A log that leaves steps out, as those of dev/figures do, has the tokens of all.
+      // Without times, steps that the log leaves out count as well, as in the logs of dev/figures.
       tokens = std::isfinite(timed) ? tokens + double(std::llround(timed)) : double(p.step) * tokens_per_step;
       seconds += p.step_seconds;
       p.seconds = seconds, p.tokens = tokens;

@@ -54,7 +54,7 @@ struct RunPart {
 
 struct RunHistory {
   std::string name;                      // the folder, as it was given
-  nlohmann::ordered_json description;    // that of the last part; an empty object if there is none
+  nlohmann::ordered_json description;    // the last part's; an empty object if there is none
   std::vector<RunPart> parts;            // in the order of the log
   nlohmann::ordered_json process;        // the last process that trained: its machine, and its GEMM rate
   std::string options;                   // config.toml
@@ -76,7 +76,7 @@ struct RunHistory {
   bool is_finished() const { return !steps.empty() && last_step() >= planned_steps(); }
   double tokens() const { return steps.empty() ? 0 : steps.back().tokens; }
   double seconds() const { return steps.empty() ? 0 : steps.back().seconds; }
-  // Of the last validation; NaN if there is none.
+  // The last validation's number; NaN if there is none.
   double final(double ValPoint::*what) const { return validations.empty() ? NAN : validations.back().*what; }
   double final_loss() const { return final(&ValPoint::loss); }
   std::vector<int64_t> steps_not_finite() const;  // steps that had tokens to score, and a loss or norm not finite

@@ -118,7 +118,7 @@ inline Estimate estimate(const std::vector<double>& values) {
 }
 
 // The p of each of several tests, by Holm (1979), so that with probability 0.95 none that shows nothing is below 0.05:
-// the smallest times how many there are, the next times one less, and none below that of a smaller one.
+// the smallest times how many there are, the next times one less, and none below a smaller one's.
 inline std::vector<double> holm(const std::vector<double>& ps) {
   std::vector<size_t> order(ps.size());
   std::iota(order.begin(), order.end(), 0);

@@ -1,7 +1,7 @@
 // Multiple-choice questions as tokens, in llm.c's format for evaluation (HellaSwag, MMLU): 256 int32 (magic, version,
 // number of questions, bytes of the longest one, zeros), then uint16. A question is 65535, its bytes, its index, the
-// index of the right answer, the number of answers, the number of tokens of the context and those, and likewise for
-// each answer.
+// index of the right answer, the number of answers, then the context and each answer: the number of its tokens, and the
+// tokens.
 #pragma once
 #include <cstdint>
 #include <string>

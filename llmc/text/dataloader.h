@@ -345,7 +345,7 @@ struct DataLoader {
   }
 
   // inputs, targets (micro_batches, B, T) = the part of rank `rank` in `micro_batches` micro-batches of all `ranks`,
-  // which begin with sequence `first`. In a micro-batch B sequences of each rank follow those of the rank before. Does
+  // which begin with sequence `first`. In a micro-batch each rank has B sequences, after the previous rank's. Does
   // not read or change next_sequence.
   void load_batches(int64_t first, int64_t micro_batches, int* inputs, int* targets, int B, int rank = 0,
                     int ranks = 1) const {

@@ -9,8 +9,8 @@ struct DocumentLengths {
   int64_t count = 0, ends_of_text = 0;
   double mean = 0;
   int64_t median = 0;
-  // Of sequences of T tokens, the share of the tokens that have so many tokens of their document before them in the
-  // sequence.
+  // places[i], in sequences of T tokens: the share of the tokens that have i tokens of their document before them in
+  // the sequence.
   std::vector<double> places;
 };
 

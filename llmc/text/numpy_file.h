@@ -1,4 +1,4 @@
-// NumPy's format for arrays (.npy), of which token files are read: "\x93NUMPY", its version, the number of bytes of a
+// NumPy's format for arrays (.npy), in which token files may be: "\x93NUMPY", its version, the number of bytes of a
 // dictionary in Python's words (uint16 in version 1, uint32 in 2 and 3), the dictionary, then the numbers.
 #pragma once
 #include <cstdint>

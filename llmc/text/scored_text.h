@@ -1,5 +1,4 @@
-// What is scored by a model: sequences of tokens of which the last ones have a loss each, and how texts become such
-// sequences.
+// What is scored by a model: sequences of tokens whose last ones have a loss each, and how texts become such sequences.
 #pragma once
 #include <algorithm>
 #include <cmath>

@@ -13,8 +13,8 @@ struct StepTokens {
 
 class StepLoader {
  public:
-  // For rank `rank` of `ranks`, each of which has `micro_batches` micro-batches of B sequences in a step. `data` and
-  // the buffers of the two `slots`, which the caller owns, must outlive it; only this object may change
+  // For rank `rank` of `ranks`. A step has `micro_batches` micro-batches of B sequences on each rank. `data` and the
+  // buffers of the two `slots`, which the caller owns, must outlive it; only this object may change
   // data.next_sequence meanwhile.
   StepLoader(DataLoader& data, int64_t micro_batches, int B, int rank, int ranks, std::array<StepTokens, 2> slots)
       : data_(data), micro_batches_(micro_batches), B_(B), rank_(rank), ranks_(ranks), slots_(slots) {

@@ -1,4 +1,4 @@
-// Text that comes token by token: what of it can be shown already.
+// Text that comes token by token: how much of it can be shown already.
 #pragma once
 #include <algorithm>
 #include <string>

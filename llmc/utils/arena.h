@@ -51,8 +51,8 @@ struct ArenaLayout {
   void pad_to(size_t multiple) { bytes = (bytes + multiple - 1) / multiple * multiple; }
 
   // In a build with AddressSanitizer, makes any access to the bytes between the tensors of `arena`, which has this
-  // layout, an error. `shrink` is 2 for an arena of bf16 whose tensors begin at the same elements as those of a layout
-  // of floats.
+  // layout, an error. `shrink` is 2 for an arena of bf16 whose tensors begin at the same elements as in a layout of
+  // floats.
   void forbid_gaps(const void* arena, size_t shrink = 1) const {
     for (size_t i = 0; guard_bytes > 0 && i < tensors.size(); i++) {
       const TensorSpec& t = tensors[i];

@@ -77,7 +77,7 @@ inline uint32_t crc32c(const void* bytes, size_t count, uint32_t before = 0) {
 #endif
 }
 
-// The CRC of A followed by B, from those of A and of B, which is `bytes_of_b` long: each byte that follows A multiplies
+// The CRC of A followed by B, from the CRCs of A and B; B is `bytes_of_b` long: each byte that follows A multiplies
 // A's by x^8, and B's is added. The ~ at the beginning and the end of each cancel out.
 inline uint32_t crc32c_combine(uint32_t a, uint32_t b, uint64_t bytes_of_b) {
   auto times = [](uint32_t p, uint32_t q) {

@@ -1,5 +1,5 @@
-// A large file, of which pieces are read. It is not mapped into memory: of a mapped file that another program has made
-// shorter a read ends the process with a bus error.
+// A large file that is read in pieces. It is not mapped into memory: if another program made a mapped file shorter, a
+// read would end the process with a bus error.
 #pragma once
 #include <fcntl.h>
 #include <sys/resource.h>

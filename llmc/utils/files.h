@@ -45,7 +45,7 @@ enum class FileKind { regular, any };
 // has more than `most` bytes, or is what Git has in place of a large file.
 std::string read_whole_file(const std::string& path, int64_t most = most_small_bytes,
                             FileKind kind = FileKind::regular);
-// The same; nullopt, with the reason in errno, if it does not exist or cannot be read.
+// As read_whole_file, but nullopt, with the reason in errno, if it does not exist or cannot be read.
 std::optional<std::string> try_read_file(const std::string& path, int64_t most = most_small_bytes,
                                          FileKind kind = FileKind::regular);
 
@@ -128,5 +128,5 @@ struct NewFolder : UnfinishedOutput {
   const std::string& unfinished() const { return temporary_; }  // where its files are to be made
 };
 
-// Whether a name is that of such an unfinished file or folder.
+// Whether a name belongs to such an unfinished file or folder.
 bool is_unfinished_output(const std::string& name);

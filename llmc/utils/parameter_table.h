@@ -1,4 +1,4 @@
-// Parameters in flat arenas: where each lies, which ranks keep the optimizer state of which part (ZeRO-1), and how it
+// Parameters in flat arenas: where each lies, which rank keeps which part's optimizer state (ZeRO-1), and how it
 // maps to the tensor of a file. Which parameters there are is the model's to say (model/parameters.h).
 #pragma once
 #include <algorithm>
@@ -29,8 +29,8 @@ struct ParameterSpec {
   int64_t full_row(int64_t row) const { return full_rows.empty() ? row : full_rows[row]; }
 };
 
-// A contiguous part of a bucket, of which rank `owner` keeps the optimizer state. In elements: of the float arenas from
-// `begin`, of the owner's arenas of state from `state`.
+// A contiguous part of a bucket, whose optimizer state rank `owner` keeps. In elements: in the float arenas from
+// `begin`, in the owner's arenas of state from `state`.
 struct ShardPart {
   int owner;
   int64_t begin, count, state = 0;
@@ -143,7 +143,7 @@ inline void cut_between_matrices(ParameterTable& table) {
   }
 }
 
-// Decides which rank keeps the optimizer state of which parts of the buckets, and where in its arenas of state.
+// Decides which rank keeps which parts of the buckets' optimizer state, and where in its arenas of state.
 inline void cut_into_parts(ParameterTable& table) {
   if (table.shard.whole_matrices && table.shard.count > 1) cut_between_matrices(table);
   std::vector<int64_t> state(size_t(table.shard.count), 0);

@@ -39,8 +39,8 @@ typedef enum {
   CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,
 } cublasLtMatmulDescAttributes_t;
 
-// Of a layout of several matrices, one every STRIDED_BATCH_OFFSET elements (int64_t); BATCH_COUNT (int32_t) is 1 at
-// first.
+// Attributes of a layout of several matrices, one every STRIDED_BATCH_OFFSET elements (int64_t); BATCH_COUNT (int32_t)
+// is 1 at first.
 typedef enum {
   CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT = 5,
   CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET = 6,

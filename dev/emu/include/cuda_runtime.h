@@ -255,8 +255,8 @@ struct Counters {
   uint64_t matrices_loaded, bank_conflicts;        // 8 x 8 matrices by ldmatrix, and those whose rows share banks
   uint64_t bytes_allocated, most_bytes_allocated;  // by cudaMalloc and not freed: now, and the most at any time
   // What the host has called.
-  uint64_t host_waits;      // synchronizations, copies to pageable memory, and cudaFree, each of which stops the host
-  uint64_t spinning_waits;  // those of them in which the host spins
+  uint64_t host_waits;      // synchronizations, copies to pageable memory, and cudaFree: each stops the host
+  uint64_t spinning_waits;  // how many of them the host spins in
   uint64_t launches;        // kernels and matmuls queued one by one: neither captured nor from a graph
   uint64_t graph_launches;
 };

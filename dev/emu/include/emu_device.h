@@ -227,7 +227,7 @@ void mma_m16n8k16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2],
 // passes.
 void ldmatrix_x4(unsigned (&d)[4], const void* row, bool transposed, Site site = Site::here());
 
-// cp.async of 4, 8 or 16 bytes into shared memory, of which the first `bytes_read` are read and the rest zeros; its
+// cp.async of 4, 8 or 16 bytes into shared memory: the first `bytes_read` are read, and the rest are zeros; its
 // commit_group; and its wait_group, which leaves the youngest `groups` in flight.
 void cp_async(void* shared, const void* global, int bytes, int bytes_read);
 void cp_async_commit_group();

@@ -130,7 +130,7 @@ T div_of(T a, T b) {
     if (b == T(-1)) return neg(a);
   return T(a / b);
 }
-// Of 32 bits through double, which is exact and has vector instructions.
+// Divides 32 bits through double, which is exact and has vector instructions.
 template <>
 i32 div_of(i32 a, i32 b) {
   return b == 0 ? -1 : i32(i64(double(a) / double(b)));
@@ -349,7 +349,7 @@ template <class T, Comparison c>
 bool compare(T a, T b) {
   return c == eq ? a == b : c == ne ? a != b : c == lt ? a < b : c == le ? a <= b : c == gt ? a > b : a >= b;
 }
-// Of floats: `ne` and its like are false if one is NaN; `neu`, `ltu`, ... are true.
+// Compares floats: `ne` and its like are false if one is NaN; `neu`, `ltu`, ... are true.
 template <class T, Comparison c>
 bool ordered(T a, T b) {
   return c == ne ? a < b || a > b : compare<T, c>(a, b);
@@ -436,7 +436,7 @@ void add_comparisons(Table& t, const std::string& type) {
 
 #define ADD(name, ...) t[std::string(name) + type] = arithmetic<__VA_ARGS__>(__VA_ARGS__)
 
-// For "add" and the like, of which the sign does not matter, .s32 and .u32 are the same.
+// For "add" and the like, where the sign does not matter, .s32 and .u32 are the same.
 template <class T>
 void add_integers(Table& t, const std::string& type) {
   ADD("add", add<T>);

@@ -315,8 +315,8 @@ void Block::meet(ScheduledWarp& w, const Op& op) {
   }
 }
 
-// Executes the instruction at pc if all lanes of `mask` wait there; a bar.warp.sync may be another one. `asked_by`:
-// those of them that have just come.
+// Executes the instruction at pc if all lanes of `mask` wait there; a bar.warp.sync may be another one. `asked_by`: the
+// lanes of `mask` that have just come.
 void Block::complete(ScheduledWarp& w, uint32_t pc, uint32_t mask, uint32_t asked_by) {
   const Op& op = code_.ops[pc];
   const auto meets = [&](const Group& g) {
@@ -367,7 +367,7 @@ bool Block::has_come(ScheduledWarp& w) {
   return true;
 }
 
-// Four warps do it, the first of which has a number that is a multiple of 4.
+// Four warps do it; the first one's number is a multiple of 4.
 void Block::reach_warpgroup(ScheduledWarp& w, const Op& op) {
   if (!has_come(w)) return;
   const uint32_t first = w.number / 4 * 4, pc = w.groups[0].pc;

@@ -343,7 +343,7 @@ void Decoder::instruction(const Instruction& i) {
   emit(std::move(op));
 }
 
-// Of branches the targets, and of all how far they can run straight on.
+// Finds the targets of branches, and how far each op can run straight on.
 void Decoder::end_straight_runs() {
   std::vector<bool> is_target(code_.ops.size() + 1);
   for (Op& op : code_.ops) {

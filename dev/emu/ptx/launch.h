@@ -12,7 +12,7 @@ namespace emu::ptx {
 // SLA_EMU_PTX names a file. The first call reads it, and throws UserError if it cannot.
 bool is_used();
 
-// Of the kernel that g++ calls `mangled`. Throws UserError if the file does not have it, or with other parameters.
+// Checks the kernel that g++ calls `mangled`. Throws UserError if the file lacks it or has it with other parameters.
 void check_launch(const std::string& mangled, const Parameters& parameters);
 void run_kernel(const std::string& mangled, dim3 grid, dim3 block, size_t shared_bytes, const Parameters& parameters);
 

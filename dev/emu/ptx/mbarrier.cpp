@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t mark = 0xb5297a4d68e31da4u;
 constexpr uint32_t most_arrivals = (1u << 20) - 1;
 
-// Of this lane's address operand.
+// The place in shared memory of the mbarrier that this lane's address operand names.
 uint32_t place_of(Warp& w, const Op& op, int lane, Races::Kind kind = Races::Kind::atomic) {
   alignas(64) uint64_t address[lanes];
   w.read_addresses(op, address);

@@ -1,6 +1,6 @@
-// Loads, stores, atomics and asynchronous copies. Addresses in global memory are the host's; those of shared and local
-// memory are counted from their windows. What is accessed must lie in the launch's shared memory, in device or pinned
-// memory and not be poisoned there, among the kernel's parameters or the module's variables.
+// Loads, stores, atomics and asynchronous copies. Addresses in global memory are the host's; addresses in shared and
+// local memory are counted from their windows. What is accessed must lie in the launch's shared memory, in device or
+// pinned memory and not be poisoned there, among the kernel's parameters or the module's variables.
 #include <algorithm>
 #include <cstring>
 #include "../emu.h"
@@ -52,7 +52,7 @@ void check_alignment(const Warp& w, const Op& op, const uint64_t (&address)[lane
       fail(w, op, i, "accesses %u bytes at %#llx, which is misaligned", bytes, (unsigned long long)address[i]);
 }
 
-// Of addresses that are neither in shared memory nor among the kernel's parameters.
+// Checks addresses that are neither in shared memory nor among the kernel's parameters.
 void check_global(const Warp& w, const Op& op, int lane, uint64_t address, uint32_t bytes, bool writes) {
   const auto* const p = reinterpret_cast<const unsigned char*>(address);
   char where[256];
@@ -151,7 +151,7 @@ void note_reads(const Warp& w, const Op& op, const Accesses& a) {
 }
 
 // ----------------------------------------------------------------------------
-// Loads and stores: Memory is the type of a value in memory, Value that of a lane of the register.
+// Loads and stores: Memory is the type of a value in memory, Value the type of a register's lane.
 
 template <Space space, class Memory, class Value>
 void run_load(Warp& w, const Op& op) {
@@ -452,7 +452,7 @@ void run_commit(Warp& w, const Op&) {
   for (int i = 0; i < lanes; i++) w.committed[i] += w.mask[i] & 1;
 }
 
-// Of the active lanes, the copies of all groups but the last op.number are complete now; with a negative number all.
+// The active lanes' copies of all groups but the last op.number are complete now; with a negative number all copies.
 void run_wait(Warp& w, const Op& op) { complete_copies(w, w.active, op.number); }
 
 bool decode_copy(Decoder& d, const Instruction& i, const Words& words, Op& op) {

@@ -112,7 +112,7 @@ uint64_t take_number(Tokens& t) {
   return negative ? -value : value;
 }
 
-// Of ".b32", ".f64", ...; 0 for .pred.
+// The bytes of a type, ".b32", ".f64", ...; 0 for .pred.
 int bytes_of_type(Tokens& t, const std::string& type) {
   if (type == ".pred") return 0;
   const int bits = type.size() > 2 ? atoi(type.c_str() + 2) : 0;
@@ -176,7 +176,7 @@ class Parser {
  private:
   struct Scope {
     std::unordered_map<std::string, int> registers;    // by their names
-    std::unordered_map<std::string, uint32_t> labels;  // of which instruction
+    std::unordered_map<std::string, uint32_t> labels;  // the index of the instruction
     size_t first_instruction = 0;
   };
 

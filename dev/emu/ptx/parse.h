@@ -47,7 +47,7 @@ struct Kernel {
   size_t parameter_bytes = 0, local_bytes = 0, shared_bytes = 0;
   std::vector<Register> registers;
   std::vector<Instruction> instructions;
-  std::unordered_map<std::string, uint32_t> labels;  // of which instruction
+  std::unordered_map<std::string, uint32_t> labels;  // the index of the instruction
   std::vector<std::string> sources;                  // "llmc/cuda/tile.h:59, inlined at dev/test/test_tile.cu:31"
 };
 

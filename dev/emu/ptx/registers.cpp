@@ -11,7 +11,7 @@ using Bits = std::vector<uint64_t>;
 bool has(const Bits& b, int i) { return (b[size_t(i) / 64] >> i % 64 & 1) != 0; }
 void add(Bits& b, int i) { b[size_t(i) / 64] |= uint64_t(1) << i % 64; }
 
-// Instructions [first, end) of which only the last can lead elsewhere than to the next.
+// Instructions [first, end) in a row: only the last can lead elsewhere than to the next.
 struct Piece {
   uint32_t first, end;
   Bits read, written;  // before it is written; before it is read

@@ -1,6 +1,6 @@
 // What the lanes of a warp do together: shuffles, votes, barriers, products of matrices. The block calls a handler when
 // all lanes that take part have come, and they are the active ones then. Places of matrices' elements in lanes and
-// registers are those of the PTX manual's section on warp-level matrix instructions, as in ../tensor_core.cpp.
+// registers are as in the PTX manual's section on warp-level matrix instructions, as in ../tensor_core.cpp.
 #include <cstring>
 #include "../emu.h"
 #include "floats.h"
@@ -142,7 +142,7 @@ void run_warp_barrier(Warp& w, const Op&) {
   if (w.races != nullptr) w.races->warp_barrier(w.number, w.active == w.existing ? ~0u : w.active);
 }
 
-// at: result, barrier, threads (-1: those of the block), predicate; number: its Reduction. The block does it.
+// at: result, barrier, threads (-1: all of the block), predicate; number: its Reduction. The block does it.
 bool decode_barrier(Decoder& d, const Instruction& i, const Words& words, Op& op) {
   if (words.has("warp")) {
     op.control = Control::lanes_anywhere;

@@ -12,7 +12,7 @@ namespace emu::ptx {
 
 constexpr int lanes = 32;
 
-// Asynchronous copies that one instruction has started and that are not complete: of which lanes.
+// The lanes' asynchronous copies that one instruction has started and that are not complete.
 struct PendingCopies {
   uint32_t rest = 0;  // lanes
   unsigned char* to[lanes];
@@ -69,8 +69,8 @@ struct PendingProduct {
 // A register of a wgmma, to which other instructions have access only at certain times.
 struct WgmmaRegister {
   uint32_t accessed = 0;      // since the last wgmma.fence: by which op, plus 1
-  uint32_t accumulating = 0;  // pending products of which it is an accumulator
-  uint32_t factors = 0;       // pending products of which it holds a part of A
+  uint32_t accumulating = 0;  // how many pending products accumulate into it
+  uint32_t factors = 0;       // how many pending products read elements of A in it
   int64_t shape = 0;          // of the product that used it last since the last wgmma.fence
 };
 
@@ -112,7 +112,7 @@ struct Warp {
     for (int i = 0; i < lanes; i++) mask[i] = uint32_t(0) - (now >> i & 1);
   }
 
-  // Of the active lanes, register `place` = values.
+  // In the active lanes, register `place` = values.
   template <class T>
   void set(int32_t place, const T (&values)[lanes]) {
     T* const to = at<T>(place);
@@ -124,7 +124,7 @@ struct Warp {
   uint32_t thread(int lane) const { return number * lanes + uint32_t(lane); }
   uint32_t index_of(const Op& op) const { return uint32_t(&op - code->ops.data()); }
 
-  // Of op.at[0] + op.number. Where addresses have 32 bits, so has the sum: nvcc lets registers hold offsets below 0.
+  // addresses = op.at[0] + op.number. Where addresses have 32 bits, so has the sum: nvcc lets offsets lie below 0.
   void read_addresses(const Op& op, uint64_t (&addresses)[lanes]) const {
     if (op.narrow_address)
       for (int i = 0; i < lanes; i++) addresses[i] = uint32_t(at<uint32_t>(op.at[0])[i] + uint32_t(op.number));
@@ -153,7 +153,7 @@ void complete_copies(Warp& w, uint32_t of_lanes, int64_t groups_left);
 // Ends, for these lanes, the copies that were started before `number` (PendingCopies), as if at this time.
 void complete_copies_before(Warp& w, uint32_t of_lanes, uint32_t number, uint32_t time);
 
-// Of an address operand in shared memory: where in the block's it is, with so many bytes.
+// Where in the block's shared memory an operand's address is; so many bytes from there must be in it.
 uint32_t shared_offset(const Warp& w, const Op& op, int lane, uint64_t address, uint32_t bytes);
 // That the device may read these bytes.
 void check_readable(const Warp& w, const Op& op, int lane, uint64_t address, uint32_t bytes);

@@ -17,7 +17,7 @@
 //
 // A product does as much harm as it may. Its accumulators change only when it is waited for. In half of the blocks it
 // reads shared memory then, too, and in the others at once. Who touches its registers before, or starts it without a
-// wgmma.fence after having touched them, ends the program; races of its reads are those of ../races.h. So does a warp
+// wgmma.fence after having touched them, ends the program; ../races.h finds the races of its reads. So does a warp
 // that skips a product of its warpgroup, and a descriptor that differs between lanes, has unknown bits or points
 // outside.
 //
@@ -238,7 +238,7 @@ void leave_registers(Warp& w, const Op& op) {
 // ----------------------------------------------------------------------------
 // Instructions
 
-// The same in all lanes, or the program ends.
+// The value, which must be the same in all lanes, or the program ends.
 template <class T>
 T same_in_all(const Warp& w, const Op& op, int32_t place, const char* what) {
   const T* const values = w.at<T>(place);

@@ -156,9 +156,9 @@ inline std::array<AttentionCounts, 2> count_passes(const Case& c) {
 }
 
 // Beside plain attention's, the products are as many as the sum of squares of the documents' lengths says, in tiles of
-// 64 tokens: L (L + 64) of a document of L, within 1.2 of it wherever documents begin. Tiles of 128 queries or keys
-// come from memory as a whole, so that of bytes only documents of several tiles have as few; those that begin with a
-// tile read and multiply no more than as many sequences of their own.
+// 64 tokens: a document of L takes L (L + 64), within 1.2 of it wherever documents begin. Tiles of 128 queries or keys
+// come from memory as a whole, so only documents of several tiles read as few bytes; documents that begin with a tile
+// read and multiply no more than as many sequences of their own.
 // BUG (build/bf16/test_attention_emu) llmc/cuda/attention_tiles.h: `from < first ? first : from` ->
 //   `from < first / 2 ? first / 2 : from`
 // BUG (build/bf16/test_attention_emu) llmc/cuda/attention_tiles.h: `return query <= last_query(k1 - 1) ? query :

@@ -12,7 +12,7 @@ inline Case with_dropout(Case c, double share = 0.3) {
 }
 
 // Bugs: the backward pass drops others than the forward pass, all heads or sources drop the same, 1 / (1 - p) is
-// forgotten, bits are those of other elements.
+// forgotten, an element gets another's bits.
 // BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fma.h: `positions, query, key + i)` ->
 // `positions, query, key + i + 1)`
 // BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fma.h: `dp[i][j] * factor - column_delta` ->

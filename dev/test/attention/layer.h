@@ -14,8 +14,8 @@
 #include "llmc/operations.h"
 #include "llmc/ops/precision.h"
 
-// Relative, of a tensor's norm. In 16 bits the limit is also 1.5 times that of the formula in double with floatX only
-// where the kernels must have it.
+// Relative to a tensor's norm. In 16 bits the error is also at most 1.5 times the error of the formula in double with
+// floatX only where the kernels must have it.
 constexpr double tolerance = is_fp16 ? 1e-3 : is_bf16 ? 8e-3 : 1e-5;
 
 // The emulated GPU takes so many times as long that it checks only every so many of the cases.
@@ -86,7 +86,7 @@ struct Case {
   }
   MaskCase mask(int64_t head) const { return masks.empty() ? MaskCase() : masks[head]; }
   int64_t queries() const { return T - first_query; }
-  // Of position t in sequence b: where its document begins.
+  // Where the document of position t in sequence b begins.
   int64_t document(int64_t b, int64_t t) const {
     int64_t begin = 0;
     for (int64_t first : documents)
@@ -112,9 +112,9 @@ inline std::ostream& operator<<(std::ostream& out, const Case& c) {
 }
 
 // qkv (B*T, q | k of own K/V heads | v of own K/V heads | 8 unused columns), and source_kv, the same without q, for
-// shared K/V; their gradients dqkv and shared_dkv likewise, with other strides. Odd K/V heads have a gradient already,
-// which is added to; so has q with dq_accumulate. Of the columns of q and its gradient the first B * queries rows are
-// used, which are those of the queries; q is NaN in the others.
+// shared K/V; their gradients dqkv and shared_dkv have the same columns and other strides. Odd K/V heads have a
+// gradient already, which is added to; so has q with dq_accumulate. In the columns of q and its gradient the queries
+// have the first B * queries rows; q is NaN in the others.
 struct Layer {
   Case c;
   int64_t own, shared, q_stride, source_stride, shared_dkv_stride, apart_stride;
@@ -227,7 +227,7 @@ struct Layer {
     d_dropout_keys = DeviceArray<uint64_t>(dropout_keys);
     if (c.dropout > 0) args.dropout = dropout_of(d_dropout_keys.data);
   }
-  // Of the third layer.
+  // The third layer's.
   Dropout dropout_of(const uint64_t* keys) const {
     return make_dropout(keys, c.dropout, DropoutSite::probabilities, 2);
   }
@@ -249,7 +249,7 @@ struct Layer {
             d_apart_dv.to_host(), d_relative_dq.to_host(), d_relative_dr.to_host()};
   }
 
-  // Of each sequence's queries from this position on.
+  // The first key of each sequence's queries from this position on.
   std::vector<int> first_keys_from(int64_t first_query, int64_t T) const {
     std::vector<int> keys;
     for (int64_t b = 0; b < c.B; b++)

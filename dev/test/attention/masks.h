@@ -184,7 +184,7 @@ TEST(LONG_ON_EMU(AttentionTopK), MatchesTheFormulaWhereScoresAreExact) {
   for (int topk : {1, 2, 5, 20, 33, 63, 64, 65, 128, 300, 1000})
     for (int64_t T : {1, 7, 64, 130, 300})
       for (int64_t HS : {8, 64}) {
-        // With a single query, the error of dk would be that of one or two roundings: too few to compare with the error
+        // With a single query, dk would have the error of one or two roundings: too few to compare with the error
         // of `rounded`.
         Case c = i % 2 == 0 ? Case{2, T, HS, {0, {0, 1}, 1}, 1} : general_case(1, std::max<int64_t>(T, 3), HS);
         if (i++ % every > 0) continue;

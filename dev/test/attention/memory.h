@@ -41,7 +41,7 @@ TEST(LONG_ON_EMU(AttentionMemory), MatchesTheFormulaForEveryLengthHeadSizeAndWir
         }
 }
 
-// The stride of 8 is one of which GPUs work on the positions with one remainder at a time.
+// At the stride of 8 a GPU's kernels work on the positions that have the same remainder together.
 TEST(LONG_ON_EMU(AttentionMemory), MatchesTheFormulaForEveryMask) {
   for (int64_t first_query : {3, 77, 128}) {
     Case c = general_case(2, 150, 24);

@@ -15,7 +15,7 @@ TEST(Attention, MatchesTheFormulaForSeveralLengths) {
 TEST(LONG_ON_EMU(Attention), MatchesTheFormulaForEveryLengthHeadSizeAndWiring) {
   const std::vector<Case> wirings = {{0, 0, 0, {0, 1}, 2},        // plain: dk and dv of head 0 are =, of head 1 +=
                                      {0, 0, 0, {0, 1}, 0},        // all K/V from the source layer
-                                     {0, 0, 0, {0, 1, 2}, 1},     // as with SLA: that of the last heads
+                                     {0, 0, 0, {0, 1, 2}, 1},     // as with SLA: the last heads'
                                      {0, 0, 0, {0, 0, 1, 1}, 1},  // grouped-query attention
                                      {0, 0, 0, {1, 0, 1}, 2}};    // in no order
   size_t i = 0;
@@ -66,7 +66,7 @@ TEST(Attention, SumsAKVHeadsGradientsOverItsQueryHeads) {
 // BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `exp2_approx(s.x[m][n][i] * to_exp2 - shift)` ->
 //   `exp2_approx(s.x[m][n][i] * to_exp2)`
 // |q k| is up to 1e4. A score that large has an absolute error near 1e-3 in float, and so has log p; and where p is
-// almost 1, dp - delta is a difference of almost equal numbers, one of which was rounded to floatX with out, which
+// almost 1, dp - delta is a difference of almost equal numbers. One of them was rounded to floatX with out, which
 // costs as many digits in an otherwise exact computation.
 TEST(Attention, StaysFiniteAndRightForHugeScores) {
   const double slack = is_16_bit ? 15 : 30;

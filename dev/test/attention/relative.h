@@ -28,7 +28,7 @@ TEST(LONG_ON_EMU(AttentionRelative), MatchesTheFormulaForSeveralLengths) {
   for (int64_t T : {1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 300}) check(with_relative({2, T, 16, {0, 1}, 2}));
 }
 
-// Of a window the distances beyond it have no row, as in a text of many segments.
+// Distances beyond a window have no row, as in a text of many segments.
 // BUG (build/bf16/test_attention_emu) llmc/cuda/tile.h: `return unsigned(row) < unsigned(end);` -> `return row < end;`
 TEST(LONG_ON_EMU(AttentionRelative), NeedsRowsOnlyForDistancesThatAMaskShows) {
   Case c = with_mask({2, 200, 24, {0, {0, 1}}, 1}, {20});

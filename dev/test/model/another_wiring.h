@@ -7,13 +7,13 @@
 #include "dev/test/values.h"
 #include "dev/test/reference/reference.h"
 
-// A model with random weights, those of dead rows among them, and what it becomes with another wiring.
+// A model with random weights, also in its dead rows, and what it becomes with another wiring.
 struct Rewired {
   static constexpr int T = 17;
   ModelConfig before, config;
   bool keep_dead_kv;             // now
-  DoubleTensors trained, fresh;  // the weights before, and those of a new model with the new wiring
-  DoubleTensors expected;  // the weights now: those of all tensors that have the same shape, else those of a new model
+  DoubleTensors trained, fresh;  // the weights before, and a new model's with the new wiring
+  DoubleTensors expected;        // the weights now: trained ones for tensors of the same shape, else a new model's
   std::unique_ptr<GPT2> model;
 
   Rewired(const ModelConfig& trained_config, const std::string& wiring, bool keep_dead_kv = false)
@@ -67,7 +67,7 @@ struct Rewired {
     return row == C ? params.at(name + ".bias").data[size_t(column)]
                     : params.at(name + ".weight").data[size_t(row * (C + 2 * kv) + column)];
   }
-  // Expects those of a head to be the mean of those of the heads `sources` in `params`, a model with the wiring of `c`.
+  // Expects a head's to be the mean of what the heads `sources` have in `params`, a model with the wiring of `c`.
   void expect_head(int l, int part, int head, DoubleTensors& params, const ModelConfig& c,
                    const std::vector<int>& sources) {
     for (int row = 0; row <= config.channels; row++)

@@ -92,7 +92,7 @@ struct RandomCase {
     if (has_memory) add(format("memory(%d)", draw(1, 2 * T)));
     else if (may_have_memory && draw.one_in(2)) {
       add(format("universal(%d)", draw.of(cycles)));
-      // Of weights as small as in 16 bits, all probabilities are nearly 1/2, whose sums stay away from 1 - eps.
+      // With weights as small as in 16 bits, all probabilities are nearly 1/2, and their sums stay away from 1 - eps.
       if (draw.one_in(2)) add(format("act(0.%d%s)", draw(2, 4), draw.one_in(2) ? "" : ",0.5"));
     } else if (!is_16_bit && !is_relative && T <= 40 && draw.one_in(6)) add(format("topk(%d)", draw(1, 12)));
     Draw others = {seed + 1000};  // so that what is drawn above and below does not depend on it
@@ -234,7 +234,7 @@ inline std::vector<std::string> wirings_to_try() {
   return wirings;
 }
 
-// Where the loss is that of position t alone, what comes after has a gradient of exactly zero.
+// If the loss is position t's alone, what comes after has a gradient of exactly zero.
 TEST(LONG_ON_EMU(EveryWiring), IsCausal) {
   for (const std::string& wiring : wirings_to_try()) {
     SCOPED_TRACE(wiring);
@@ -249,7 +249,7 @@ TEST(LONG_ON_EMU(EveryWiring), IsCausal) {
       for (size_t c = 0; c < C; c++) dlnf[size_t(t) * C + c] = floatX(float(c % 5) - 2);
       copy_to_device(model->sublayers.head.din, dlnf.data(), dlnf.size() * sizeof(floatX));
       gpt2_backward(*model, {1, 33});
-      // Of what each position's token was embedded to.
+      // The gradients of the embedded tokens.
       const std::vector<float> dembedded = to_floats(model->acts.dresidual, 33 * C);
       double at_t = 0;
       for (size_t c = 0; c < C; c++) at_t += std::abs(dembedded[size_t(t) * C + c]);
@@ -394,7 +394,7 @@ TEST(EveryWiring, OfOneCycleThatBeginsWithPositionsAloneIsPlain) {
   EXPECT_NEAR(loss_of("universal(4)") / loss_of("plain"), 1, is_16_bit ? 1e-3 * coarseness : 1e-6);
 }
 
-// Of tokens that never halt before the last cycle, and of those that halt after the first.
+// Some tokens never halt before the last cycle, others halt after the first.
 TEST(LONG_ON_EMU(EveryWiring), OfTokensThatHaltAtOnceOrNeverIsThatManyCycles) {
   const auto inputs = random_tokens(66, 61, 1), targets = random_tokens(66, 61, 2);
   DoubleTensors params = random_parameters(four_layers("universal(1) act(0.01)"), 9);

@@ -1,5 +1,4 @@
-// The losses and gradients of the model and of the reference, at each level of recomputation, and those of the golden
-// cases.
+// The losses and gradients of the model, of the reference, at each level of recomputation, and of the golden cases.
 #pragma once
 #include <gtest/gtest.h>
 #include <algorithm>
@@ -84,18 +83,18 @@ inline bool is_of_gate(const std::string& name) {
   return name.find("map_gate") != std::string::npos || name.find("halt.") == 0;
 }
 
-// In bf16 some kinds of gradients are less exact. Those of a map's gate and of relative positions, and what a layer's q
+// In bf16 some gradients are less exact. Gradients of a map's gate and of relative positions, and what a layer's q
 // alone hand on to ln_1 and c_attn where it projects no v, come from inner products of dout with values, which are
 // almost orthogonal to it, so that the rounding errors of dout, all bf16, weigh several times as much. With v of its
-// own, a layer's c_attn and ln_1 have gradients in which that does not show, unless `qknorm` divides those of q and k
+// own, a layer's c_attn and ln_1 have gradients in which that does not show, unless `qknorm` divides q's and k's
 // by the root mean square of a head, which is about an eighth here: over 9 seeds of the models below they were off by
-// up to 2.4e-2, where the same tensors are exact to 1e-5 in fp32. The shares of `vres` are such products too: of 320
+// up to 2.4e-2, where the same tensors are exact to 1e-5 in fp32. The shares of `vres` are such products too: in 320
 // models as small as these they were off by 0.6 % (median), 3.3 % at most. What comes through the gates of `gru` has
 // been rounded several times on its way. In fp32 a map's gate in a layer of a single head shows it, and what comes
-// through both. Those of the weights of `dense` are inner products of dout with the terms of a sum to which the norm
+// through both. The gradients of `dense` are inner products of dout with the terms of a sum to which the norm
 // that reads it makes dout almost orthogonal: in random wirings their errors are up to 1.1e-5, and 5.3e-2 in bf16; to
-// round dout to bf16, and nothing else, makes them as large as 2.5e-2. In fp16 all of these are an eighth, 5e-3 and
-// less, but for those of `dense`, which were up to 9.2e-3; by FMA those of all layers together are an eighth, too.
+// round dout to bf16, and nothing else, makes them as large as 2.5e-2. In fp16 all of these errors are an eighth, 5e-3
+// and less, but `dense` had up to 9.2e-3; by FMA an eighth for all layers together, too.
 inline double tolerance_of(const GPT2& model, const std::string& name) {
   const AttentionPlan& plan = model.attention_plan;
   if (name.find(".dense") != std::string::npos) {
@@ -126,9 +125,9 @@ struct JoinedGradients {
   }
 };
 
-// The kind of a tensor that is compared with those of its kind in all other layers as one; "" for one that is compared
-// by itself. In a layer's shares of `vres`, which are two numbers, terms cancel, and little may be left; a gate of maps
-// is not much more, and in bf16 one layer's was off by 4.1e-2 where all of them are by less. So it is with
+// The key of the tensors that are compared as one with this tensor, the same in all layers; "" for a tensor that is
+// compared by itself. In a layer's shares of `vres`, which are two numbers, terms cancel, and little may be left; a
+// gate of maps is not much more, and in bf16 one layer's was off by 4.1e-2 where all of them are by less. So it is with
 // the weights of `dense` and with relative positions: over 24 models a layer's errors in fp16 by FMA were up to 3.0e-2
 // and 1.3e-2, and in fp16 on tensor cores 2.1e-2 and 8e-3. There the models of these tests are below the tolerance.
 inline std::string kind_compared_as_one(const std::string& name) {
@@ -143,7 +142,7 @@ inline std::string kind_compared_as_one(const std::string& name) {
 inline void expect_gradients(const GPT2& model, const DoubleTensors& grads, double weight = 1 / test_loss_scale) {
   const double norm = reference::global_norm(grads);
   std::map<std::string, JoinedGradients> of_kind;
-  // A gradient that is zero, as that of q where each query sees one key, has rounding errors.
+  // A gradient that is zero, as q's where each query sees one key, has rounding errors.
   for (int i = 0; i < model.num_tensors(); i++) {
     const std::string& name = model.tensor(i).name;
     std::vector<float> grad = full_gradient(model, i, weight);
@@ -213,7 +212,7 @@ TEST(LONG_ON_EMU(Router), WithASingleOneInARowIsSkipLayerAttention) {
   }
 }
 
-// With weights as those of a new model, in which the streams grow with depth as they do in training: the larger what
+// Weights are as in a new model, where the streams grow with depth as they do in training: the larger what
 // branches add in comparison with the stream, the less of it is left when it is taken back.
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/reversible_residual.h: `/*factor=*/-1` -> `/*factor=*/-1.001f`
 TEST(LONG_ON_EMU(Reversible), HasTheGradientsOfWhatKeepsEverything48LayersDeep) {
@@ -288,7 +287,7 @@ TEST_P(Graph, HasThemWhenBlocksAreComputedAgain) { expect_equal_to_reference(Get
 TEST_P(GraphVariants, HaveThemWhenDeadRowsAreKept) { expect_equal_to_reference(GetParam(), 0, /*keep_dead_kv=*/true); }
 TEST_P(GraphVariants, HaveThemWhenGeluIsComputedAgain) { expect_equal_to_reference(GetParam(), 1); }
 TEST_P(GraphVariants, HaveThemWhenLayerNormIsComputedAgain) { expect_equal_to_reference(GetParam(), 2); }
-// Of 66 rows, say, 64 and then two.
+// For 66 rows, say, chunks of 64 and then of two.
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/sublayers.h: `i < sublayers.size() && level >= Recompute::norm` ->
 //   `i + 2 < sublayers.size() && level >= Recompute::norm`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/mlp_branch.h: `if (b.in_chunks) hidden_forward(b, rows);` -> ``
@@ -492,8 +491,8 @@ TEST_P(Golden, TrainingHasItsLossesNormsAndGradients) {
     gpt2_update(*model, step + 1,
                 {golden.learning_rate, golden.beta1, golden.beta2, golden.eps, golden.weight_decay, golden.grad_clip});
   }
-  // Where rounding to bf16 decides, it decides a single norm, too, after some updates: those of f_gtrxl move by 1.5 to
-  // 3.6 % where learning rates differ by a hundred-thousandth. Most of them are nearer.
+  // Where rounding to bf16 decides, it decides a single norm, too, after some updates: f_gtrxl's norms move by 1.5 to
+  // 3.6 % where learning rates differ by a hundred-thousandth. Most norms are nearer.
   EXPECT_LE(median(norm_errors), slack * norm_tolerance);
 }
 

@@ -1,4 +1,4 @@
-// Targets that are not scored: the loss and the gradients are those of the mean over the others.
+// Targets that are not scored: the loss is the mean over the others, and the gradients follow from it.
 #pragma once
 #include <gtest/gtest.h>
 #include <algorithm>
@@ -9,7 +9,7 @@
 #include "dev/test/model/model.h"
 #include "dev/test/reference/reference.h"
 
-// Inputs and targets of B sequences of T tokens, of which about a share of `scored` is scored.
+// Inputs and targets of B sequences of T tokens; about the share `scored` of them is scored.
 struct MaskedTokens {
   std::vector<int> inputs, targets;
 
@@ -38,7 +38,7 @@ inline StepStats step_of_micro_batches(GPT2& model, const MaskedTokens& tokens, 
 
 class MaskedLoss : public testing::TestWithParam<std::string> {};
 
-// Of three micro-batches the second one has no token that is scored.
+// The second of three micro-batches has no token that is scored.
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/cpu/classifier.h: `if (r.targets[i] == not_scored) continue;` -> ``
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/cpu/halting.h: `(h.targets[n] == not_scored ? 0.0f : h.dponder)` ->
 //   `h.dponder`

@@ -17,7 +17,7 @@ using DoubleTensors = reference::Tensors<double>;
 constexpr double tensor_tolerance = is_fp16 ? 2.5e-3 : is_bf16 ? 1.5e-2 : 1e-5;
 constexpr double loss_tolerance = is_16_bit ? 5e-3 * coarseness : 2e-6;  // relative
 constexpr double norm_tolerance = is_16_bit ? 1.5e-2 * coarseness : 1e-5;
-// Of hidden states that are computed a few rows at a time: the order in which a matmul adds up depends on its rows.
+// For hidden states that are computed a few rows at a time: the order in which a matmul adds up depends on its rows.
 constexpr double generation_tolerance = is_fp16 ? 1.2e-3 : is_bf16 ? 8e-3 : 3e-6;
 
 // In fp16 the gradients of activations are as much larger, so that none of them is rounded to zero.
@@ -55,8 +55,8 @@ inline DoubleTensors random_parameters(const ModelConfig& config, uint64_t seed)
   for (auto& [name, tensor] : params) {
     const bool is_scale = (name.find("ln_") != std::string::npos && name.find(".weight") != std::string::npos) ||
                           name.find("value_mix") != std::string::npos || name.find(".dense") != std::string::npos;
-    // Of what a gate of `gru` takes from a branch, relu's derivative is a step. In 16 bits the outputs of branches are
-    // kept some standard deviations away from it, so that rounding does not decide on which side they are.
+    // The derivative of relu, through which a gate of `gru` takes a branch, is a step. In 16 bits the outputs of
+    // branches are kept some standard deviations away from it, so that rounding does not decide on which side they are.
     const bool is_rectified = is_16_bit && config.wiring_table().gru && name.find("c_proj.bias") != std::string::npos;
     for (size_t i = 0; i < tensor.data.size(); i++) {
       double x = weights_std * random_normal(seed, RandomStream::test, tag, i);

@@ -204,9 +204,9 @@ TEST(Updates, OfBatchesOfMatricesAreThoseOfOneAfterTheOther) {
 }
 
 #ifdef SLA_EMU
-// Of twelve layers, whose 72 matrices have four shapes: 22 launches for the square one, 25 for each of the others, 2
-// for all of them, and beside these the norm's two, AdamW's, and that of the step's numbers. From the second update on
-// they are in a graph.
+// Twelve layers have 72 matrices of four shapes: 22 launches for the square one, 25 for each of the others, 2
+// for all of them, and beside these two for the norm, one for AdamW and one for the step's numbers. From the second
+// update on they are in a graph.
 // BUG (build/fp32/test_gpt2_sla_emu) llmc/ops/muon.h: `shape(matrices[end]) == shape(matrices[first])` ->
 // `end == first`
 TEST(Updates, OfMatricesTakeAFewDozenLaunchesInOneGraph) {

@@ -1,4 +1,4 @@
-// Mutants: small changes of C++ source, each of which some test should notice. They are derived from tokens, without a
+// Mutants: small changes of C++ source that some test should notice. They are derived from tokens, without a
 // parser or types, so a mutant need not compile. The rules rely on how this project is formatted: a binary operator has
 // a space on both sides, and the angle brackets of a template have none before them.
 #pragma once
@@ -496,7 +496,7 @@ class Deriver {
   std::vector<Braces> braces_;     // of `{`
   std::vector<bool> is_invariant_;
   std::map<std::string, std::string> types_;  // that names were declared as
-  std::string declared_type_;                 // by the declaration at hand, of which more names may come
+  std::string declared_type_;                 // by the declaration at hand, in which more names may come
   size_t declared_in_ = none;
   std::vector<Mutant> found_;
 };

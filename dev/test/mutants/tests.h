@@ -1,5 +1,5 @@
-// Which tests notice a change of a file: those of the programs that include it, or that run a program which does. Both
-// are derived from the sources.
+// Which tests notice a change of a file: the tests of the programs that include it, or that run a program which does.
+// Both are derived from the sources.
 //
 // A file's tests are two of the host's programs that include it, directly or not, or the header of a .cpp file, and two
 // of the CPU's or, for a file of the GPU or a .cu file, two of the emulated GPU's. First comes the one with the file's
@@ -31,7 +31,7 @@
 
 namespace mutants {
 
-// A test program in build/ and those of its tests that are run.
+// A test program in build/ and which of its tests are run.
 struct TestRun {
   std::string program, filter;
   bool may_be_empty = false;  // a filter that fits none of the program's tests is no mistake
@@ -131,7 +131,7 @@ class TestsOfTree {
     programs_.push_back(test);
   }
 
-  // Adds those of `programs` that a test of host code runs.
+  // Adds the programs among `programs` that a test of host code runs.
   void add_runs(TestProgram& test, const std::vector<std::string>& programs) {
     if (has_device(test.name)) return;
     std::string own, headers;
@@ -190,8 +190,8 @@ class TestsOfTree {
     return candidates;
   }
 
-  // Two of each kind that include the file; without those of the emulated GPU, if the same source is compiled for the
-  // CPU. Then those that name it. If there are none of either, two that run a program with it.
+  // Two of each kind that include the file; none of the emulated GPU's, if the same source is compiled for the CPU.
+  // Then the programs that name it. If there are none of either, two that run a program with it.
   std::vector<const TestProgram*> programs_covering(const std::string& path) const {
     std::map<Kind, size_t> taken;
     std::vector<const TestProgram*> including, naming, running;

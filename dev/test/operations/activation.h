@@ -68,7 +68,7 @@ TEST(Activation, LetsNaNThrough) {
   }
 }
 
-// Of rows beside and on the 2,048 units of a block; units of more and of less than that.
+// Rows beside and on the 2,048 units of a block, of more and of fewer units.
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/activation.h: `x * vec_sigmoid(x) * to_float(ups[i])` ->
 //   `x * vec_sigmoid(to_float(ups[i])) * to_float(ups[i])`
 // BUG (build/fp32/test_ops_emu) llmc/cuda/activation.h: `y[j] = g[j] * s * x[j], x[j] = dx;` ->

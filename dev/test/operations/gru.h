@@ -30,7 +30,7 @@ TEST(Relu, AndItsGradientAreZeroForNegativeNumbers) {
 }
 
 // A NaN in a branch's output, or in the residual stream, is one in the stream after the gate: a run that diverges must
-// be seen to. Rows of 8 channels, of which one has it.
+// be seen to. One element of 4 rows of 8 channels has it.
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/gru.h: `to_float(x[i]) < 0.0f ? 0.0f : to_float(x[i])` ->
 //   `to_float(x[i]) > 0.0f ? to_float(x[i]) : 0.0f`
 TEST(Gru, PassesOnNan) {
@@ -56,7 +56,7 @@ TEST(Gru, PassesOnNan) {
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/gru.h: `d * (candidate - to_float(x[c]))` -> `d * candidate`
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/gru.h: `to_float(dresidual[c]) + d * reset` -> `d * reset`
 TEST(Gru, HasTheFormulasGatesOutputAndGradients) {
-  // Of fewer numbers roundings do not average out.
+  // With fewer numbers roundings do not average out.
   for (const RowsAndChannels& s :
        {RowsAndChannels{65, 8}, RowsAndChannels{33, 40}, RowsAndChannels{65, 264}, RowsAndChannels{300, 32}}) {
     const int64_t N = s.N, C = s.C;

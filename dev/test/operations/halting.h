@@ -68,7 +68,7 @@ TEST(Halting, SumsWhatEachTokenWasUntilItHalted) {
   });
 }
 
-// Each cycle's gradients, from those of the next cycle's beginning, which are `before`.
+// Each cycle's gradients follow from the gradients of the next cycle's beginning, `before`.
 TEST(Halting, GivesStatesAndProbabilitiesTheirGradients) {
   for_each_halting_case([](const HaltingCase& c) {
     const float dponder = 0.375f;

@@ -41,7 +41,7 @@ TEST(HeadMix, SumsHeadsOfSeveralLayersAndHasTheWeightsGradients) {
     const auto weights = random_values<floatX>(s.sources * pairs, 1),
                before = random_values<floatX>(s.N * out_stride, 2), dout = random_values<floatX>(s.N * out_stride, 3);
     const std::vector<float> dbefore = random_values<float>(s.sources * pairs, 4);
-    // That of head i of a source in sum o.
+    // The weight of head i of a source in sum o.
     auto weight_at = [&](int source, int o, int i) {
       return s.transposed ? source * pairs + i * s.heads + o : (o * s.sources + source) * s.heads + i;
     };

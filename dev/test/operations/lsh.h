@@ -90,7 +90,7 @@ struct LshCase {
   std::vector<floatX> qv, dout;
   std::vector<int> buckets;
 
-  // Random rows, of which one has q = 0. Heads and sequences differ in their rows, heads also in their buckets.
+  // Random rows; one has q = 0. Heads and sequences differ in their rows, heads also in their buckets.
   LshCase(const LshShape& s, const std::function<int(int64_t t, int round)>& bucket_of) : shape(s) {
     qv = random_values<floatX>(s.rows() * 2 * s.C(), 1, 1.5), dout = random_values<floatX>(s.rows() * s.C(), 2);
     std::fill_n(qv.begin() + (s.rows() / 2) * 2 * s.C() + s.HS * (s.NH - 1), s.HS, floatX(0.0f));
@@ -162,7 +162,7 @@ struct LshTensors {
   LshAttention attention() const {
     return {c.shape, qv.data, of(), out.data, lse.data, scratch.data, dout.data, dqv.data};
   }
-  // The norms of the queries; the buckets stay those of the case.
+  // The norms of the queries; the buckets stay the case's.
   void find_norms() {
     const LshShape& s = c.shape;
     const DeviceArray<float> rotations(random_values<float>(s.NH * s.rounds * s.HS * s.buckets / 2, 3));

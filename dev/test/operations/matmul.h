@@ -144,7 +144,7 @@ TEST(Matmul, BackwardThroughAnActivationMultipliesWithItsDerivative) {
   }
 }
 
-// Of a gate and a product for each unit: the gradient of both, from that of the unit.
+// A unit has a gate and a product: the gradients of both follow from the unit's.
 TEST(Matmul, BackwardThroughAGateHasBothGradients) {
   const Linear l = {37, 24, 40};
   const std::vector<floatX> pre = random_values<floatX>(l.N * 2 * l.C, 7);

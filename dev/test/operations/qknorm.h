@@ -23,7 +23,7 @@ TEST(Qknorm, DividesHeadsByTheirRootMeanSquare) {
       SCOPED_TRACE(testing::Message() << c.N << " rows, " << c.heads << " heads of " << c.HS
                                       << (rotates ? ", turned" : ""));
       const int64_t N = c.N, elements = N * c.stride, y_stride = c.stride + 8;
-      // Of heads as small as eps, too.
+      // One head is as small as eps.
       auto x = random_values<floatX>(elements, 1, 2);
       for (int64_t i = 0; i < c.HS; i++) x[i] = floatX(1e-3f * float(real(x[i])));
       const auto dy = random_values<floatX>(elements, 2);

@@ -41,7 +41,7 @@ inline std::vector<double> doubles_of(const DeviceArray<StepStats>& stats) {
   return {s.grad_squares, s.loss, s.ponder, s.scored, s.tokens, s.correct, s.text_nats, s.text_bytes, s.stop_requests};
 }
 
-// With a cap, of capped logits; the gradient is that of the logits before.
+// With a cap, losses are of capped logits; gradients are with respect to the logits before.
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/classifier.h: `scale * slope(capped_logits[i])` -> `scale`
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/classifier.h: `dloss * slope(target_logit)` -> `dloss`
 // BUG (build/bf16/test_ops_emu) llmc/cuda/classifier.h: `i + j < V ? slope[j] : 0.0f` -> `1.0f`
@@ -98,7 +98,7 @@ TEST(Classifier, GivesCrossEntropyAndItsGradientForHugeLogits) {
         for (int64_t i = V; i < ld; i++) ASSERT_EQ(float(result[n * ld + i]), 0.0f) << "row " << n << " column " << i;
       }
       EXPECT_LE(relative_error(losses, e_losses), of_fp32);
-      // The targets' gradients outweigh the others, and those of capped logits are no multiples of dloss.
+      // The targets' gradients outweigh the others, and capped logits' are no multiples of dloss.
       const double of_roundings = cap > 0 ? two_roundings : one_rounding;
       EXPECT_LE(relative_error(gradient, e_gradient), has_master_weights ? of_roundings : 2e-6);
     }

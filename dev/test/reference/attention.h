@@ -166,7 +166,7 @@ Array<Real> unit_rows_backward(const Array<Real>& x, const Array<Real>& d_out, i
   return d_x;
 }
 
-// `lsh`: the values of x (hs) in one round, of which the place of the largest is its bucket: x R, and then -x R. R (hs,
+// `lsh`: the values of x (hs) in one round, x R and then -x R. The place of the largest is the bucket of x. R (hs,
 // buckets / 2).
 template <class Real>
 Array<Real> hash_values(const Real* x, const Real* R, int64_t hs, int buckets) {
@@ -180,7 +180,7 @@ Array<Real> hash_values(const Real* x, const Real* R, int64_t hs, int buckets) {
   return values;
 }
 
-// `lsh`: the buckets of k (N, hs), which are those of q, (rounds, N); rotations (rounds, hs, buckets / 2).
+// `lsh`: the buckets of k (N, hs), and so of q, (rounds, N); rotations (rounds, hs, buckets / 2).
 template <class Real>
 std::vector<int> buckets_of(const Array<Real>& k, const Real* rotations, const LshTerm& lsh, int64_t hs) {
   std::vector<int> buckets;
@@ -266,7 +266,7 @@ Array<Real> add_head_bias(const Array<Real>& x, const Array<Real>& bias, int hea
   return sum;
 }
 
-// d_bias +=; that of x is d_sum.
+// d_bias +=; d_sum is also the gradient of x.
 template <class Real>
 void add_head_bias_backward(const Array<Real>& d_sum, Array<Real>& d_bias, int head, int64_t hs) {
   for (size_t n = 0; n < d_sum.size(); n++) d_bias[head * hs + int64_t(n) % hs] += d_sum[n];
@@ -322,7 +322,7 @@ void add_columns(const std::vector<Array<Real>*>& matrices, int64_t first, const
           (*matrices[s])[(b * T + t) * width + first + i] += x[((b * S + s) * T + t) * hs + i];
 }
 
-// x (B, m + T, width) = the rows of `before` (B, m, width) and then those of `rows` (B, T, width), of each sequence.
+// x (B, m + T, width) = in each sequence the rows of `before` (B, m, width) and then the rows of `rows` (B, T, width).
 template <class Real>
 Array<Real> append_rows(const Array<Real>& before, const Array<Real>& rows, int64_t B) {
   const int64_t a = before.size() / B, b = rows.size() / B;

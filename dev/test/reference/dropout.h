@@ -26,8 +26,8 @@ inline std::vector<uint32_t> philox_words(std::vector<uint32_t> x, uint32_t key0
   return x;
 }
 
-// Of sequence b the 16-bit number `index` of eight at (row, column), from 0 to 1: of the sequence's key, which ten
-// rounds make of the seed, 7 for dropout, the update and the sequence, seven rounds make eight numbers.
+// The 16-bit number `index` of eight at (row, column) of sequence b, scaled to 0 to 1. Ten rounds make the sequence's
+// key from the seed, 7 for dropout, the update and the sequence; seven rounds make eight numbers from the key.
 inline double uniform(const Dropout& d, int64_t b, Site site, int layer, int64_t part, int64_t row, int64_t column,
                       int64_t index) {
   const int64_t sequence = d.first_sequence + b;
@@ -55,7 +55,7 @@ void drop(const Dropout& d, Site site, int layer, int64_t T, int64_t C, Array<Re
 }
 
 // The attention map (B, T, S * T) of a head, or its gradient, after dropout. Eight probabilities share a Philox call:
-// of queries that differ in the bit of 8, and of keys that differ in those of 8 and 16.
+// their queries differ in the bit of 8, and their keys in the bits of 8 and 16.
 template <class Real>
 Array<Real> drop_map(const Dropout& d, int layer, int head, const Array<Real>& map, int64_t B, int64_t T, int64_t K) {
   Array<Real> out = map;

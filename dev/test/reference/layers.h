@@ -52,7 +52,7 @@ inline bool skips(const ModelConfig& config, const SourceBelow& term, int l, int
 // Sources of a head, ascending: the layer whose keys it attends to, and the one whose values are theirs.
 using Sources = std::set<std::pair<int, int>>;
 
-// `sources` with this layer in place of those of keys and of values, or of one of them.
+// `sources` with this layer in place of the key layers and the value layers, or of one of them.
 inline Sources moved(const Sources& sources, bool keys, bool values, int layer) {
   Sources now;
   for (const auto& [k, v] : sources) now.insert({keys ? layer : k, values ? layer : v});
@@ -157,8 +157,8 @@ inline std::string name_of_layer(const ModelConfig& config, int l) {
 // Whether training leaves the tensor as it is: the rotations of `lsh`. It has no gradient and does not decay.
 inline bool is_constant(const std::string& name) { return name.find(".attn.rotations") != std::string::npos; }
 
-// Every parameter of the model, filled with zeros; gradients and optimizer state have the same names and shapes, those
-// of constants staying zero. Without config.bias the `.bias` tensors do not exist, but for those of `gru`.
+// Every parameter of the model, filled with zeros; gradients and optimizer state have the same names and shapes, and
+// are zero for constants. Without config.bias the `.bias` tensors do not exist, but for the gates' of `gru`.
 template <class Real>
 Tensors<Real> make_parameters(const ModelConfig& config) {
   Tensors<Real> params;
@@ -233,8 +233,8 @@ inline const char* name_of_head(const ModelConfig& config) {
 }
 
 // ----------------------------------------------------------------------------
-// Layers, each beside its backward. A backward function returns the gradient of its input (=) and adds to those of
-// its parameters (+=).
+// Layers, each beside its backward. A backward function returns the gradient of its input (=) and adds to the
+// gradients of its parameters (+=).
 
 // out[n,o] = bias[o] + sum_i in[n,i] weight[i,o]; in (N, I), out (N, O). `name` is the layer's, like "h.0.mlp.c_fc".
 template <class Real>
@@ -458,8 +458,8 @@ void gru(const Tensors<Real>& params, const std::string& name, const Array<Real>
   }
 }
 
-// Returns the gradient of the sublayer's output; d_x is that of the stream after the gate, and becomes that of the
-// stream before it.
+// Returns the gradient of the sublayer's output; d_x is the gradient of the stream after the gate, and becomes the
+// gradient of the stream before it.
 template <class Real>
 Array<Real> gru_backward(const Tensors<Real>& params, const std::string& name, const Gate<Real>& gate, Array<Real>& d_x,
                          Tensors<Real>& grads) {
@@ -542,7 +542,7 @@ Array<Real> halt(const Tensors<Real>& params, double eps, const Array<Real>& in_
   return x;
 }
 
-// Returns the gradients of the states (cycles): (B, T, C), from d_x, that of their weighted sum, and cost times the
+// Returns the gradients of the states (cycles): (B, T, C), from d_x, their weighted sum's, and cost times the
 // mean of N + R. N has no gradient; R's is -1 with respect to each p before the last cycle's.
 template <class Real>
 std::vector<Array<Real>> halt_backward(const Tensors<Real>& params, double cost, const Array<Real>& in_mean,

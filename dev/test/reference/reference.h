@@ -24,8 +24,7 @@
 
 namespace reference {
 
-// Before each cycle: the residual stream x (B, T, C) += wpe[t] + wse[cycle], of which a model may have either, both or
-// none.
+// Before each cycle: the residual stream x (B, T, C) += wpe[t] + wse[cycle]. A model may have either, both or none.
 template <class Real>
 void add_coordinates(const Tensors<Real>& params, int cycle, int64_t T, int64_t C, Array<Real>& x) {
   const Tensor<Real>*wpe = find(params, "wpe.weight"), *wse = find(params, "wse.weight");
@@ -35,7 +34,7 @@ void add_coordinates(const Tensors<Real>& params, int cycle, int64_t T, int64_t 
   }
 }
 
-// The gradients of wpe and wse are +=; that of x is d_x before and after.
+// The gradients of wpe and wse are +=; the gradient of x is d_x before and after.
 template <class Real>
 void add_coordinates_backward(const Array<Real>& d_x, int cycle, int64_t T, int64_t C, Tensors<Real>& grads) {
   Tensor<Real>*d_wpe = find(grads, "wpe.weight"), *d_wse = find(grads, "wse.weight");
@@ -85,7 +84,7 @@ struct LayerCache {
   Norm<Real> ln_1;  // (B, K, ...)   of the memory's rows and the segment's
   Array<Real> qkv;  // (B, K, C + 2 g hs)  what this layer projects, for itself and higher layers; with `lsh` q and v
   // (B, K, C + 2 g hs)  with `vres`, `router` and `depth` qkv before what layers below add to it; else empty. With
-  // `router` it has keys after `qknorm`, of which normed_k is what they were; with `depth` queries and keys.
+  // `router` its k is after `qknorm`, and normed_k is k before it; with `depth` its q and k are after `qknorm`.
   Array<Real> projected;
   Array<Real> normed_k;  // (B, K, g hs)
   Array<Real> mix;       // (B, T)        a of `blend` and `gate`; empty where the layer's map is its own
@@ -135,8 +134,8 @@ inline HeadColumns head_columns(const ModelConfig& config, int head) {
   return {head * hs, C + kv_head * hs, C + g * hs + kv_head * hs};
 }
 
-// `vres`: layer l's v, of the qkv that it projected, becomes a v + b v_0, v_0 being layer 0's. Widths of a row: C + 2
-// w, of which the last w columns are v.
+// `vres`: layer l's v, of the qkv that it projected, becomes a v + b v_0, v_0 being layer 0's. A row has C + 2 w
+// columns, the last w of them v.
 template <class Real>
 void mix_values(const Tensors<Real>& params, const std::string& name, std::vector<LayerCache<Real>>& layers, int l,
                 int64_t C, int64_t w) {
@@ -146,7 +145,7 @@ void mix_values(const Tensors<Real>& params, const std::string& name, std::vecto
     if (i % (C + 2 * w) >= C + w) layers[l].qkv[i] = ab[0] * layers[l].projected[i] + ab[1] * layers[0].qkv[i];
 }
 
-// The gradients of a and b, and d_first, that of what layer 0 projected, are +=; d becomes that of what layer l did.
+// The gradients of a, b and what layer 0 projected (d_first) +=; d becomes the gradient of what layer l projected.
 template <class Real>
 void mix_values_backward(const Tensors<Real>& params, const std::string& name,
                          const std::vector<LayerCache<Real>>& layers, int l, int64_t C, int64_t w, Array<Real>& d,
@@ -199,7 +198,7 @@ void route(const ModelConfig& config, const Tensors<Real>& params, const std::st
   });
 }
 
-// From the gradients of each layer's qkv and those of what routers above have used, d_projected: the gradient of R +=,
+// From the gradients of each layer's qkv, and of what routers above have used, in d_projected: the gradient of R +=,
 // d_projected of the layers up to l +=; d_qkv[l] becomes the gradient of what c_attn of layer l gave.
 template <class Real>
 void route_backward(const ModelConfig& config, const Tensors<Real>& params, const std::string& name,
@@ -261,7 +260,7 @@ void mix_depth(const ModelConfig& config, std::vector<LayerCache<Real>>& layers,
   });
 }
 
-// From d_qkv, the gradient of layer l's qkv: d_projected, those of the layers' `projected` up to l, are +=; d_qkv
+// From d_qkv, the gradient of layer l's qkv: d_projected, the gradients of `projected` in the layers up to l, +=; d_qkv
 // becomes the gradient of what c_attn of layer l gave.
 template <class Real>
 void mix_depth_backward(const ModelConfig& config, const std::vector<LayerCache<Real>>& layers, int l,
@@ -307,7 +306,7 @@ Array<Real> sum_of_outputs(const Tensors<Real>& params, const std::string& name,
   return sum;
 }
 
-// From d, the gradient of the sum of the first `count` outputs: d_outputs and those of a +=.
+// From d, the gradient of the sum of the first `count` outputs: d_outputs and the gradient of a +=.
 template <class Real>
 void sum_of_outputs_backward(const Tensors<Real>& params, const std::string& name,
                              const std::vector<Array<Real>>& outputs, int count, const Array<Real>& d,
@@ -379,10 +378,9 @@ void join(const Tensors<Real>& params, const std::string& name, const Array<Real
 }
 
 // The loss of predicting targets[b,t] from inputs[b,0..t]; both (B, T), T <= max_seq_len. `cache`, where given, is
-// overwritten with everything that backward() needs. `memory`, where given, is that of the segments before, and becomes
-// that of the segments after this one. `buckets`, where given, are those of each layer, (L): a program that rounds q
-// decides otherwise about a q between two buckets, and this says what follows from its decisions. `dropout`: of a
-// training pass.
+// overwritten with everything that backward() needs. `memory`, where given, has the segments before, and is left with
+// the segments up to this one. `buckets`, where given, has each layer's, (L): a program that rounds q decides otherwise
+// about a q between two buckets, and this says what follows from its decisions. `dropout`: for a training pass.
 template <class Real>
 Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, const std::vector<int>& inputs,
                      const std::vector<int>& targets, int B, int T, Cache<Real>* cache = nullptr,
@@ -558,8 +556,8 @@ void attention_backward(const ModelConfig& config, const Dropout& dropout, const
   }
 }
 
-// The backward pass of join(): returns the gradient of `branch`; d_x is that of x after it, and becomes that of x
-// before it.
+// The backward pass of join(): returns the gradient of `branch`; d_x is the gradient of x after it, and becomes the
+// gradient of x before it.
 template <class Real>
 Array<Real> join_backward(const Tensors<Real>& params, const std::string& name, const Gate<Real>& gate,
                           Array<Real>& d_x, Tensors<Real>& grads) {

@@ -44,8 +44,8 @@ inline void residual_forward(const AddResidual& r, const Norm& next, const Batch
   residual_norm_forward(next, r.out, r.in, r.branch_out, batch.rows());
 }
 
-// Returns the gradient of branch_out (N, C), which is that of the stream, because the stream is a sum. The gradient of
-// `in` is the same tensor.
+// Returns the gradient of branch_out (N, C), which equals the stream's gradient, because the stream is a sum. The
+// gradient of `in` is the same tensor.
 inline const floatX* residual_backward(const AddResidual& r, const Batch& batch) {
   if (r.next_cycle) cycle_start_backward(*r.next_cycle, batch);
   return r.dresidual;

@@ -76,8 +76,8 @@ inline void cycle_end_forward(const CycleEnd& end, const Batch& batch) {
   if (end.next_cycle) cycle_start_forward(*end.next_cycle, batch);
 }
 
-// From the gradients of the weighted sum and of what the next cycle begins with: din (N, C) becomes that of `in`; those
-// of the parameters +=. After the last cycle there is nothing but the former.
+// Takes the gradients of the weighted sum and of the next cycle's start: din (N, C) becomes the gradient of `in`, and
+// the parameters' gradients +=. After the last cycle there is only the gradient of the weighted sum.
 inline void cycle_end_backward(const CycleEnd& end, const Batch& batch) {
   if (end.next_cycle) cycle_start_backward(*end.next_cycle, batch);
   HaltingBackward args = end.backward;

@@ -8,7 +8,7 @@ struct CycleStart {
   int64_t C = 0;
   const floatX* in = nullptr;                   // (N, C): what they are added to,
   floatX* out = nullptr;                        // (N, C): and the sum, which may take its place
-  const floatX* dout = nullptr;                 // (N, C): the gradient of the stream, of which out is a term
+  const floatX* dout = nullptr;                 // (N, C): the gradient of the stream, and so of out
   const floatX *wse = nullptr, *wpe = nullptr;  // (C): the cycle's row; (max_seq_len, C) or null
   float *dwse = nullptr, *dwpe = nullptr;
 };

@@ -1,7 +1,7 @@
 // What follows a layer with `dense` (terms/dense.h): the input of the next layer, or of the last norm, is a weighted
-// sum of the embeddings and the outputs of all layers so far. All of these are kept, in generation too, where they are
-// those of the new tokens alone. The backward pass keeps the gradient of each layer's input, so that the gradient of a
-// layer's output is a sum like that of the forward pass, and rounded once.
+// sum of the embeddings and the outputs of all layers so far. All of these are kept; generation keeps them for the new
+// tokens alone. The backward pass keeps the gradient of each layer's input, so that the gradient of a layer's output is
+// a sum like the forward pass's, and rounded once.
 #pragma once
 #include <vector>
 #include "llmc/model/binding.h"
@@ -14,7 +14,7 @@ struct DenseSum {
   floatX* out = nullptr;                  // (N, C)
   std::vector<WeightedTensor> outputs;    // of the embeddings and of layers 0 to `layer`: what is summed
   floatX* dout = nullptr;                 // (N, C): the gradient of out, the input of the next layer or the last norm
-  floatX* doutput = nullptr;              // (N, C): that of the layer's own output,
+  floatX* doutput = nullptr;              // (N, C): the gradient of the layer's own output,
   std::vector<WeightedTensor> gradients;  //   and of what it is a sum: gradients of inputs of the layers above
   float *dweights = nullptr, *scratch = nullptr;
 };

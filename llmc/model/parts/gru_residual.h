@@ -30,7 +30,7 @@ inline void declare(GruResidual& r, Recompute dropped_from, ActivationList& list
   if (list.shape.training) list.in_slot(slots::dnorm, r.gates.dreset_in, {N, C});
 }
 
-// Sets the pointers, after those of the parameters. `in`: the residual stream before. Returns the stream after.
+// Sets all pointers but the parameters', which are set already. `in`: the stream before. Returns the stream after.
 inline const floatX* bind_residual(GruResidual& r, const floatX* in, const Activations& acts) {
   r.gates.in = in, r.gates.bias = r.w.bias, r.gates.dresidual = acts.dresidual;
   return r.gates.out;
@@ -71,7 +71,7 @@ inline void residual_forward(const GruResidual& r, const Norm& next, const Batch
   norm_forward(next, batch.rows());
 }
 
-// From dresidual (N, C), the gradient of out: dresidual = that of `in`, g +=. Returns that of branch_out (N, C).
+// From dresidual (N, C), the gradient of out: dresidual = the gradient of `in`, g +=. Returns branch_out's gradient.
 inline const floatX* residual_backward(const GruResidual& r, const Batch& batch) {
   const int64_t N = batch.rows(), C = r.C;
   const floatX *dr = r.gates.gates, *dz = dr + C, *dg = dz + C;  // of their arguments, in rows of 3C

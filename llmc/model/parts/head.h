@@ -42,7 +42,7 @@ inline void bind_head(Head& head, const floatX* in, int64_t C, int64_t Vp, const
   head.in = in, head.logits = acts.logits;
 }
 
-// logits (count, Vp) = those of `count` rows of the hidden states, from `first` on, before they are capped.
+// logits (count, Vp) = the logits of `count` rows of the hidden states, from `first` on, before they are capped.
 inline void head_forward(const Head& head, int64_t first, int64_t count) {
   matmul_forward(head.logits, head.in + first * head.C, head.w, nullptr, count, head.C, head.Vp);
 }
@@ -53,7 +53,7 @@ inline void head_forward_capped(const Head& head, int64_t first, int64_t count) 
   if (head.cap > 0) cap_logits(head.logits, count * head.Vp, head.cap);
 }
 
-// From the gradients of these logits: those of the hidden states' rows =, and of the weight +=.
+// From the gradients of these logits: the gradients of the hidden states' rows =, and the weight's gradient +=.
 inline void head_backward(const Head& head, int64_t first, int64_t count) {
   const int64_t C = head.C, Vp = head.Vp;
   gemm('N', 'N', count, C, Vp, head.logits, Vp, head.w, C, false, head.din + first * C, C);

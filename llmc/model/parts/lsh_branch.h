@@ -123,8 +123,8 @@ inline void attend(const LshBranch& b, const Batch& batch) {
   lsh_forward(args);
 }
 
-// Attention of parts of sequences, whose q, v and buckets go into the cache: those of neighbours at once where they
-// have as many queries.
+// Attention of parts of sequences, whose q, v and buckets go into the cache. Neighbouring parts that have the same
+// number of queries are computed at once.
 inline void attend(const LshBranch& b, const LshCache& cache, const Batch& batch) {
   const std::vector<SequencePart>& parts = batch.parts;
   copy_rows({cache.qv, 2 * b.C(), b.qv, 2 * b.C(), 2 * b.C(), cache.rows, cache.rows_stride}, batch.rows());

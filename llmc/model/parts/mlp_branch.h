@@ -19,8 +19,8 @@ struct MlpBranch {
   MlpParams<floatX> w;
   MlpParams<float> g;
   int64_t C = 0, H = 0, F = 0;
-  int64_t chunk_rows = 0;                     // the rows of which there are hidden units at a time
-  bool in_chunks = false;                     // less than all: the backward pass computes them again, chunk by chunk
+  int64_t chunk_rows = 0;                     // how many rows have hidden units at a time
+  bool in_chunks = false;                     // fewer than all: the backward pass computes them again, chunk by chunk
   const floatX* in = nullptr;                 // (N, C)
   floatX *fch = nullptr, *fch_act = nullptr;  // (chunk_rows, F), (chunk_rows, H): before and after f
   floatX* out = nullptr;                      // (N, C)
@@ -75,8 +75,8 @@ inline void hidden_project(const MlpBranch& b, const RowRange& rows) {
   matmul_forward(b.out + rows.first * b.C, b.fch_act, b.w.projw, b.w.projb, rows.count, b.H, b.C);
 }
 
-// Computes the hidden units, fch (N, F) and fch_act (N, H), again in the backward pass, which has those of chunks
-// itself.
+// Computes the hidden units, fch (N, F) and fch_act (N, H), again in the backward pass; where they come in chunks,
+// branch_backward does so itself.
 inline void branch_again(const MlpBranch& b, const Batch& batch) {
   if (!b.in_chunks) hidden_forward(b, {0, batch.rows()});
 }
@@ -86,7 +86,7 @@ inline void activation_again(const MlpBranch& b, const Batch& batch) {
   activation_forward(b.activation, b.fch_act, b.fch, batch.rows(), b.H);
 }
 
-// out (N, C) = f(in (N, C) fcw^T + fcb) projw^T + projb; also fch, fch_act =, or those of the last chunk.
+// out (N, C) = f(in (N, C) fcw^T + fcb) projw^T + projb; also fch, fch_act =, for all rows or for the last chunk.
 inline void branch_forward(const MlpBranch& b, const Batch& batch) {
   for_each_chunk(b, batch.rows(), [&](const RowRange& rows) {
     hidden_forward(b, rows);
@@ -102,7 +102,7 @@ inline void project_out(const MlpBranch& b, const Batch& batch) {
   if (batch.drops) drop_elements(b.out, b.out, b.dropout, batch.B, batch.T, b.C);
 }
 
-// From dout (N, C), the gradient of out: din (N, C) =, dfch (N, F) =, or that of the last chunk, and g +=.
+// From dout (N, C), the gradient of out: din (N, C) =, dfch (N, F) =, for all rows or for the last chunk, and g +=.
 inline void branch_backward(const MlpBranch& b, const floatX* dout, const Batch& batch) {
   const int64_t C = b.C, H = b.H;
   if (batch.drops) drop_elements(b.out, dout, b.dropout, batch.B, batch.T, C), dout = b.out;

@@ -68,7 +68,7 @@ inline void round_stream(const ReversibleResidual& r, const Batch& batch) {
   streams_mean(r.streams.rounded, r.read_x(), r.read_x(), batch.rows() * r.C);
 }
 
-// Returns the gradient of branch_out (N, C), which is that of the stream that it was added to.
+// Returns the gradient of branch_out (N, C), which equals the gradient of the stream that it was added to.
 inline const floatX* residual_backward(const ReversibleResidual& r, const Batch& batch) {
   if (r.is_last) streams_mean_backward(r.streams.dx1, r.streams.dx2, batch.rows() * r.C);
   return r.dx();

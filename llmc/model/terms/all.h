@@ -1,4 +1,4 @@
-// The terms that there are. Their order is that of lists that users see.
+// All terms, in the order of the lists that users see.
 #pragma once
 #include <variant>
 #include <vector>

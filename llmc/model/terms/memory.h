@@ -1,5 +1,5 @@
 // Transformer-XL (Dai et al. 2019): a stream of text is computed in segments of n_positions, S; a query of segment n
-// also attends to the positions before it from n S - memory on, of which each layer keeps its input as a constant.
+// also attends to the positions before it from n S - memory on. Each layer keeps its input at these as a constant.
 #pragma once
 #include "term.h"
 

@@ -26,7 +26,7 @@ struct Feature {
     top_keys = 1 << 4,      // which keys have the highest scores
     maps = 1 << 5,          // whose attention map a layer uses
     positions = 1 << 6,     // how positions are known without learned ones
-    distances = 1 << 7,     // scores of distances beside those of keys
+    distances = 1 << 7,     // scores of distances beside the keys' scores
     segments = 1 << 8,      // which positions before a segment are seen
     cycles = 1 << 9,        // which layers repeat
     halting = 1 << 10,      // after which cycle a token stops

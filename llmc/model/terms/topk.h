@@ -1,4 +1,4 @@
-// Of the keys that a query sees, its softmax has the n with the highest scores, of equal ones the first.
+// A query's softmax has only the n keys with the highest scores that the query sees, of equal ones the first.
 #pragma once
 #include "term.h"
 

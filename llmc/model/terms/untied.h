@@ -1,4 +1,4 @@
-// The output head's weight, lm_head.weight (V, C), is not that of the embeddings.
+// The output head has a weight of its own, lm_head.weight (V, C), and not the embeddings'.
 #pragma once
 #include "term.h"
 

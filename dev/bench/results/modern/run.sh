@@ -7,8 +7,8 @@
 # The same command resumes where it was stopped. Runs are in OUT/rates/RATE and OUT/parts; OUT/rates.html and
 # OUT/parts.html compare them, and table.py OUT prints README.md's tables from their logs.
 #
-# Rates are those that were best: of `plain` in scripts/evidence.sh's setting, of `modern` among those of `rates`, which
-# its parts have, too.
+# Each wiring has its best rate: `plain` from scripts/evidence.sh's setting, `modern` from `rates`; the parts of
+# `modern` have that rate, too.
 #
 # Environment: OUT=folder (runs/modern); DATA=folder of tokens (data/gcide); TRAINER: see scripts/compare.sh
 set -uo pipefail
