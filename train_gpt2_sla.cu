@@ -186,6 +186,23 @@ void gpt2_allocate(GPT2& model, const GPT2* weights_of) {
 
 // ----------------------------------------------------------------------------
 // Forward
+//
+// What plain GPT-2 calls, with the weights' names in GPT-2's files; a wiring changes what a line calls, not the list:
+//
+//   embedding_forward                       embedded = wte[tokens] + wpe[positions]
+//   layernorm_forward                       ln_1 of layer 0
+//   for each layer:
+//     matmul_forward                        q, k, v: attn.c_attn
+//     attention_forward
+//     matmul_forward                        attn.c_proj
+//     residual_layernorm_forward            stream += that; ln_2
+//     matmul_activation_forward             mlp.c_fc, GELU
+//     matmul_forward                        mlp.c_proj
+//     residual_layernorm_forward            stream += that; ln_1 of the next layer, or ln_f
+//   for each chunk of rows: matmul_forward  logits: wte
+//                           classifier      losses; in training the logits become their gradients
+//
+// The backward pass calls the operations' *_backward in the reverse order.
 
 void gpt2_forward_sublayer(GPT2& model, int i, const Batch& batch) {
   const Sublayer& sublayer = model.sublayer(i);
@@ -269,7 +286,9 @@ void gpt2_reduce_bucket(GPT2& model, size_t index) {
 }
 
 // grads += the gradients of what gpt2_forward and gpt2_loss computed last. The head has left the gradient of the
-// final hidden states. With `sum_over_ranks` a bucket's gradients are summed as soon as they are complete.
+// final hidden states. Tied weights have two writers: gpt2_loss has added the head's gradient to wte's, and
+// embed_backward adds that of the embeddings. With `sum_over_ranks` a bucket's gradients are summed as soon as they are
+// complete.
 void gpt2_backward(GPT2& model, const Batch& batch, bool sum_over_ranks) {
   const Sublayers& sublayers = model.sublayers;
   auto complete = [&](int bucket) {
