@@ -1,6 +1,6 @@
 // Evaluates a trained model: how likely texts are to it, by position too; which of several answers; the last word of
 // texts; and requests of another program. All of it is the loss of the last tokens of sequences, which are computed
-// several at a time by the model of train_gpt2_sla.cu, planned for generation: of different lengths, without padding,
+// several at a time by the model of train_gpt2_sla.cu, planned for generation: with different lengths, without padding,
 // and long ones in parts, through the K/V cache.
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
@@ -116,7 +116,7 @@ void score_sequences(GPT2& model, int64_t count, Make make, Finished finished) {
 // ----------------------------------------------------------------------------
 // What is evaluated
 
-// The tokens of a file: of a text, or as they are.
+// The tokens of a file, which has them or has a text.
 struct TextToScore {
   std::string path;
   std::optional<TokenFile> file;
@@ -128,7 +128,7 @@ struct TextToScore {
     const std::vector<uint16_t> tokens = file->read(window.begin, window.end - window.begin);
     return sequence_of({0, window.end - window.begin, window.first - window.begin}, tokens.data());
   }
-  // (last - first): of each of these tokens a 1 if it is scored, or 0.
+  // (last - first): 1 for each of these tokens that is scored, 0 for others.
   std::vector<uint8_t> scored(int64_t first, int64_t last) const {
     return file ? file->mask.scored(first, last - first) : std::vector<uint8_t>(size_t(last - first), 1);
   }

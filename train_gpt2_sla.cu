@@ -377,7 +377,7 @@ void gpt2_set_flag(GPT2& model, double StepStats::*flag, bool is_set) {
 // ----------------------------------------------------------------------------
 // Update
 
-// acts.stats->grad_squares = the square of the gradients' 2-norm, of those in this rank's shard.
+// acts.stats->grad_squares = the square of the 2-norm of the gradients in this rank's shard.
 void gpt2_square_grads(GPT2& model) {
   sum_of_squares(&model.acts.stats->grad_squares, model.grad_memory, model.chunks.data, int64_t(model.chunks.size));
 }

@@ -94,7 +94,7 @@ static bool are_json_lines(std::string_view block) {
   return block.substr(end + 1, 1) == "{" && strings_of_line(block.substr(0, end), {}, none, replaced).empty();
 }
 
-// What is no text ends a file: one that the user named is an error, others are left out, in a note.
+// Ends a file whose next block is no text: a file that the user named is an error, others are left out, in a note.
 void CorpusReader::judge_block(bool begins) {
   const std::string why = begins ? why_no_text(rest_) : "";
   if (!why.empty()) user_error("%s: %s, or leave it out", stream_.name(), why);

@@ -3,7 +3,7 @@
 //
 // An example takes exactly T tokens: a context, and then questions with their answers, in slots between which blanks
 // lie. Only answers are scored. In the papers a model is asked at the question's last token and never sees its answer;
-// here, as in a text, the answer is the next token. Values are drawn with repetitions: of different ones a model learns
+// here, as in a text, the answer is the next token. Values are drawn with repetitions: if all differ, a model learns
 // first to name one that was not asked yet, which needs no key, and is stuck there for thousands of updates. Example i
 // of a split is a pure function of (settings, split, i), computed with whole numbers only, so that it is the same on
 // every machine.

@@ -270,7 +270,7 @@ static bool is_as_stated(const std::string& path, const json& bytes, const json&
   return checksum && crc32c == crc32c_hex(*checksum);
 }
 
-// What of the tokens in DIR is not what these options would make of the text as it is now; "" if nothing is.
+// How the tokens in DIR differ from what these options would make of the text as it is now; "" if they do not.
 static std::string what_differs(const Options& options, const Tokenizer& tokenizer) {
   if (options.update && options.read_stdin()) return "standard input cannot be read twice";
   const std::string of_manifest = options.out + "/MANIFEST.json";

@@ -2,7 +2,7 @@
 # Does the source compile with other versions of CUDA than this machine's?
 #   dev/cuda_versions.sh [FOLDER [SOURCE...]]       FOLDER: where the toolkits are kept for the next time
 #
-# PyPI has the toolkit in parts: of CUDA 13 all that a compilation takes, nvcc among it; of CUDA 12 the headers,
+# PyPI has the toolkit in parts: for CUDA 13 all that a compilation takes, nvcc among it; for CUDA 12 the headers,
 # libdevice and ptxas, with which Debian's clang-19 compiles in nvcc's place. Each translation unit is compiled for both
 # sides, the device's down to machine code, in bf16 for sm_90, in fp32 for sm_80, and in fp32 and fp16 for the oldest
 # GPU that the version has code for, sm_70 or sm_75, with warnings as errors. Nothing is linked.

@@ -57,7 +57,7 @@ mkdir -p "$results" "$state"
 echo "$name, $source_of" >"$state/of"
 export build sanitizer state ours gpus
 
-# The report, of all rows that there are. It is green once every part is done and none of its rows is RED.
+# The report with all rows that there are. It is green once every part is done and none of its rows is RED.
 write_report() {
   local part missing=()
   for part in "${all_parts[@]}"; do [ -e "$state/$part.done" ] || missing+=("$part"); done
@@ -169,8 +169,8 @@ part_tests() {
   step 120 "train_gpt2_sla, the largest micro-batch" largest_micro_batch
 }
 
-# train_ranks <name> <ranks> <options...>: a small model, to $state/nccl/<name>; the ranks' pids are in <name>.pid.*. Of
-# the micro-batches of each rank, at least four, the first and the last run beside NCCL, the others as a graph. Ranks
+# train_ranks <name> <ranks> <options...>: a small model, to $state/nccl/<name>; the ranks' pids are in <name>.pid.*.
+# Each rank has at least four micro-batches: the first and the last run beside NCCL, the others as a graph. Ranks
 # that outnumber the GPUs share them, where NCCL may lock: then the run ends in a minute.
 train_ranks() {
   local out=$state/nccl/$1 trainer=$build/nccl/bf16/train_gpt2_sla

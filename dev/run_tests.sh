@@ -3,10 +3,10 @@
 # the order given: longest first.
 #   [SHARDED="PROGRAM..." PART=k/n] [LEAVE_OUT="WORD..."] [SKIP=FILTER] dev/run_tests.sh quick|rest|all PROGRAM...
 # quick: all tests but those whose names begin with Long. rest: after `quick`, those that it has not run. all: all of
-# them. Of the programs in SHARDED every n-th test is run, from the k-th on, of those whose parameter is not named
-# after a word of LEAVE_OUT, such as fp32; of all programs, those that SKIP, a filter of GoogleTest's, does not match.
-# Prints what failing tests print; build/test_logs has the whole output. The last line is `N passed, N failed`, of
-# `rest` with the counts of the `quick` before it; the exit status says the same. A test in which a program crashes has
+# them. A program in SHARDED runs every n-th test, from the k-th on, but none whose parameter is named
+# after a word of LEAVE_OUT, such as fp32. No program runs a test that SKIP, a filter of GoogleTest's, matches.
+# Prints what failing tests print; build/test_logs has the whole output. The last line is `N passed, N failed`; `rest`
+# adds the counts of the `quick` before it; the exit status says the same. A test in which a program crashes has
 # failed, as has a program that runs no test, unless `quick` has run all that it has.
 set -uo pipefail
 CDPATH='' cd -- "$(dirname -- "$0")/.."

@@ -112,7 +112,7 @@ struct SamplingEngine {
     }
   }
 
-  // All weights are read but most rows of embeddings, of tokens if the output head has a weight of its own.
+  // A pass reads all weights but most rows of the position embeddings and, with lm_head, of the token embeddings.
   double weight_bytes_of_a_pass() const {
     const double positions = model.params.wpe != nullptr ? model.config.max_seq_len : 0,
                  tokens = model.params.lm_head != nullptr ? model.config.vocab_size : 0;

@@ -350,7 +350,7 @@ struct Worker {
   double step_seconds() const { return median(seconds); }
 };
 
-// What is being measured, for who waits.
+// Says what is being measured, for whoever waits.
 void print_progress(const std::string& line) { fprintf(stderr, "%s\n", line.c_str()); }
 
 // `folders`: of builds, such as one of this commit and one of an earlier commit. `quick`: without PyTorch's compiled
@@ -495,8 +495,8 @@ void bench_wirings(int rounds, const std::vector<std::string>& wirings) {
   }
 }
 
-// The processor time of a training step by Muon, and of each operation in it, of several wirings of `make train`'s
-// shape, which take turns of one step; the medians of the rounds. FLOPs are the model's and Muon's.
+// The processor time of a training step by Muon, and of each operation in it, for several wirings of `make train`'s
+// shape. The wirings take turns of one step; the medians of the rounds count. FLOPs are the model's and Muon's.
 void bench_operations(int rounds, const std::vector<std::string>& wirings) {
   struct Steps {
     std::unique_ptr<Training> training;

@@ -49,8 +49,8 @@ struct Ceilings {
   double gemm;  // FLOP/s
 };
 
-// q k^T and p v of layer l, of pairs of a query and a key that see each other. The backward pass has five such products
-// to their two.
+// FLOPs of q k^T and p v of layer l, for pairs of a query and a key that see each other. The backward pass has five
+// such products to their two.
 double attention_flops_of(const GPT2& model, int l, int64_t B, int64_t T) {
   return 4.0 * double(B) * attention_pairs(model.attention_plan, l, T).scored * model.config.head_size();
 }

@@ -133,8 +133,8 @@ inline GpuSpec other_gpu(const std::string& name, int multiprocessors, double ma
   return gpu;
 }
 
-// A T4, in fp16. Of the data sheet's 65 TFLOP/s and 320 GB/s it is assumed to sustain 40, because it lowers its clock
-// to keep to 70 W, and 225. No FlashAttention-2 is for it: attention in proportion to matmuls is a guess.
+// A T4, in fp16. It is assumed to sustain 40 of the data sheet's 65 TFLOP/s, because it lowers its clock to keep to
+// 70 W, and 225 of its 320 GB/s. No FlashAttention-2 is for it: attention in proportion to matmuls is a guess.
 inline GpuSpec t4() {
   GpuSpec gpu = other_gpu("T4", 40, 40e12, 225e9);
   gpu.clock = 1.59e9, gpu.memory_bytes = 16e9, gpu.device_names = {"Tesla T4"};
@@ -667,8 +667,7 @@ class StepModel {
       embeddings.push_back(elementwise("wpe", double(N + 4 * model.training->T), double(C), x, Counts::embedding));
     }
     // Tokens as if drawn evenly, which is more different ones than text has. For each the positions between its first
-    // and its last are compared, in rounds of 1,024, four in a thread: of k positions they lie (k - 1) / (k + 1) N
-    // apart.
+    // and its last are compared, in rounds of 1,024, four in a thread: k positions span (k - 1) / (k + 1) N.
     const double V = model.config.vocab_size, of_each = double(N) / V, none = std::exp(-of_each),
                  different = V * (1 - none),
                  compared = different * 1024 + N * V * (1 - none - 2 * ((1 - none) / of_each - none));

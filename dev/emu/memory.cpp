@@ -1,6 +1,6 @@
 // Device memory. It has a range of addresses of its own, with a poisoned red zone before and after each allocation, so
 // that AddressSanitizer finds every access of a kernel outside of its allocations. While host code runs, the range has
-// no access rights. New memory is filled with 0xff. Poison is in units of 8 bytes: of a unit, only the tail can be
+// no access rights. New memory is filled with 0xff. Poison is in units of 8 bytes: only the tail of a unit can be
 // poisoned, and a store between two tensors is found only where the gap is. A kernel of g++'s that reads ordinary host
 // memory is not found.
 #include <sys/mman.h>

@@ -9,8 +9,8 @@
 //
 // A wgmma reads shared memory from its start until it has been waited for: a write in between is a race, whoever makes
 // it. It reads through the async proxy. What threads and cp.async have written before, through the generic proxy, must
-// be made visible to it by a fence.proxy.async somewhere between the write and the read: of the writer before a
-// barrier, or of the reader after one.
+// be made visible to it by a fence.proxy.async somewhere between the write and the read: by the writer before a
+// barrier, or by the reader after one.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -56,8 +56,8 @@ class Races {
   void end_async_read(uint32_t warp, uint32_t first, uint32_t bytes, uint32_t op);
   void proxy_fence(uint32_t warp, uint32_t lanes_in);  // fence.proxy.async; of all existing lanes: 0xffffffff
 
-  // What an mbarrier, or those who have only arrived at a barrier, know: of each thread, up to which time its accesses
-  // are ordered before those who wait, and visible to their asynchronous reads. The last is the async proxy's own.
+  // What an mbarrier, or those who have only arrived at a barrier, know: up to which time each thread's accesses are
+  // ordered before those who wait, and visible to their asynchronous reads. The last is the async proxy's own.
   struct Clock {
     std::vector<uint32_t> known, fenced;
     void join(const Clock& other);

@@ -17,7 +17,7 @@ struct Entry {
   std::string name, bytes;
 };
 
-// A tar file of the entries, or, of a single one without a name, just its bytes; compressed by `filter`, for example
+// A tar file of the entries; a single entry without a name gives just its bytes. `filter` compresses them, for example
 // ARCHIVE_FILTER_XZ.
 inline std::string packed(const std::vector<Entry>& entries, int filter = ARCHIVE_FILTER_NONE) {
   size_t size = 1 << 16, used = 0;

@@ -643,7 +643,7 @@ TEST_F(LongCommandLine, TheNumberOfThreadsChangesNoBit) {
     }
 }
 
-// Nor is any other where dropout drops nothing: with so small a share no element is dropped, and 1 / (1 - p) is 1.
+// Nor do bits differ where dropout drops nothing: with so small a share no element is dropped, and 1 / (1 - p) is 1.
 // BUG llmc/run/options.h: `double dropout = 0;` -> `double dropout = 0.1;`
 // BUG llmc/cpu/attention_scores.h: `p[j] = kept.keep[j] ? p[j] : Element(0.0f)` ->
 // `p[j] = kept.keep[j] ? Element(1.001f * float(p[j])) : Element(0.0f)`

@@ -92,7 +92,7 @@ TEST(Flops, OfAttentionAreThoseOfEachPair) {
   }
 }
 
-// The memory of the first segments of a stream is empty, or not full. Of its positions k and v are computed as well.
+// The memory of the first segments of a stream is empty, or not full. k and v are computed at its positions as well.
 // BUG llmc/model/parts/attention_branch.h: `(qkv + of_memory) * C` -> `qkv * C`
 // BUG llmc/model/attention_pairs.h: `m / T + 1` -> `m / T`
 TEST(Flops, WithMemoryGrowAsItFills) {
@@ -220,7 +220,7 @@ TEST(Parameters, HaveTheMatricesThatMuonUpdates) {
   }
 }
 
-// Projections into the residual stream begin as normal(0, 0.02 / sqrt(2 L)), of all layers that run, also where they
+// Projections into the residual stream begin as normal(0, 0.02 / sqrt(2 L)), for all layers that run, also where they
 // repeat; other matrices as normal(0, 0.02), LayerNorms' weights as ones, and biases as zeros, but not the gates'.
 // BUG llmc/model/parameters.h: `0.02 / std::sqrt(2.0 * c.num_layers)` ->
 //   `0.02 / std::sqrt(2.0 * plan.table.stored_layers)`

@@ -129,7 +129,7 @@ class Training : public Ranks {
            " --layers 2 --heads 2 --channels 16 --vocab-size 64 --max-seq-len 8" +
            " -t 8 -b 1 -d 32 -l 1e-2 --wiring \"sla(1,1)\" -k constant -m 5 -v 20 " + more;
   }
-  // A run's log; of the fp32 trainer unless `program` says otherwise.
+  // A run's log; the fp32 trainer's unless `program` says otherwise.
   std::vector<json> train(int ranks, const std::string& out, const std::string& more,
                           const std::string& environment = "",
                           const std::string& program = "build/fp32/train_gpt2_sla_emu") const {

@@ -346,7 +346,7 @@ TEST_F(EmuCublasLtDeathTest, APointerThatIsLessAlignedThanPromisedDies) {
   EXPECT_DEATH(run_matmul(p), "cublasLtMatmul: A at .* is not aligned to the 256 bytes that were promised");
 }
 
-// Whose alignments the heuristic takes from the pointers that it is asked with.
+// The heuristic takes the alignments from the pointers that it is asked with.
 TEST_F(EmuCublasLtDeathTest, ALaterMatrixOfABatchIsCheckedToo) {
   Batch misaligned, too_short;
   misaligned.next_a = 9, too_short.elements_of_b = 35;

@@ -115,7 +115,7 @@ static const std::vector<Case> cases = {
     {"setp.gtu.f32 %p0, 0f00000000, 0f3F800000;", 0},
     {"setp.num.f32 %p0, 0f7FC00000, 0f3F800000;", 0},
     {"selp.b32 %r0, 1, 2, -1;", 1},
-    // Conversions: of the low part of a wider register, with a sign or without one, to the nearest or towards 0.
+    // Conversions: the low part of a wider register, with a sign or without one, to the nearest or towards 0.
     {"mov.u64 %l0, 0xffffffff80000001; cvt.s64.s32 %l0, %l0; shr.s64 %l0, %l0, 32; cvt.u32.u64 %r0, %l0;", ~0u},
     {"mov.u64 %l0, 0x1234567890abcdef; cvt.u16.u64 %h0, %l0; cvt.u32.u16 %r0, %h0;", 0xcdef},
     {"mov.b16 %h0, 0x80; cvt.s32.s8 %r0, %h0;", uint32_t(-128)},
@@ -351,7 +351,7 @@ TEST_F(Ptx, BarriersCountAndVote) {
 }
 
 // d = a b + c with the fragments of the manual's tables for mma.m16n8k8 and mma.m16n8k16 of fp16: with group = lane / 4
-// and i = lane % 4, register r of a holds row group + 8 (r % 2), columns 2 i + 8 (r / 2) and the next; of b column
+// and i = lane % 4, register r of a holds row group + 8 (r % 2), columns 2 i + 8 (r / 2) and the next; r of b column
 // group, rows 2 i + 8 r and the next; element e of c and d is at row group + 8 (e / 2), column 2 i + e % 2. The first
 // product has 16 columns of a, the second the same by two products of 8, as on a T4, the third has the first 8 alone.
 // BUG dev/emu/ptx/warp.cpp: `2 * (lane % 4) + 8 * (r / 2)] = low(` -> `lane % 4 + 8 * (r / 2)] = low(`

@@ -182,7 +182,7 @@ COPY:
   return text + "  ret;\n}\n";
 }
 
-// What the PTX manual says that a thread holds of A: of each product four registers.
+// What the PTX manual says that a thread holds of A: four registers for each product.
 static std::vector<uint32_t> fragments_of(const Product& p) {
   std::vector<uint32_t> fragments(16 * 128);
   for (int s = 0; s < 4; s++)

@@ -55,7 +55,7 @@ static T at(const std::string& bytes, size_t offset) {
   return value;
 }
 
-// llm.c's train_gpt2.c, fill_in_parameter_sizes: the sixteen tensors in its file's order, of all layers each.
+// llm.c's train_gpt2.c, fill_in_parameter_sizes: the sixteen tensors in its file's order, each for all layers.
 TEST(LlmcFile, HasTheTensorsInLlmcsOrder) {
   TemporaryFolder folder;
   const FolderModel model(plain);

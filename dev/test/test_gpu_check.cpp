@@ -58,7 +58,7 @@ class LongGpuCheck : public CommandLine {
     write_file(bin + "/" + name, "#!/usr/bin/env bash\n" + text + "\n");
     chmod((bin + "/" + name).c_str(), 0755);
   }
-  // In a trainer's stand-in: of the part nccl, a tiny model in place of its own.
+  // In a trainer's stand-in: a tiny model in place of the one that the part nccl trains.
   const std::string tiny = R"sh(
     if [[ "$*" = *' -d 512 '* ]]; then
       shift 2
@@ -77,7 +77,7 @@ class LongGpuCheck : public CommandLine {
     write_file(in("build/nccl/bf16/train_gpt2_sla"), "#!/usr/bin/env bash\n" + program + "\n");
     chmod(in("build/nccl/bf16/train_gpt2_sla").c_str(), 0755);
   }
-  // The rows of the part nccl, all green, of a run that has just ended.
+  // Expects the rows of the part nccl, all green, after a run that has just ended.
   void expect_nccl_is_green(const std::string& text) const {
     for (const char* step :
          {"one rank", "2 ranks, --zero 0", "2 ranks, --zero 1", "2 ranks, --zero 0, again: the same bits",
@@ -257,8 +257,8 @@ TEST_F(LongGpuCheck, TrainsByNcclOnOneGpu) {
 }
 
 // A stand-in writes what a trainer would. Two ranks have other norms with --zero 0, other losses with --zero 1, and the
-// second time another optimizer state; they begin anew where they are to resume. Of the runs in which a rank is to be
-// lost one ends with another status, the other without a message. There are two GPUs.
+// second time another optimizer state; they begin anew where they are to resume. Two runs are to lose a rank: one
+// ends with another status, the other without a message. There are two GPUs.
 // BUG dev/gpu_check.sh: `[ "$2" -le "$gpus" ] ||` -> ``
 // BUG dev/gpu_check.sh: `paste <(steps one |` -> `paste <(steps "$1" |`
 // BUG dev/gpu_check.sh: `loss > 1e-4 ||` -> ``

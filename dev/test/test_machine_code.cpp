@@ -183,7 +183,7 @@ static std::vector<std::vector<bool>> dominators_of(const std::vector<Block>& bl
   return dominators;
 }
 
-// The loops, as the blocks of each: a jump back to a block that dominates it makes one, of all blocks that lead to it.
+// The blocks of each loop. A jump back to a block that dominates it makes a loop of all blocks that lead to the jump.
 // Jumps to the same block are one loop.
 static std::vector<std::set<size_t>> loops_of(const std::vector<Block>& blocks) {
   const std::vector<std::vector<bool>> dominators = dominators_of(blocks);
@@ -205,7 +205,7 @@ static std::vector<std::set<size_t>> loops_of(const std::vector<Block>& blocks) 
   return result;
 }
 
-// The main loop's instructions: of the loops that multiply on tensor cores and start copies of tiles, the shortest.
+// The main loop's instructions: the shortest of the loops that multiply on tensor cores and start copies of tiles.
 static std::vector<Instruction> main_loop(const Code& code) {
   const std::vector<Block> blocks = blocks_of(code);
   std::vector<Instruction> shortest;
@@ -224,7 +224,7 @@ static std::vector<Instruction> main_loop(const Code& code) {
 }
 
 // The registers of A operands that a loop's wgmmas expect from before the loop, and which the loop overwrites: in the
-// second round the products would be of something else. Of the loop's instructions in their order.
+// second round the products would be of something else. `loop` has the instructions in their order.
 static std::set<int> overwritten_operands(const std::vector<Instruction>& loop) {
   std::set<int> from_before, written, overwritten;
   for (const Instruction& i : loop) {

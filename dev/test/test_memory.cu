@@ -436,7 +436,7 @@ TEST(ModelledStep, MultipliesInWholeWavesOfTiles) {
   });
 }
 
-// With the same tokens in fewer sequences attention takes longer; of the rest only wpe has another size.
+// With the same tokens in fewer sequences attention takes longer; beside it only wpe has another size.
 TEST(ModelledStep, TakesMoreAttentionForLongerSequences) {
   const auto seconds = [](const ModelledModel& m, bool of_attention) {
     return m.sum([&](const ModelledOperation& operation, const ModelledPart& part) {

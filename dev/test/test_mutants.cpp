@@ -11,7 +11,7 @@
 
 using mutants::Mutant;
 
-// Each mutant as "kind: source with it", of a function's body on one line.
+// Each mutant as "kind: source with it", for a function's body on one line.
 static std::vector<std::string> mutants_of(const std::string& body) {
   const std::string head = "void f() { ", source = head + body + " }";
   std::vector<std::string> all;

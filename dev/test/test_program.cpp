@@ -117,7 +117,7 @@ TEST_F(Program, OutputThatCannotBeWrittenIsAnError) {
   status = run([] { return run_program([] { return printf("out\n"), 0; }, ReaderGone::is_ignored); }, "/dev/full");
   EXPECT_EQ(WEXITSTATUS(status), 1);
   EXPECT_EQ(read_file(in("stderr")), message);
-  // Not if nothing was printed.
+  // A full disk is no error if nothing was printed.
   EXPECT_EQ(run([] { return run_program([] { return 0; }); }, "/dev/full"), 0);
 }
 

@@ -132,7 +132,7 @@ const WiringCase wirings[] = {
 };
 
 // Shapes that are multiples of nothing; T < max_seq_len, so that the last positions go unused. With `memory` it holds
-// as many positions as it has room for, of any values: they are constants.
+// as many positions as it has room for, with any values: they are constants.
 struct Problem {
   ModelConfig config;
   int B = 2, T = 8;
@@ -174,7 +174,7 @@ struct Problem {
   }
   double loss() const { return forward().loss; }
 
-  // What the gradients are of.
+  // The objective, whose gradients are checked.
   double objective() const {
     const ActTerm* act = reference::find_term<ActTerm>(config);
     const Result<double> result = forward();
@@ -623,7 +623,7 @@ void set_all(Problem& problem, const std::string& ending, double value) {
 }
 
 // The problem with another wiring and number of layers, and the same values of the parameters that both models have;
-// of a tensor that is shorter there, the first ones.
+// a tensor that is shorter there has the first ones.
 Problem with_wiring(const Problem& problem, int num_layers, const char* wiring) {
   Problem other({"", num_layers, problem.config.num_heads, wiring});
   for (auto& [name, param] : other.params) {

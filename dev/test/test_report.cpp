@@ -474,7 +474,7 @@ TEST_F(Report, ShowsCyclesByPositionWhereTheyWereMeasured) {
   EXPECT_EQ(all.back().at("title"), "Loss by position");
 }
 
-// Positions 4 to 7 are a range; of a run with a context of 6, positions 4 to 6.
+// Positions 4 to 7 are a range; in a run with a context of 6, positions 4 to 6.
 TEST_F(Report, LossesOfDifferentPositionsAreNotCompared) {
   std::vector<RunHistory> runs;
   for (const auto& [wiring, context] : {std::pair("plain", 7), {"rope", 6}}) {
@@ -490,7 +490,7 @@ TEST_F(Report, LossesOfDifferentPositionsAreNotCompared) {
   EXPECT_EQ(differences.at("y"), json({-1.0, -1.0}));
 }
 
-// Sections of one page; of the second no run has begun.
+// Sections of one page; no run of the second has begun.
 TEST_F(Report, SectionsHaveTheirOwnTablesAndCharts) {
   LogOf second;
   second.seed = 2;

@@ -198,7 +198,7 @@ TEST_F(Sampling, StopsAtASignal) {
   EXPECT_LT(std::stoi(o.err.substr(drawn + 7)), 58000) << o.err;
 }
 
-// On a keyboard on which nobody types. Status 137: it had to be killed.
+// The keyboard is one on which nobody types. Status 137: it had to be killed.
 // BUG sample_gpt2_sla.cu: `return stop_signal() != 0 ? 128 + stop_signal() : 0;` -> `return 0;`
 TEST_F(Sampling, EndsWithTheStatusOfTheSignalThatStopsIt) {
   const std::string keyboard = in("keyboard");

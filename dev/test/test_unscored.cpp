@@ -6,7 +6,7 @@ static const std::string evaluator = "build/fp32/evaluate_gpt2_sla_cpu ";
 
 class Unscored : public CommandLine {
  protected:
-  // A shard and its mask: of its sequences of 32 tokens those are scored that is_scored says.
+  // A shard and its mask, which scores the sequences of 32 tokens that is_scored says.
   template <class IsScored>
   std::string write_masked(const std::string& name, int sequences, IsScored is_scored) const {
     const std::string shard = shard_bytes(32 * sequences + 1);

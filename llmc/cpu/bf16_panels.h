@@ -121,7 +121,7 @@ inline void pack_whole_pairs(bfloat16* to, const Operand& of) {
   }
 }
 
-// to = the tiles of `count` rows or columns and at most most_depth of k, panel by panel, of each panel two for each
+// to = the tiles of `count` rows or columns and at most most_depth of k, panel by panel. A panel has two for each
 // tile_depth of k: as pairs for b, else as rows. It reads along the operand's rows, and asks for what is next ahead.
 inline void pack(bfloat16* to, const Operand& of, int64_t count, int64_t depth, bool as_pairs) {
   const int64_t panels = (count + panel - 1) / panel, steps = (depth + tile_depth - 1) / tile_depth;

@@ -1,4 +1,4 @@
-// Sums of heads of several layers (llmc/ops/head_mix.h). Of four heads at a time the sums are in registers.
+// Sums of heads of several layers (llmc/ops/head_mix.h). The sums of four heads at a time are in registers.
 #pragma once
 #include <algorithm>
 #include <cstdint>

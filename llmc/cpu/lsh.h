@@ -36,7 +36,7 @@ inline void multiply_by_rotations(float (&sums)[hash_rows][hash_columns], const 
   }
 }
 
-// The rows [first, first + hash_rows) of one head, of those the ones before N.
+// The rows [first, first + hash_rows) of one head, as far as they are before N.
 inline void hash_head(const LshHash& a, int64_t first, int64_t head, std::vector<float>& x) {
   const int64_t rows = std::min(hash_rows, a.N - first), columns = a.num_buckets / 2;
   x.assign(size_t(hash_rows * a.HS), 0.0f);
@@ -98,8 +98,8 @@ inline void lsh_sort(const LshShape& s, const LshOrder& o) {
 constexpr int64_t copied_rows = 64;
 inline int64_t with_padding(int64_t rows) { return (rows + copied_rows - 1) / copied_rows * copied_rows; }
 
-// copies (with_padding(end - begin), HS) = rows of x, which has `stride` channels, from `channel` on: of the positions
-// [begin, end) in the round's order.
+// copies (with_padding(end - begin), HS) = rows of x, which has `stride` channels, from `channel` on: the rows of the
+// positions [begin, end) in the round's order.
 inline void copy_positions(const LshRound& at, std::vector<floatX>& copies, const floatX* x, int64_t stride,
                            KeyRange positions) {
   const int64_t HS = at.a.shape.HS, rows = positions.end - positions.begin;

@@ -20,7 +20,7 @@ inline void stream_add(float* x, floatX* rounded, const floatX* y, float factor,
   }
 }
 
-// out (n) = (x1 (n) + x2 (n)) / 2. Of one stream twice: that stream, rounded to floatX.
+// out (n) = (x1 (n) + x2 (n)) / 2. If x1 is x2: that stream, rounded to floatX.
 inline void streams_mean(floatX* out, const float* x1, const float* x2, int64_t n) {
 #pragma omp parallel for simd schedule(static) if (parallel : is_worth_threads(10 * n))
   for (int64_t i = 0; i < n; i++) from_float(out[i], 0.5f * (x1[i] + x2[i]));

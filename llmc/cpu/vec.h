@@ -97,7 +97,7 @@ SLA_INLINE void for_each_vector(int64_t count, const F& f) {
   if (j < count) f(j, count - j);
 }
 
-// All of a register's floats by combine(a, b): of neighbours first, then of the neighbouring results.
+// Joins all of a register's floats by combine(a, b): neighbours first, then the neighbouring results.
 template <class Combine>
 SLA_INLINE float reduce(FloatVector x, const Combine& combine) {
   float lanes[vector_width];

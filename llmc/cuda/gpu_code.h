@@ -5,7 +5,7 @@
 #include <string>
 #include "llmc/utils/error.h"
 
-// `architectures`: of the machine code, as nvcc's __CUDA_ARCH_LIST__ has them (800 is 8.0). With has_ptx there is PTX
+// `architectures`: the machine code's, as nvcc's __CUDA_ARCH_LIST__ has them (800 is 8.0). With has_ptx there is PTX
 // of 8.0. Returns what a user should know, which is nothing if there is machine code; throws UserError if there is
 // nothing for the GPU.
 inline std::string remark_on_gpu_code(const std::string& gpu, int major, int minor,

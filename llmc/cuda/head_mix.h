@@ -9,7 +9,7 @@
 
 constexpr int head_mix_threads = 256, head_mix_group = 8;  // sums of a thread
 
-// A thread owns eight channels of a token, of up to head_mix_group sums. `groups` neighbouring blocks have the sums of
+// A thread owns eight channels of a token, in up to head_mix_group sums. `groups` neighbouring blocks have the sums of
 // the same tokens, whose heads the L2 cache has after the first of them.
 __global__ void __launch_bounds__(head_mix_threads) mix_heads_kernel(HeadMix<floatX> m, int64_t eights, int groups) {
   const int64_t thread = int64_t(blockIdx.x) / groups * head_mix_threads + threadIdx.x, of_head = m.HS / 8;

@@ -1,7 +1,7 @@
 // The one way to launch kernels, and the checks of CUDA's errors.
 //
 // CUDA 12.3 or later. What the trainer calls has the same signatures in 12.3, 12.8, 13.0 and 13.5, and nothing is
-// compiled by version; of it these differ, or are missing in older ones:
+// compiled by version; older versions have these otherwise, or lack them:
 //   cudaFuncGetName           is new in 12.3
 //   cudaGraphInstantiate      has three parameters since 12.0
 //   cudaGetDeviceProperties   is a macro in 12; clockRate and others, which are not used, are gone from 13

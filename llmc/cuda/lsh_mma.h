@@ -47,7 +47,7 @@ struct LshBlock {
   __device__ static Tile<D> own_tile(int n) { return Tile<D>{0}.from_row(n * lsh_rows); }
   __device__ static Tile<D> warp_tile(int n) { return own_tile(n).from_row(warp_index() * 16); }
   __device__ static Tile<D> column_tile(int n, int stage) { return own_tile(Own).from_row((2 * n + stage) * Columns); }
-  // Offsets in shared memory: of the warp's rows, in round 0; of the columns, in round 0; of their floats number n.
+  // Offsets in shared memory: the warp's rows' buckets, from round 0 on; the columns' buckets; the columns' floats n.
   __device__ static int own_buckets() { return Tile<D>{0}.from_row(tile_rows).offset; }
   __device__ int column_buckets(int stage) const {
     return own_buckets() + at.round * (lsh_rows + stage * Columns) * int(sizeof(int));

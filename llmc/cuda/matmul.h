@@ -127,8 +127,8 @@ inline GemmPlan describe_gemm(const GemmShape& s) {
 }
 
 // At most `most` algorithms for a shape, in the heuristic's order; throws UserError if there is none. The heuristic
-// takes the alignment of bias and aux from their pointers in plan.operation. Of the ways to add up the parts of a
-// product that is split along k, those are excluded that do so in the output or its type: parts in 16 bits would be
+// takes the alignment of bias and aux from their pointers in plan.operation. Algorithms that split a product along k
+// are excluded if they add up its parts in the output or its type: parts in 16 bits would be
 // rounded before they are added, and a sum in place may depend on which part comes first.
 inline std::vector<cublasLtMatmulHeuristicResult_t> gemm_algorithms(const GemmShape& s, const GemmPlan& plan,
                                                                     int most) {

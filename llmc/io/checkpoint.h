@@ -4,8 +4,8 @@
 // bytes. A checkpoint is written under another name, synced, and renamed: a folder with its final name is complete. It
 // is renamed before it is removed.
 //
-// A model that is trained with a memory of earlier segments has that in memory.safetensors: of each stream of text, as
-// many as all ranks have rows.
+// A model that is trained with a memory of earlier segments has that in memory.safetensors, for each stream of text.
+// There are as many streams as all ranks have rows.
 //
 // state.json has a CRC-32C of everything in the other files, tensor by tensor, and of itself.
 //

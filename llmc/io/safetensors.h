@@ -78,8 +78,8 @@ struct SafetensorsSpec {
 struct SafetensorsWriter {
   SafetensorsWriter(const std::string& path, const std::vector<SafetensorsSpec>& specs);
 
-  // Another writer, possibly in another process, to a file that a SafetensorsWriter has laid out. Throws UserError if
-  // the file is not a valid safetensors file of F32 tensors, or cannot be opened for writing.
+  // Makes another writer, possibly in another process, for a file that a SafetensorsWriter has laid out. Throws
+  // UserError if it is not a valid safetensors file of F32 tensors, or cannot be opened for writing.
   static SafetensorsWriter attach(const std::string& path);
 
   // Elements first ... first + count - 1 of tensor `index` (in specs) = data[0 ... count - 1]. Safe to call from

@@ -33,7 +33,7 @@ struct Batch {
   RowPositions key_positions() const { return {remembered + T, positions_of_parts}; }
 };
 
-// B segments of T tokens, of whose streams `remembered` positions before them are remembered.
+// B segments of T tokens; of each one's stream the `remembered` positions before it are remembered.
 inline Batch batch_of_segments(int64_t B, int64_t T, int64_t remembered, float dloss = 0) {
   Batch batch = {B, T};
   batch.remembered = remembered, batch.dloss = dloss;

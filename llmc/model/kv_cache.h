@@ -84,8 +84,8 @@ struct KVCache {
     return {slot, length, count};
   }
 
-  // (groups, `rows`): the first key of each token's document, as a row of its sequence in the cache. `tokens`: of the
-  // parts, which have been appended; a document begins at each that is `end_of_text`.
+  // (groups, `rows`): the first key of each token's document, as a row of its sequence in the cache. `tokens`: the
+  // parts' tokens, which have been appended; a document begins at each that is `end_of_text`.
   std::vector<int> first_keys(const std::vector<SequencePart>& parts, const int* tokens, int end_of_text,
                               int64_t rows) {
     std::vector<int> keys(plan.groups.size() * size_t(rows));

@@ -141,7 +141,7 @@ LearnedSources parse_learned_sources(const std::string& path, const std::string&
 
 namespace {
 
-// (L, h, L): of each head of a model the share of each layer's head of the same number in the K/V that it attends to.
+// (L, h, L): for each head of a model the share of each layer's head of the same number in the K/V that it attends to.
 using HeadShares = std::vector<std::vector<std::vector<double>>>;
 
 HeadShares head_shares(const LearnedSources& s, const WiringTable& t) {

@@ -16,8 +16,8 @@ struct LearnedSources {
   std::vector<std::vector<float>> dense;
 
   bool empty() const { return router.empty() && dense.empty(); }
-  // (l + 1): the share of each layer in the sum of |R| of a K/V head of layer l; of layer 0 its own. `as_a_wiring`:
-  // only what a wiring can say counts in a layer's share, the head of the same number with a positive weight.
+  // (l + 1): the share of each layer in the sum of |R| of a K/V head of layer l; layer 0 has itself alone.
+  // `as_a_wiring`: only the head of the same number with a positive weight counts, as a wiring can say no other.
   std::vector<double> router_shares(int layer, int kv_head, bool as_a_wiring = false) const;
 };
 
@@ -25,8 +25,8 @@ struct LearnedSources {
 // where one is NaN or infinite, and as verify_model does; empty() for a model with neither term.
 LearnedSources read_learned_sources(const std::string& folder, const ModelConfig& config);
 
-// A line a weight: term, layer (num_layers: the final norm), K/V head, source layer (of `dense` 0 is the embeddings and
-// j layer j - 1), its K/V head, weight. Of `dense` heads are 0.
+// A line a weight: term, layer (num_layers: the final norm), K/V head, source layer (for `dense` 0 is the embeddings
+// and j layer j - 1), its K/V head, weight. `dense` has 0 for heads.
 std::string learned_sources_csv(const LearnedSources& s);
 // Reads that; `path` is for errors. Throws UserError, with the line, for anything else.
 LearnedSources parse_learned_sources(const std::string& path, const std::string& csv);
@@ -45,10 +45,10 @@ inline constexpr char near_share_name[] = "share of |weights| on the same head, 
 // without one, nor where `w` has another number of K/V heads than the router.
 std::vector<NearWiring> nearest_wirings(const LearnedSources& s, const Wiring& w, int num_heads);
 
-// Both for people to read, for a terminal: shares and weights, each head's largest source, the nearest wirings.
+// Both terms for people to read in a terminal: shares and weights, each head's largest source, the nearest wirings.
 std::string learned_sources_text(const LearnedSources& s, const Wiring& w, int num_heads);
 
-// An <svg> of maps, a row a layer and a column a source layer, shaded by share or weight: of `router` the mean over K/V
-// heads, then `dense`, then each K/V head. Its colours are the page's, as wiring_picture's. A sentence in place of more
-// than some MB.
+// An <svg> of maps, a row a layer and a column a source layer, shaded by share or weight: the mean over K/V heads for
+// `router`, then `dense`, then each K/V head. Its colours are the page's, as wiring_picture's. A sentence in place of
+// more than some MB.
 std::string learned_sources_picture(const LearnedSources& s);

@@ -22,7 +22,7 @@ struct UpdateCost {
   double seconds(const Ceilings& c) const { return flops / c.gemm + bytes / c.copy; }
 };
 
-// FLOPs of a token that the backward pass computes again: of attention 2 of 7 products, and no K/V; of an MLP its first
+// FLOPs of a token that the backward pass computes again: 2 of attention's 7 products, and no K/V; an MLP's first
 // matmul or its second one.
 inline double recomputed_flops_per_token(const Sublayers& sublayers, const ModelConfig& c, const AttentionPlan& plan,
                                          int64_t T) {

@@ -15,7 +15,7 @@ bool is_llmc_file(const std::string& path);
 // file that is shorter or longer than the header says.
 ModelConfig read_llmc_config(const std::string& path);
 
-// Hands every weight to `store`. `table`: of that config. Throws UserError if the file cannot be read.
+// Hands every weight to `store`. `table`: that config's. Throws UserError if the file cannot be read.
 void read_llmc_weights(const std::string& path, const ModelConfig& config, const ParameterTable& table,
                        const StoreTensor& store);
 

@@ -30,7 +30,7 @@ inline void declare(MuonWorkspace& w, ActivationList& list) {
   list.add(muon, "muon_step", w.step, {1});
 }
 
-// Moves a batch's matrices. args.grads has u, args.squares their norms' squares. Of each matrix the workspaces have O
+// Moves a batch's matrices. args.grads has u, args.squares their norms' squares. The workspaces have each matrix's O
 // in floatX.
 inline void update_by_muon(const MuonWorkspace& w, const MuonArgs& args, const MuonBatch& batch) {
   for_each_part(batch, [&](const MuonBatch& part) {
@@ -44,8 +44,8 @@ inline void update_by_muon(const MuonWorkspace& w, const MuonArgs& args, const M
     muon_normalize(x, args, part);
     for (int done = 0, iterations; done < muon_iterations; done += iterations) {
       iterations = muon_iterations_at_once(n, length, done);
-      // q becomes the product of the iterations' polynomials p. Until the next X is computed its memory, of at least
-      // two (n, n) where there are several iterations, is free.
+      // q becomes the product of the iterations' polynomials p. Its memory is the next X's, which is not computed yet:
+      // at least two (n, n) where there are several iterations.
       floatX *p = w.polynomial + first * n * n, *q = next, *half = next + count * n * n,
              *square = w.gram_squared + first * n * n;
       gemm({count, is_tall ? 'T' : 'N', is_tall ? 'N' : 'T', n, n, length, /*is_symmetric=*/true}, x, x, gram);

@@ -191,7 +191,7 @@ struct ParameterBuilder {
     matrix(weight, name + ".weight", in, out, std, count);
     bias(bias_pointer, name, out, std::move(bias_spec));
   }
-  // A linear layer that has no bias; `count`: of as many matrices, one below the other.
+  // A linear layer that has no bias; it has `count` matrices, one below the other.
   void matrix(T*& weight, const std::string& name, int64_t in, int64_t out, double std, int count = 1) {
     add(weight, name, {out, in},
         linear_spec(in, out, std, std::vector<int64_t>(size_t(out > 1 ? count : 0), out / count)));

@@ -16,7 +16,7 @@
 //                                           branch's output, and dresidual becomes the gradient of the stream before
 //   matmul_elements, attention_flops        its cost, if it has any
 //
-// A part has no function that does nothing: who walks the list asks for what a part has.
+// A part has no function that does nothing: the code that walks the list asks which functions a part has.
 #pragma once
 #include <cstdint>
 #include <optional>

@@ -124,7 +124,7 @@ struct MaskOf {
   Clauses clauses = {};
 
   // From now on the mask hides what this clause hides, too. A clause that is `last` alone narrows the window. The order
-  // clauses is the order of their texts, so that masks that show the same keys in the same words are equal.
+  // of clauses is the order of their texts, so that masks that show the same keys in the same words are equal.
   void add(const MaskClause& clause) {
     CHECK(clause.has_interval() || clause.recurs());
     if (clause.is_residue() && clause.s == 1) return;  // all keys

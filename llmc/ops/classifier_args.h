@@ -20,7 +20,7 @@ struct ClassifierArgs {
   LossScaleView loss_scale = {};  // dloss is multiplied by it
 };
 
-// What of `count` positions is added to a step's sums.
+// What `count` positions add to a step's sums.
 struct LossRows {
   const float* losses;     // (count)
   const float* ponder;     // (count): N + R of each position, or null

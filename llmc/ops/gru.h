@@ -1,5 +1,5 @@
 // The gate in which a branch's output joins the residual stream with `gru` (llmc/model/terms/gru.h): what its
-// operations read and write, the same for every device. Of each token the tensors have rows of C channels, one beside
+// operations read and write, the same for every device. The tensors have rows of C channels for each token, one beside
 // the other:
 //
 //   gates (N, 3C)   r | z | g, which the backward pass makes the gradients of what r, z and g are functions of

@@ -1,8 +1,8 @@
 // Adaptive computation time (Graves 2016; llmc/model/terms/act.h), the same for every device. After each cycle of
 // layers a token halts with probability p. It runs until the first cycle, N, after which the probabilities add up to
 // `threshold`, or until the last one. What follows the cycles gets the weighted sum of the tokens' states after each of
-// them: with weight p of the cycles before N, and of N with what is left, R = 1 - the sum of these p.
-// All cycles are computed for all tokens: of one that has halted the later states have weight 0.
+// them: cycles before N have their p as weight, N has what is left, R = 1 - the sum of these p.
+// All cycles are computed for all tokens: once a token has halted, its later states have weight 0.
 #pragma once
 #include <cstdint>
 #include "llmc/ops/attention_mask.h"

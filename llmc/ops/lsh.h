@@ -51,7 +51,7 @@ struct LshHash {
   SLA_HOST_DEVICE int64_t to(int64_t row) const { return dst_rows != nullptr ? dst_rows[row * dst_rows_stride] : row; }
 };
 
-// What lsh_hash and lsh_sort say of whole sequences, of each head and round.
+// What lsh_hash and lsh_sort say of whole sequences, for each head and round.
 struct LshOrder {
   int* buckets = nullptr;          // (B * T, NH, rounds)
   float* inverse_norms = nullptr;  // (B * T, NH)

@@ -96,7 +96,7 @@ constexpr int muon_iterations_at_once(int64_t n, int64_t length, int done) {
   return length < 2 * n ? 1 : done == 0 ? 2 : muon_iterations - done;
 }
 
-// The FLOPs of the iteration for a matrix: of products of (n, n), which are symmetric, half is computed.
+// The FLOPs of the iteration for a matrix: products of (n, n) are symmetric, and half of them is computed.
 inline double muon_flops(const MuonMatrix& matrix) {
   const double n = double(matrix.shorter()), length = double(matrix.longer());
   double flops = 0;

@@ -14,7 +14,7 @@ struct RotaryHeads {
   const float* table = nullptr;  // rotary_table, on the device
 };
 
-// (positions, HS/2, 2): cosine and sine of position * base^(-2i/HS), of each of the positions.
+// (positions, HS/2, 2): cosine and sine of position * base^(-2i/HS), for each of the positions.
 inline std::vector<float> rotary_table(const std::vector<int>& positions, int HS, double base) {
   std::vector<float> table;
   table.reserve(positions.size() * size_t(HS));

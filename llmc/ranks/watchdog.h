@@ -77,7 +77,7 @@ struct Watchdog {
     }
   }
 
-  // Who by the notes has not come to this rank's collective; "" if one is paused. All that live write one meanwhile.
+  // Names the ranks that their notes show behind; "" if one is paused. Meanwhile every rank that lives writes a note.
   std::string who_is_behind(uint64_t begun, double interval) {
     if (!folder_) return "there is no folder (-o, --rendezvous) with notes of who is behind";
     const std::vector<RankNote> before = folder_->read_all();

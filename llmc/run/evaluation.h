@@ -49,8 +49,8 @@ struct TextResult {
   double bits_per_byte() const;  // NaN if bytes are not known, or 0
 };
 
-// By which score an answer is chosen: the sum of its tokens' log-likelihoods, or that divided by its number of tokens,
-// of characters or of bytes. A space at the answer's beginning is no character and no byte of it.
+// The score by which an answer is chosen: the sum of its tokens' log-likelihoods, or the sum divided by its number of
+// tokens, characters or bytes. A space at the answer's beginning is no character and no byte of it.
 enum class ChoiceScore { sum, per_token, per_character, per_byte, count };
 
 struct ChoiceResult {

@@ -67,8 +67,8 @@ static void add_ponder(Sample& sample, const json& line) {
   } catch (const json::exception&) {}
 }
 
-// Adds what an older version of this program did not write down. Of a description that somebody has shortened, and
-// which has no learning rate, nothing more is known.
+// Adds what an older version of this program did not write down. If somebody has shortened a description, so that it
+// has no learning rate, nothing more is known.
 static void complete(json& description) {
   if (!description.contains("learning_rate")) return;
   double tokens = 1;

@@ -24,7 +24,7 @@ struct Schedule {
   // The names above.
   static std::vector<std::string> kinds() { return {"cosine", "linear", "constant", "wsd"}; }
 
-  // The learning rate of the step-th update; updates count from 1. Of w warm-up steps the first has base / w and the
+  // The learning rate of the step-th update; updates count from 1. The first of w warm-up steps has base / w and the
   // last base. The decay would reach final_fraction * base in step total_steps + 1.
   double operator()(int64_t step) const {
     if (step <= warmup_steps) return learning_rate * double(step) / double(warmup_steps);

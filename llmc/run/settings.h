@@ -15,7 +15,7 @@ inline const char model_checksum_key[] = "model_checksum";
 inline const char train_checksum_key[] = "train_checksum";
 inline const char val_checksum_key[] = "val_checksum";
 
-// By their keys in a log's description of a run.
+// Settings by their keys in a log's description of a run.
 using Settings = std::map<std::string, Scalar>;
 
 // The settings in a description.

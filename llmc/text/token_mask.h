@@ -65,7 +65,7 @@ struct TokenMask {
 
   bool exists() const { return num_tokens_ > 0; }
 
-  // (count): of each token from `begin` on a 1 if it is scored, or 0.
+  // (count): 1 for each token from `begin` on that is scored, 0 for others.
   std::vector<uint8_t> scored(int64_t begin, int64_t count) const {
     std::vector<uint8_t> scored(size_t(count), 1);
     if (!exists() || count == 0) return scored;

@@ -1,7 +1,7 @@
 // The micro-batches of a validation: `wanted` of them, over all ranks, at even distances in the data (a corpus in the
 // order of its documents may begin with another kind of text than the rest), or, if that is 0, all of the data: the
 // incomplete micro-batch at the end and what full sequences leave of each file too. Ranks deal them out among
-// themselves. Of data that are cut into streams they are the first segments of each stream, or all of them.
+// themselves. Where data are cut into streams, they are the first segments of each stream, or all of them.
 #pragma once
 #include <algorithm>
 #include <cstdint>

@@ -10,7 +10,7 @@ inline float float_from_bf16(uint16_t bits) {
   return value;
 }
 
-// The nearest bf16, of two equally near ones the even one. NaN stays NaN. Without a branch, so that compilers vectorise
+// The nearest bf16; ties go to the even one. NaN stays NaN. Without a branch, so that compilers vectorise
 // loops of it.
 inline uint16_t bf16_from_float(float value) {
   uint32_t bits;

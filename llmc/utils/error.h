@@ -26,7 +26,7 @@ __attribute__((format(printf, 1, 2))) inline std::string format(const char* fmt,
   return text;
 }
 
-// What printf takes for an argument: of a text its characters.
+// What printf takes for an argument: for a text, its characters.
 inline const char* printf_argument(const std::string& text) { return text.c_str(); }
 template <class T>
 T printf_argument(T value) {

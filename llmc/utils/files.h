@@ -33,8 +33,8 @@ bool is_folder(const std::string& path);
 // it.
 std::vector<std::string> matching_files(const std::string& pattern);
 
-// The most bytes of a file that is read whole: of what a model's folder has beside tensors, such as config.json and
-// tokenizer.json, and of what grows with a run or holds texts, such as its log.
+// The most bytes of a file that is read whole: a file that a model's folder has beside tensors, such as config.json and
+// tokenizer.json; and a file that grows with a run or holds texts, such as its log.
 constexpr int64_t most_small_bytes = int64_t(64) << 20, most_text_bytes = int64_t(4) << 30;
 
 // What a file that is read whole may be, at the end of links. A pipe or a device may never end or have a byte, so that
@@ -65,7 +65,7 @@ struct TextFile {
 // listed.
 std::set<std::string> list_folder(const std::string& folder);
 
-// The kernel's lock on a whole file, of one process at a time; it ends with the process, however that ends. NFS servers
+// The kernel's lock of one process on a whole file; it ends with the process, however that ends. NFS servers
 // pass such locks on to other machines. Without locks a file system gives `unsupported`, and the reason in errno.
 enum class FileLock { taken, held_by_another, unsupported };
 FileLock lock_file(int fd);

@@ -157,7 +157,7 @@ inline void cut_into_parts(ParameterTable& table) {
   table.state_count = *std::max_element(state.begin(), state.end());
 }
 
-// What of a parameter is in this process's shard: `count` contiguous elements, 0 if none, from `begin` of the full
+// The elements of a parameter in this process's shard: `count` contiguous elements, 0 if none, from `begin` of the full
 // arenas and from `state` of the arenas that hold the shard alone.
 struct ShardRange {
   int64_t begin, state, count;

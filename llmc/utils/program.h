@@ -3,7 +3,7 @@
 #include <functional>
 #include <string>
 
-// What becomes of a program when whoever read its standard output has gone (`| head -1`): a filter ends, as SIGPIPE
+// What a program does when whoever read its standard output has gone (`| head -1`): a filter ends, as SIGPIPE
 // ends it, because nobody wants the rest. What it does for its files continues.
 enum class ReaderGone { ends, is_ignored };
 

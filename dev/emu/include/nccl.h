@@ -34,8 +34,8 @@ ncclResult_t ncclReduceScatter(const void* sent, void* received, size_t count, n
 // received (ranks, count) = all ranks' sent (count), which may be the rank-th part of received.
 ncclResult_t ncclAllGather(const void* sent, void* received, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream);
-// received (count) of rank `root` = the sum of all ranks' sent (count), which may be the same; of the others it is not
-// used.
+// received (count) of rank `root` = the sum of all ranks' sent (count), which may be the same; other ranks' received is
+// not used.
 ncclResult_t ncclReduce(const void* sent, void* received, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
                         ncclComm_t comm, cudaStream_t stream);
 // received (count) = sent (count) of rank `root`, which may be the same; the others' sent is not used.

@@ -195,7 +195,7 @@ Handler load_or_store(bool loads) {
   return loads ? run_load<space, Memory, Value> : run_store<space, Memory, Value>;
 }
 
-// `type`: of memory, "s8" ... "b64"; register_bytes: of a lane, at least as many. nullptr: there is no such type.
+// `type`: in memory, "s8" ... "b64"; register_bytes: a lane's, at least as many. nullptr: there is no such type.
 template <Space space>
 Handler load_or_store(bool loads, const std::string& type, int register_bytes) {
   const bool is_signed = type[0] == 's';

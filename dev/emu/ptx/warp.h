@@ -155,7 +155,7 @@ void complete_copies_before(Warp& w, uint32_t of_lanes, uint32_t number, uint32_
 
 // Where in the block's shared memory an operand's address is; so many bytes from there must be in it.
 uint32_t shared_offset(const Warp& w, const Op& op, int lane, uint64_t address, uint32_t bytes);
-// That the device may read these bytes.
+// Checks that the device may read these bytes.
 void check_readable(const Warp& w, const Op& op, int lane, uint64_t address, uint32_t bytes);
 
 // Ends the program with a message about a thread and the instruction that it executes.

@@ -1,6 +1,6 @@
 // Asynchronous products of matrices: wgmma.mma_async, which the four warps of a warpgroup start together, and
-// wgmma.fence, .commit_group and .wait_group. Of d (64 x N) = a (64 x K) b (K x N) + d warp w of a warpgroup has rows
-// 16 w to 16 w + 15, and of those a lane has what it has of an mma's d and a (warp.cpp).
+// wgmma.fence, .commit_group and .wait_group. In d (64 x N) = a (64 x K) b (K x N) + d warp w of a warpgroup has rows
+// 16 w to 16 w + 15, and a lane has the same of these as of an mma's d and a (warp.cpp).
 //
 // Where a product has an operand in shared memory, a descriptor says where. The matrix is made of pieces of 16 bytes,
 // T = 8 or 4 elements. With W = 2, 4 or 8 pieces in a row of the 32-, 64- or 128-byte swizzle, the piece of
@@ -205,7 +205,7 @@ std::string user_of(const Warp& w, uint32_t number) {
   return "a wgmma";
 }
 
-// That the product may use its registers now; from now on others may not.
+// Checks that the product may use its registers now; from now on others may not.
 void take_registers(Warp& w, const Op& op) {
   const size_t num_accumulators = size_t(Shape::unpacked(op.number).N / 2);
   if (!w.had_wgmma_fence) fail(w, op, 0, "no wgmma.fence before the warp's first wgmma");

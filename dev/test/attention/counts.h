@@ -236,7 +236,7 @@ TEST(LONG_ON_EMU(AttentionMasks), HaveNoBankConflicts) {
 }
 #endif
 
-// The selection alone, of any scores and indices: the reference sorts.
+// The selection alone, from any scores and indices: the reference sorts.
 TEST(AttentionTopK, FindsTheKeyOfEveryRank) {
   const std::vector<float> values = {0.0f,  -0.0f,  1.0f,     -1.0f,      1e-40f,      -1e-40f,
                                      3e38f, -3e38f, INFINITY, 1.0000001f, -1.0000001f, 5.5f};

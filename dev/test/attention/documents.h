@@ -1,4 +1,4 @@
-// Attention within documents: of each kind, against the formula; of a document that is alone; and what is read.
+// Attention within documents of each kind, against the formula; a document that is alone; and what is read.
 #pragma once
 #include <gtest/gtest.h>
 #include <algorithm>

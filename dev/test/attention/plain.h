@@ -159,7 +159,7 @@ inline void check_copy_rows(int64_t rows, int64_t width) {
 TEST(CopyRows, CopiesRowsOrSetsThemToZero) {
   for (int64_t rows : {1, 37, 300})
     for (int64_t width : {8, 24, 768, 3072}) check_copy_rows(rows, width);
-  // Beside and on the rows of a block, and the width for which it has a single row: of float, and of bf16.
+  // Rows beside and on a block's; widths beside and on the one at which a block has a single row, in fp32 and in bf16.
   for (int64_t rows : {127, 128, 129, 255, 256, 257}) check_copy_rows(rows, 8);
   for (int64_t width : {1016, 1024, 1032, 2040, 2048, 2056, 40'000}) check_copy_rows(3, width);
 }

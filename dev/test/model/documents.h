@@ -47,7 +47,7 @@ TEST(LONG_ON_EMU(Documents), HaveTheLossesAloneThatTheyHavePacked) {
   }
 }
 
-// What was before a document changes nothing of it, though positions go on: in training, where a prompt is read, and
+// What comes before a document changes nothing in it, though positions go on: in training, where a prompt is read, and
 // where a text is drawn.
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/kv_cache.h: `documents[part.slot] - first[part.slot][g]` ->
 // `documents[part.slot] - first[part.slot][g] - 1`

@@ -124,7 +124,7 @@ TEST(LONG_ON_EMU(Dropout), IsTheSameForAnyMicroBatchAndRecomputation) {
   expect_the_same_update({"sla(2,3)", 24}, 8, {{8, 0}, {8, 1}, {8, 2}, {8, 3}, {8, 4}, {2, 0}, {1, 3}});
 }
 
-// What a branch puts out is computed again for the gates of `gru` alone, and what layers take in for `dense`.
+// Branches' outputs are computed again for the gates of `gru` alone, and layers' inputs for `dense`.
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/mlp_branch.h: `hidden_project(b, {0, batch.rows()}); if
 // (batch.drops)` -> `hidden_project(b, {0, batch.rows()}); if (false)`
 TEST(LongDropout, IsTheSameAtAnyLevelOfRecomputationOfEveryWiring) {

@@ -46,8 +46,8 @@ inline std::unique_ptr<GPT2> make_generator(const GPT2& model, int slots, int64_
 }
 
 // Weights five times larger than GPT-2's initial ones, so that no term of the model is too small to matter; in 16 bits
-// as large as those: the larger the weights, the more a layer multiplies the rounding errors of those before it. Of
-// values that floatX has, so that both sides start from the same numbers.
+// as large as GPT-2's: the larger the weights, the more a layer multiplies the rounding errors of the layers before it.
+// floatX has the values exactly, so that both sides start from the same numbers.
 constexpr double weights_std = is_16_bit ? 0.02 : 0.1;
 inline DoubleTensors random_parameters(const ModelConfig& config, uint64_t seed) {
   DoubleTensors params = reference::make_parameters<double>(config);
@@ -85,7 +85,7 @@ void set_weights(GPT2& model, const Tensors& params) {
   }
 }
 
-// With `lsh`: the buckets that the model's forward pass decides on, of each layer; without it none.
+// The buckets that the model's forward pass decides on in each layer with `lsh`; none without it.
 inline std::vector<reference::HeadBuckets> buckets_of_pass(GPT2& model, const std::vector<int>& tokens, int B, int T) {
   std::vector<reference::HeadBuckets> layers;
   if (model.attention_plan.table.lsh_buckets == 0) return layers;

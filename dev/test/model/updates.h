@@ -183,7 +183,7 @@ inline void update_by_random_gradients(GPT2& model, int step) {
   gpt2_update(model, step, {1e-2, 0.9, 0.95, 1e-3, 0.1, 0.5, 0.9});
 }
 
-// What a batch is changes the numbers of a GPU's matmuls by rounding, and here nothing.
+// Which matrices are a batch changes the results of a GPU's matmuls by rounding, and here nothing.
 TEST(Updates, OfBatchesOfMatricesAreThoseOfOneAfterTheOther) {
   const ModelConfig config = four_layers("sla(2,3)");
   const auto model = make_muon_model(config, int64_t(1) << 30), one_by_one = make_muon_model(config, 0);
@@ -232,7 +232,7 @@ TEST(Updates, OfMatricesTakeAFewDozenLaunchesInOneGraph) {
 // ----------------------------------------------------------------------------
 // What an update costs beside the model's own arithmetic
 
-// GPT-2 124M, of whose layers the backward pass computes all but the last again, and three micro-batches an update.
+// GPT-2 124M; the backward pass computes all its layers but the last again; three micro-batches an update.
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/limit.h: `flops += 4 * square + ` -> `flops += 6 * square + `
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/limit.h: `(double(micro_batches) * (2` -> `((2`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/ops/muon.h: `n * n * length + (4 * iterations - 3)` ->

@@ -53,7 +53,7 @@ inline WrittenBug parse_bug(const std::string& comment, const std::string& test_
   return bug;
 }
 
-// The filter of the test that begins at `line`, TEST(Suite, Name) and the like; "" if none does. Of
+// The filter of the test that begins at `line`, TEST(Suite, Name) and the like; "" if none does. For
 // TEST(LONG_ON_EMU(Suite), Name) it fits both names.
 inline std::string filter_of_test(const std::string& line) {
   static const std::regex test("TEST(_[FP])?\\((LONG_ON_EMU\\()?(\\w+)\\)?, (\\w+)\\).*");

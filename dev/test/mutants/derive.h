@@ -439,7 +439,7 @@ class Deriver {
     return declared != types_.end() ? declared->second : last == argument.begin && is_word(last) ? "" : shape(argument);
   }
 
-  // Words are all alike: a.b[c] has the shape of d.e[f]. "": of no argument that is worth a swap.
+  // Words are all alike: a.b[c] has the shape of d.e[f]. "" for an argument that is worth no swap.
   std::string shape(Range part) const {
     std::string shape;
     if (part.end - part.begin > 12) return "";

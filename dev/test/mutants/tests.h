@@ -175,7 +175,7 @@ class TestsOfTree {
   }
 
   // All that may be asked about a file, in this order: host code, the CPU's, the emulated GPU's, those that only run a
-  // program with it; of each kind first the one with the file's name, then that with the fewest files.
+  // program with it; within a kind first the one with the file's name, then the one with the fewest files.
   std::vector<std::pair<Kind, const TestProgram*>> candidates_for(const std::string& path) const {
     using Rank = std::tuple<Kind, bool, size_t, bool, std::string>;
     std::vector<std::pair<Rank, const TestProgram*>> ranked;

@@ -266,7 +266,7 @@ TEST(Gemm, MultipliesTilesThatAreFullAndThatAreNot) {
         }
 }
 
-// Blocks of one matmul share what is packed of an operand, of every 512 of k, up to 3,072 in all; the next matmul has
+// Blocks of one matmul share what is packed of an operand, 512 of k at a time, up to 3,072 in all; the next matmul uses
 // none of it, also at the same addresses.
 // BUG (build/bf16/test_ops_cpu) llmc/cpu/gemm.h: `  return ++matmuls;` -> `  return 1;`
 // BUG (build/bf16/test_ops_cpu) llmc/cpu/bf16_panels.h: `memory + (is_kept_ ? padded() * k : 0)` -> `memory`
@@ -287,7 +287,7 @@ TEST(Gemm, PacksOperandsForBlocksOfOneMatmulOnly) {
       }
 }
 
-// Nor has a matmul of another type, whose blocks go elsewhere.
+// A matmul of another type, whose blocks go elsewhere, uses none of it either.
 // BUG (build/bf16/test_ops_cpu) llmc/cpu/gemm.h: `= next_matmul();` ->
 //   `= [] { static uint64_t own = 0; return ++own; }();`
 TEST(Gemm, PacksOperandsForNoMatmulOfAnotherType) {

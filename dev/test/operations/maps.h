@@ -104,7 +104,7 @@ struct MixedMaps {
   }
 };
 
-// Calls f with each shape, with gates and with `blend`, of one map and of three.
+// Calls f with each shape, with gates and with `blend`, for one map and for three.
 inline void for_each_mixed_maps(void (*f)(const MixedMaps&)) {
   for (const RowsAndChannels& s : map_shapes)
     for (bool gated : {true, false})
@@ -149,7 +149,7 @@ TEST(MixedMaps, AreTheWeightedSum) {
   });
 }
 
-// Element: of the maps' outputs in the backward pass.
+// Element: the type of the maps' outputs in the backward pass.
 template <class Element>
 inline void check_gradients_of_mixed_maps(const MixedMaps& mix) {
   const int64_t N = mix.N, C = mix.C, stride = mix.stride;

@@ -215,8 +215,8 @@ TEST(RowsOfBlock, AreForAtMostTheBlocksThatHaveRoom) {
       }
 }
 
-// Rows beside and on the 32 warps of a block, columns beside and on its 32, NaN between the rows; of one range of
-// columns, and of two.
+// Rows beside and on the 32 warps of a block, columns beside and on its 32, NaN between the rows; with one range of
+// columns, and with two.
 TEST(ColumnSums, AreThoseOfAllRowsAndColumns) {
   for (auto [rows, columns] :
        {std::pair(1, 1), std::pair(31, 31), std::pair(32, 32), std::pair(33, 33), std::pair(257, 65)}) {

@@ -1,5 +1,5 @@
-// Attention of the reference model (reference.h), of one head: q (B, T, hs), k and v (B, S * K, hs), where key s * K +
-// j is that at position j of source s, and an attention map (B, T, S * K), zero where a query does not see a key.
+// Attention of the reference model (reference.h), for one head: q (B, T, hs), k and v (B, S * K, hs), where key s * K +
+// j is position j of source s, and an attention map (B, T, S * K), zero where a query does not see a key.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -9,9 +9,9 @@
 
 namespace reference {
 
-// map[t] = softmax of (q[t].k[j] + of_distances[t,j]) / sqrt(hs) over the keys j that t sees: those that `visible` (B,
-// T, K) has, of every source alike, and of these, where topk > 0, the topk with the highest scores, of equal ones the
-// first. All zero if t sees none. of_distances (B, T, K), of every source alike; empty: zeros.
+// map[t] = softmax of (q[t].k[j] + of_distances[t,j]) / sqrt(hs) over the keys j that t sees: the keys in `visible` (B,
+// T, K), the same for every source, and among these, where topk > 0, the topk with the highest scores, of equal ones
+// the first. All zero if t sees none. of_distances (B, T, K), the same for every source; empty: zeros.
 template <class Real>
 Array<Real> attention_map(const Array<Real>& q, const Array<Real>& k, const Array<Real>& of_distances,
                           const std::vector<bool>& visible, int topk, int64_t B, int64_t T, int64_t hs) {

@@ -98,8 +98,7 @@ inline bool is_visible(const ModelConfig& config, int l, int head, int t, int j)
   return true;
 }
 
-// Whether the token at j, of a sequence of tokens, is of the document of the one at t >= j. Without `documents` all are
-// of one.
+// Whether the token at j is in the same document as the token at t >= j. Without `documents` all tokens are in one.
 inline bool is_same_document(const ModelConfig& config, const int* tokens, int64_t t, int64_t j) {
   if (!find_term<DocumentsTerm>(config)) return true;
   for (int64_t i = j + 1; i <= t; i++)

@@ -1,6 +1,6 @@
 // GPT-2 with any wiring of its attention, written to be checked by eye: forward, backward and AdamW as loops over
 // indices. It is what the trainer is measured against, so it shares nothing with it but ModelConfig, and takes no
-// shortcut: nothing is fused, recomputed, tiled or left out. Of the wiring it has the terms alone, and says itself what
+// shortcut: nothing is fused, recomputed, tiled or left out. It takes the wiring's terms alone, and says itself what
 // they mean: masks and attention maps are whole matrices, the keys and values of a head's sources are concatenated, and
 // q, k and v that nobody uses are projected all the same (their gradient comes out as zero by itself).
 //
@@ -174,8 +174,8 @@ void for_each_routed(int64_t rows, int l, int64_t C, int64_t g, int64_t hs, Visi
               visit(row, first + a * hs + c, j, first + b * hs + c, (a * (l + 1) + j) * g + b);
 }
 
-// `router`: of layer l's qkv, as it was projected, `projected` becomes what routers use, k after `qknorm`; from layer 1
-// on k and v of qkv become sums of all layers'.
+// `router`: layer l's `projected` becomes its qkv as it was projected, but with k after `qknorm`: what routers use.
+// From layer 1 on k and v of qkv become sums over the layers up to l.
 template <class Real>
 void route(const ModelConfig& config, const Tensors<Real>& params, const std::string& name,
            std::vector<LayerCache<Real>>& layers, int l) {
@@ -293,8 +293,8 @@ void mix_depth_backward(const ModelConfig& config, const std::vector<LayerCache<
   for (size_t i = 0; i < d.size(); i++) d_qkv[i] = d[i] + (int64_t(i) % (3 * C) < 2 * C ? d_qkv[i] : 0);
 }
 
-// `dense`: what follows the layer of that name, of whose weights a there is one for each output so far: the sum of a_i
-// y_i.
+// `dense`: what follows the layer of that name: the sum of a_i y_i. The layer has a weight a_i for each output y_i so
+// far.
 template <class Real>
 Array<Real> sum_of_outputs(const Tensors<Real>& params, const std::string& name,
                            const std::vector<Array<Real>>& outputs) {

@@ -175,7 +175,7 @@ inline void branch_backward(const LshBranch& b, const floatX* dout, const Batch&
 inline double matmul_elements(const LshBranch&, const ModelConfig& c) { return 3.0 * c.channels * c.channels; }
 
 // The pairs of a query and a key of a layer that see each other in a sequence of T tokens, if buckets are as large as
-// each other: of each round one in `buckets` of all pairs, but no more than all.
+// each other: each round has one in `buckets` of all pairs, but no more than all.
 inline double lsh_pairs(const AttentionPlan& plan, int l, int64_t T) {
   const double share = double(plan.table.lsh_rounds) / plan.table.lsh_buckets;
   return attention_pairs(plan, l, T).scored * std::min(1.0, share);

@@ -1,4 +1,4 @@
-// P_l of blend.h, whose share a is here sigmoid(x . w + b), of each query, where x is the layer's LayerNorm'd input.
+// P_l of blend.h with a share of each query: a = sigmoid(x . w + b), where x is the layer's LayerNorm'd input.
 #pragma once
 #include "maps_below.h"
 

@@ -1,4 +1,4 @@
-// Grouped-query attention (Ainslie et al. 2023): of n K/V heads query head i attends to number i n / h.
+// Grouped-query attention (Ainslie et al. 2023): query head i attends to number i n / h of n K/V heads.
 #pragma once
 #include "term.h"
 

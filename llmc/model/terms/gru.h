@@ -1,4 +1,4 @@
-// GTrXL (Parisotto et al. 2019): of the residual stream x and a branch's output y the stream becomes (1 - z) x + z g,
+// GTrXL (Parisotto et al. 2019): from the residual stream x and a branch's output y the stream becomes (1 - z) x + z g,
 // where y = relu(y), r = sigmoid(y W_r + x U_r), z = sigmoid(y W_z + x U_z - b), g = tanh(y W_g + (r x) U_g).
 #pragma once
 #include "term.h"
