@@ -37,7 +37,7 @@ void declare_model(GPT2& model, const ModelConfig& config, bool keep_dead_kv, co
   if (const char* what =
           without_kernels(table.topk > 0, table.lsh_buckets > 0, table.relative, int64_t(config.head_size())))
     user_error("wiring \"%s\": %s in fp16 needs more shared memory than a block of %s has; leave it out, or build with "
-               "PRECISION=FP16 ATTENTION=FMA",
+               "PRECISION=FP32",
                config.wiring.given, what, device_name());
   if (config.channels > largest_channels) user_error("%d channels: at most %d here", config.channels, largest_channels);
   model.config = config;

@@ -141,18 +141,6 @@ inline GpuSpec t4() {
   return gpu;
 }
 
-// A V100, in fp16. It is assumed to sustain 90 of the data sheet's 125 TFLOP/s and 790 of its 900 GB/s. Attention is by
-// FMAs, at 60 % of their 15.7 TFLOP/s: 64 of 80 instructions are FMAs, and a block loads its tiles before it multiplies
-// them. The backward pass has seven products, and five of them are counted.
-inline GpuSpec v100() {
-  GpuSpec gpu = other_gpu("V100", 80, 90e12, 790e9);
-  gpu.clock = 1.53e9, gpu.memory_bytes = 16e9, gpu.device_names = {"Tesla V100-SXM2-16GB"};
-  const double fma = 0.6 * 15.7e12;
-  gpu.forward64 = gpu.forward128 = {fma, 64, 1};
-  gpu.backward64 = gpu.backward128 = {fma * 5 / 7, 64, 1};
-  return gpu;
-}
-
 // Between two kernels of a graph the GPU drains and fills again.
 constexpr double seconds_between_kernels = 1e-6;
 
