@@ -126,8 +126,8 @@ struct JoinedGradients {
 };
 
 // The key of the tensors that are compared as one with this tensor, the same in all layers; "" for a tensor that is
-// compared by itself. In a layer's shares of `vres`, which are two numbers, terms cancel, and little may be left; a gate of maps
-// is not much more, and in bf16 one layer's was off by 4.1e-2 where all of them are by less.
+// compared by itself. In a layer's shares of `vres`, which are two numbers, terms cancel, and little may be left; a
+// gate of maps is not much more, and in bf16 one layer's was off by 4.1e-2 where all of them are by less.
 inline std::string kind_compared_as_one(const std::string& name) {
   if (name.find("value_mix") != std::string::npos) return "value_mix";
   if (is_bf16 && name.find("map_gate") != std::string::npos) return "map_gate";
