@@ -37,20 +37,11 @@ ifeq ($(precision),)
 $(error PRECISION=$(PRECISION): it must be BF16, FP16 or FP32)
 endif
 endif
-# ATTENTION=FMA: in fp16 attention is computed in fp32, on GPUs whose tensor cores or shared memory it does not fit
-# otherwise. What is built so lies in $(BUILD)/fp16_fma.
-ifneq ($(ATTENTION),)
-ifneq ($(ATTENTION) $(precision),FMA fp16)
-$(error ATTENTION=$(ATTENTION): it must be FMA, and with PRECISION=FP16)
-endif
-precision := fp16_fma
-endif
 CPU_BF16 := $(patsubst __%__,%,$(filter __AMX_BF16__ __AVX512BF16__,$(CPU_HAS)))
 gpu_precision := $(or $(precision),bf16)
 cpu_precision := $(or $(precision),$(if $(CPU_BF16),bf16,fp32))
 precision_flags.bf16 := -DPRECISION_BF16
 precision_flags.fp16 := -DPRECISION_FP16
-precision_flags.fp16_fma := -DPRECISION_FP16 -DSLA_ATTENTION_FMA
 # What -march=native means here: programs that were compiled for another machine's CPU are built anew.
 NATIVE_CPU := $(shell $(CXX) -march=native -Q --help=target 2>/dev/null | cksum)
 
@@ -67,8 +58,7 @@ define newline
 
 endef
 $(eval $(subst |,$(newline),$(shell \
-  NVCC='$(NVCC)' GPU_ARCH='$(GPU_ARCH)' PRECISION='$(PRECISION)' ATTENTION='$(ATTENTION)' \
-  scripts/gpu.sh | tr '\n' '|')))
+  NVCC='$(NVCC)' GPU_ARCH='$(GPU_ARCH)' PRECISION='$(PRECISION)' scripts/gpu.sh | tr '\n' '|')))
 HAVE_NVCC := $(if $(nvcc),yes)
 ifdef nvcc
 override NVCC := $(nvcc)
@@ -147,8 +137,7 @@ HOST_TESTS := $(patsubst dev/test/%.cpp,$(BUILD)/%,$(wildcard dev/test/test_*.cp
 OPERATIONS_TESTS := test_ops test_attention test_tile
 DEVICE_TESTS := test_gpt2_sla test_ops test_attention
 EMU_TESTS := $(foreach t,$(DEVICE_TESTS),$(foreach p,bf16 fp16 fp32,$(BUILD)/$(p)/$(t)_emu)) \
-  $(BUILD)/bf16/test_tile_emu $(BUILD)/fp16/test_tile_emu $(BUILD)/bf16/test_memory_emu \
-  $(DEVICE_TESTS:%=$(BUILD)/fp16_fma/%_emu)
+  $(BUILD)/bf16/test_tile_emu $(BUILD)/fp16/test_tile_emu $(BUILD)/bf16/test_memory_emu
 CPU_TESTS := $(foreach t,$(DEVICE_TESTS),$(BUILD)/bf16/$(t)_cpu $(BUILD)/fp32/$(t)_cpu)
 # They are started in this order: those that take longest first.
 FIRST_TESTS := $(addprefix $(BUILD)/,\
@@ -159,7 +148,7 @@ TESTS := $(FIRST_TESTS) $(filter-out $(FIRST_TESTS),$(EMU_TESTS) $(CPU_TESTS) $(
 # `make test` leaves these out: all of their tests take long, they or what they run take long to compile, or they find
 # little that the same program in the other precision does not. Of all others it runs the tests whose names do not begin
 # with Long.
-LATER_TESTS := $(filter $(BUILD)/test_emu%,$(HOST_TESTS)) $(filter $(BUILD)/fp16/% $(BUILD)/fp16_fma/%,$(EMU_TESTS)) \
+LATER_TESTS := $(filter $(BUILD)/test_emu%,$(HOST_TESTS)) $(filter $(BUILD)/fp16/%,$(EMU_TESTS)) \
   $(addprefix $(BUILD)/,\
   test_amx test_arm64 test_dist test_evaluate test_faults test_formats test_gpu_check \
   test_hostile test_huggingface test_loss_scaling test_machine_code test_mutants test_ptx test_reference test_scripts \
@@ -181,7 +170,7 @@ ifneq ($(filter-out fp32 bf16 fp16 arm64,$(LEAVE_OUT)),)
 $(error LEAVE_OUT=$(LEAVE_OUT): it must be of fp32, bf16, fp16 and arm64)
 endif
 LEFT_OUT := $(filter-out $(BUILD)/fp16/test_tile_emu,\
-  $(filter $(LEAVE_OUT:%=$(BUILD)/%/%) $(LEAVE_OUT:fp16=$(BUILD)/fp16_fma/%) $(LEAVE_OUT:%=$(BUILD)/test_%),$(TESTS)) \
+  $(filter $(LEAVE_OUT:%=$(BUILD)/%/%) $(LEAVE_OUT:%=$(BUILD)/test_%),$(TESTS)) \
   $(if $(filter bf16,$(LEAVE_OUT)),$(BUILD)/test_amx))
 # What the tests of the command line, of the corpora, of scripts and of several ranks run.
 TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) \
@@ -201,13 +190,12 @@ QUICK_TESTED_PROGRAMS := $(PROGRAMS:%=$(BUILD)/fp32/%_cpu) report data/tokenize 
 
 # Said before anything is compiled.
 GPU_GOALS := $(PROGRAMS) test_gpt2_sla gpu-checked gpu-bundle \
-  $(foreach p,bf16 fp16 fp16_fma fp32,\
-  $(addprefix $(BUILD)/$(p)/,$(PROGRAMS) $(DEVICE_TESTS) $(OPERATIONS_TESTS) bench_gpu))
+  $(foreach p,bf16 fp16 fp32,$(addprefix $(BUILD)/$(p)/,$(PROGRAMS) $(DEVICE_TESTS) $(OPERATIONS_TESTS) bench_gpu))
 ifneq ($(and $(gpu_problem),$(filter $(GPU_GOALS),$(MAKECMDGOALS))),)
 $(error $(firstword $(filter $(GPU_GOALS),$(MAKECMDGOALS))): $(gpu_problem))
 endif
 
-is_fp16 := $(filter fp16%,$(precision))
+is_fp16 := $(filter fp16,$(precision))
 FP16_ON_CPU := $(filter $(if $(is_fp16),$(PROGRAMS:%=%_cpu)) $(BUILD)/fp16/%_cpu,$(MAKECMDGOALS))
 ifneq ($(FP16_ON_CPU),)
 $(error $(firstword $(FP16_ON_CPU)): fp16 is for GPUs alone; PRECISION=BF16 and FP32 are for CPUs, too)
@@ -242,8 +230,7 @@ help:
 	@echo 'programs        train_gpt2_sla (GPU), train_gpt2_sla_cpu, train_gpt2_sla_emu (emulated GPU), sample_...,'
 	@echo '                evaluate_..., report, test_gpt2_sla, test_gpt2_sla_emu'
 	@echo 'PRECISION=FP32  weights and activations in fp32, or in BF16: the default on a GPU, and on a CPU with'
-	@echo '                instructions for it; or in FP16, on a GPU alone, with loss scaling (ATTENTION=FMA: with'
-	@echo '                attention in fp32, for a V100, and for topk and lsh on a T4)'
+	@echo '                instructions for it; or in FP16, on a GPU alone, with loss scaling'
 	@echo 'DEBUG=1         with any of them: debug information, activations filled with NaN, a wait after every kernel'
 	@echo 'WERROR=1        with any of them: warnings are errors, as in CI'
 	@echo 'INCLUDES="..."  folders with header-only libraries (CLI11, nlohmann/json, toml++), where they are not installed'
@@ -540,7 +527,7 @@ $(BUILD)/$(1)/memory_table $(BUILD)/$(1)/gpu_model: $(BUILD)/$(1)/%: $(EMU_OBJ)/
 	$$(EMU_LINK) -o $$@
 
 endef
-$(eval $(foreach p,fp32 bf16 fp16 fp16_fma,$(call emulated_programs,$(p))))
+$(eval $(foreach p,fp32 bf16 fp16,$(call emulated_programs,$(p))))
 
 # An emulated AMX unit, to be preloaded, and where in oneDNN it must answer for the CPU.
 

@@ -73,7 +73,7 @@ struct ScoringPass {
     std::vector<uint8_t> correct(tokens.size());
     copy_to_host(correct.data(), model.acts.correct, correct.size());
     std::vector<float> ponder;
-    append_ponder(ponder, model.acts, rows());
+    append_ponder(ponder, model.sublayers, rows());
     for (const Part& part : parts) {
       Scoring& s = *part.scoring;
       const int64_t begin = part.row + part.first_scored, end = part.row + part.count;

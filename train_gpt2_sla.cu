@@ -15,7 +15,6 @@
 #include <string>
 #include <vector>
 #include "llmc/model/gpt2.h"
-#include "llmc/model/orthogonalize.h"
 #include "llmc/model/stream_memory.h"
 #include "llmc/ops/precision.h"
 #include "llmc/utils/error.h"
@@ -38,7 +37,7 @@ void declare_model(GPT2& model, const ModelConfig& config, bool keep_dead_kv, co
   if (const char* what =
           without_kernels(table.topk > 0, table.lsh_buckets > 0, table.relative, int64_t(config.head_size())))
     user_error("wiring \"%s\": %s in fp16 needs more shared memory than a block of %s has; leave it out, or build with "
-               "PRECISION=FP16 ATTENTION=FMA",
+               "PRECISION=FP32",
                config.wiring.given, what, device_name());
   if (config.channels > largest_channels) user_error("%d channels: at most %d here", config.channels, largest_channels);
   model.config = config;
@@ -57,9 +56,11 @@ int64_t planned_logit_rows(const GPT2& model, int64_t rows, int64_t logit_bytes)
 
 void declare_activations(GPT2& model) {
   model.activations = ActivationArena();
-  ActivationList list = {model, model.activations, model.memory_plan};
+  ActivationList list(model, model.activations, model.memory_plan);
   declare(model.acts, list);
   declare(model.sublayers, list);
+  declare(model.muon, list);
+  list.place_slots();
 }
 
 // Throws UserError for what there is no dropout for.
@@ -185,11 +186,28 @@ void gpt2_allocate(GPT2& model, const GPT2* weights_of) {
 
 // ----------------------------------------------------------------------------
 // Forward
+//
+// What plain GPT-2 calls, with the weights' names in GPT-2's files; a wiring changes what a line calls, not the list:
+//
+//   embedding_forward                       embedded = wte[tokens] + wpe[positions]
+//   layernorm_forward                       ln_1 of layer 0
+//   for each layer:
+//     matmul_forward                        q, k, v: attn.c_attn
+//     attention_forward
+//     matmul_forward                        attn.c_proj
+//     residual_layernorm_forward            stream += that; ln_2
+//     matmul_activation_forward             mlp.c_fc, GELU
+//     matmul_forward                        mlp.c_proj
+//     residual_layernorm_forward            stream += that; ln_1 of the next layer, or ln_f
+//   for each chunk of rows: matmul_forward  logits: wte
+//                           classifier      losses; in training the logits become their gradients
+//
+// The backward pass calls the operations' *_backward in the reverse order.
 
 void gpt2_forward_sublayer(GPT2& model, int i, const Batch& batch) {
   const Sublayer& sublayer = model.sublayer(i);
   const Timeline::Scope span = model.timeline.span("forward", sublayer.bucket);
-  std::visit([&](const auto& branch) { branch_forward(branch, batch); }, sublayer.branch);  // acts.branch_out =
+  std::visit([&](const auto& branch) { branch_forward(branch, batch); }, sublayer.branch);  // its out =
   residual_forward(sublayer, model.norm(i + 1), batch);  // the residual stream after it, and what follows
 }
 
@@ -221,9 +239,9 @@ void gpt2_forward_segments(GPT2& model, const int* tokens, int64_t B, int64_t T)
   model.remembered = remembered_after(model.attention_plan.table.memory, batch);
 }
 
-// acts.losses (B, T) = cross-entropy of acts.targets, in nats, and 0 where they are not_scored; acts.stats->loss +=
-// their sum / divisor. With `backward` also the head's gradients of batch.dloss * sum(losses): acts.dnorm = the hidden
-// states' gradient, and the weight's gradient +=. Without it acts.correct (B, T) =, and is counted.
+// acts.losses (B, T) = cross-entropy of acts.targets, in nats, and 0 of those that are not_scored; acts.stats->loss +=
+// their sum / divisor. With `backward` also the head's gradients of batch.dloss * sum(losses): that of the hidden
+// states =, that of its weight +=. Without it acts.correct (B, T) =, and is counted.
 void gpt2_loss(GPT2& model, const Batch& batch, double divisor, bool backward) {
   const int64_t N = batch.rows(), V = model.config.vocab_size;
   const Activations& acts = model.acts;
@@ -235,7 +253,7 @@ void gpt2_loss(GPT2& model, const Batch& batch, double divisor, bool backward) {
                 backward ? nullptr : correct + row, model.head().cap, LossScaleView(acts.stats)});
     if (backward) head_backward(model.head(), row, count);
   }
-  add_losses(acts.stats, {acts.losses, acts.ponder, correct, acts.targets, N, divisor});
+  add_losses(acts.stats, {acts.losses, model.sublayers.ponder, correct, acts.targets, N, divisor});
 }
 
 // The losses of `targets` (B, T), on the host, without gradients.
@@ -267,8 +285,10 @@ void gpt2_reduce_bucket(GPT2& model, size_t index) {
   else c.all_reduce(model.grad_memory + bucket.begin, bucket.count);
 }
 
-// grads += the gradients of what gpt2_forward and gpt2_loss computed last. acts.dnorm holds the gradient of the final
-// hidden states. With `sum_over_ranks` a bucket's gradients are summed as soon as they are complete.
+// grads += the gradients of what gpt2_forward and gpt2_loss computed last. The head has left the gradient of the
+// final hidden states. Tied weights have two writers: gpt2_loss has added the head's gradient to wte's, and
+// embed_backward adds that of the embeddings. With `sum_over_ranks` a bucket's gradients are summed as soon as they are
+// complete.
 void gpt2_backward(GPT2& model, const Batch& batch, bool sum_over_ranks) {
   const Sublayers& sublayers = model.sublayers;
   auto complete = [&](int bucket) {
@@ -281,7 +301,7 @@ void gpt2_backward(GPT2& model, const Batch& batch, bool sum_over_ranks) {
     const Sublayer& sublayer = sublayers.list[size_t(i)];
     const Timeline::Scope span = model.timeline.span("backward", sublayer.bucket);
     for (const Recomputation& again : sublayer.again) compute_again(sublayers, again, batch);
-    sublayer_backward(sublayer, batch);          // acts.dnorm =, from acts.dresidual
+    sublayer_backward(sublayer, batch);          // the norm's dout =, from acts.dresidual
     norm_backward(sublayer.norm, batch.rows());  // acts.dresidual +=
     for (int bucket : sublayer.completes) complete(bucket);
   }
@@ -378,10 +398,9 @@ void gpt2_gather_weights(GPT2& model) {
   model.buckets_awaited = 0;
 }
 
-// Muon's part of an update, by the numbers in acts.muon_step. What it makes of a matrix's gradient before the iteration
+// Muon's part of an update, by the numbers in muon.step. What it makes of a matrix's gradient before the iteration
 // takes that gradient's place.
 void gpt2_muon_update(GPT2& model) {
-  const Activations& acts = model.acts;
   const MuonArgs args = {model.weight_memory,
                          model.grad_memory,
                          model.master_memory,
@@ -390,11 +409,11 @@ void gpt2_muon_update(GPT2& model) {
                          int64_t(model.chunks.size) - model.num_adamw_chunks,
                          model.matrices.data,
                          int64_t(model.matrices.size),
-                         acts.muon_squares,
-                         acts.muon_step,
-                         acts.stats};
+                         model.muon.squares,
+                         model.muon.step,
+                         model.acts.stats};
   muon_momentum(args);
-  for (const MuonBatch& batch : model.training->batches) update_by_muon(acts, args, batch);
+  for (const MuonBatch& batch : model.training->batches) update_by_muon(model.muon, args, batch);
 }
 
 // Update number `step`, from 1, by AdamW, and for the matrices that are planned so by Muon. Gradients are clipped by
@@ -416,7 +435,7 @@ void gpt2_update(GPT2& model, int64_t step, const UpdateOptions& o) {
   adamw_update(model.weight_memory, has_master_weights ? model.master_memory : nullptr, model.m_memory, model.v_memory,
                model.grad_memory, model.chunks.data, model.num_adamw_chunks, s, model.acts.stats);
   if (!model.training->matrices.empty()) {
-    muon_set_step(model.acts.muon_step, {s.learning_rate, float(o.momentum), s.weight_decay, s.grad_clip});
+    muon_set_step(model.muon.step, {s.learning_rate, float(o.momentum), s.weight_decay, s.grad_clip});
     model.matrix_update.run([&] { gpt2_muon_update(model); });
   }
   if (is_sharded) gpt2_gather_weights(model);
@@ -450,7 +469,7 @@ void gpt2_extend(GPT2& model, const std::vector<int>& tokens, const std::vector<
   for (const auto& [slot, count] : counts) batch.parts.push_back(model.cache.append(slot, count, moves));
   CHECK(int64_t(tokens.size()) == batch.rows());
   for (const KVCacheMove& move : moves)
-    if (const auto& kv = attention_of_layer(model.sublayers, move.layer).store_kv)
+    if (const auto* kv = find_stage<StoreKV>(attention_of_layer(model.sublayers, move.layer).stages))
       copy_rows({kv->row(move.slot, 0), kv->width, kv->row(move.slot, move.from), kv->width, kv->width}, move.count);
   const CachedRows where(model.cache, batch.parts);
   const Activations& a = model.acts;
@@ -484,7 +503,7 @@ std::vector<float> gpt2_read_prompt(GPT2& model, int slot, const std::vector<int
   for (size_t begin = 0; begin < prompt.size(); begin += size_t(count)) {
     count = std::min(model.rows, int64_t(prompt.size() - begin));
     gpt2_extend(model, {prompt.begin() + long(begin), prompt.begin() + long(begin) + count}, {{slot, count}});
-    if (ponder != nullptr) append_ponder(*ponder, model.acts, count);
+    if (ponder != nullptr) append_ponder(*ponder, model.sublayers, count);
   }
   return gpt2_fetch_logits(model, count - 1, 1);
 }
@@ -501,7 +520,7 @@ std::vector<float> gpt2_generate(GPT2& model, std::vector<int>& tokens, int leng
     tokens.push_back(sample_token(std::move(logits), uniform, options));
     if (int(tokens.size()) == length) break;
     gpt2_extend(model, {tokens.back()}, {{0, 1}});
-    append_ponder(ponder, model.acts, 1);
+    append_ponder(ponder, model.sublayers, 1);
     logits = gpt2_fetch_logits(model, 0, 1);
   }
   return ponder;

@@ -45,7 +45,6 @@ run() {
     fi
   fi
   case $program in *_emu) export OMP_NUM_THREADS=1 ;; esac  # its matmuls are tiny
-  case $program in */fp16_fma/*) export SLA_EMU_CC=70 ;; esac  # which is for a V100
   log=$logs/$(tr / _ <<<"${program#build/}")
   GTEST_COLOR=no "$program" --gtest_filter="$filter" >"$log" 2>&1
   status=$?

@@ -8,8 +8,8 @@
 #   gpu_problem    why no program for a GPU can be built for them; empty if one can
 #   gpu_remark     what a user should know beside that
 #
-# Environment: NVCC (nvcc), GPU_ARCH (such as "sm_80 sm_90": these, and not those of this machine's GPUs), PRECISION and
-# ATTENTION (as of make)
+# Environment: NVCC (nvcc), GPU_ARCH (such as "sm_80 sm_90": these, and not those of this machine's GPUs), PRECISION (as
+# of make)
 nvcc=${NVCC:-nvcc} gpus='' architectures='' gpu_problem='' gpu_remark=''
 
 if ! command -v "${nvcc%% *}" >/dev/null; then
@@ -36,11 +36,11 @@ why_not() {
   if ! [[ $number =~ ^[0-9]+$ ]]; then
     echo "$gpu is no architecture; they are such as sm_90"
   elif [ "$number" -lt 70 ]; then
-    echo "$gpu is too old; compute capability 8.0 is needed, or 7.0 with PRECISION=FP16 or FP32"
-  elif [ "$number" -lt 75 ] && [ "${PRECISION:-} ${ATTENTION:-}" = "FP16 " ]; then
-    echo "$gpu has no tensor cores for attention in fp16; PRECISION=FP16 ATTENTION=FMA is for it"
+    echo "$gpu is too old; compute capability 8.0 is needed, or 7.5 with PRECISION=FP16, or 7.0 with FP32"
+  elif [ "$number" -lt 75 ] && [ "${PRECISION:-}" != FP32 ]; then
+    echo "$gpu has no tensor cores for attention in bf16 or fp16; PRECISION=FP32 is for it"
   elif [ "$number" -lt 80 ] && [[ ${PRECISION:-} != FP* ]]; then
-    echo "$gpu has no bf16; PRECISION=FP16$([ "$number" -ge 75 ] || echo " ATTENTION=FMA") is for it"
+    echo "$gpu has no bf16; PRECISION=FP16 is for it"
   elif [ -n "$known" ] && ! nvcc_has "$number"; then
     case $number in
       7*) needed="CUDA 12" ;;

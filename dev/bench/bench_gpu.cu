@@ -87,7 +87,8 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   const Norm &ln1 = attention_sublayer.norm, &ln2 = mlp_sublayer.norm;
   const Activations& a = model.acts;
   const Batch batch = {B, T};
-  const int64_t N = scale.tokens, C = config.channels, H = config.hidden_size(), QKV = att.QKV, Vp = model.logit_stride;
+  const int64_t N = scale.tokens, C = config.channels, H = config.hidden_size(), QKV = att.projection.QKV,
+                Vp = model.logit_stride;
   const int64_t rows = std::min<int64_t>(model.logit_rows, N), x = sizeof(floatX), P = model.parameters.num_parameters;
   const AttentionArgs<floatX> attention = attention_args(att, 0, batch);
   const double attention_flops = attention_flops_of(model, l, B, T);
@@ -112,7 +113,7 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
         [&] { embedding_forward(a.embedded, a.tokens, {T}, model.params.wte, model.params.wpe, N, C); });
   bench("layernorm_forward", N * (2 * C * x + 8), 0, [&] { norm_forward(ln1, N); });
   bench("residual_layernorm_forward", N * (4 * C * x + 8), 0, [&] { residual_forward(add, ln2, batch); });
-  bench("matmul_forward, qkv", 0, matmul(C, QKV), [&] { project_qkv(att, batch, /*kv_is_kept=*/false); });
+  bench("matmul_forward, qkv", 0, matmul(C, QKV), [&] { projection_forward(att.projection, batch, /*again=*/false); });
   bench("attention_forward", 0, attention_flops, [&] { attend(att, 0, batch); });
   bench("matmul_forward, attproj", 0, matmul(C, C), [&] { project_out(att, batch); });
   std::vector<bool> gelu_ways = {false};

@@ -272,22 +272,16 @@ void print_documents(Case c) {
   }
 }
 
-// A T4 and a V100 in fp16: the shape of `make train`, with what Muon multiplies, and GPT-2 124M.
+// A T4 in fp16: the shape of `make train`, with what Muon multiplies, and GPT-2 124M.
 void print_in_fp16() {
-  const auto sustained = [](const GpuSpec& gpu) {
-    return format("%.0f TFLOP/s in matmuls and %.0f GB/s in copies", gpu.peak_flops * gpu.matmul_share * 1e-12,
-                  gpu.bandwidth * gpu.copy_share * 1e-9);
-  };
-  const GpuSpec gpus[] = {t4(), v100()};
-  printf("\n## A T4 and a V100, in fp16\n\nA T4 is assumed to reach %s, of the data sheet's 65 and 320; a V100, with "
-         "ATTENTION=FMA,\n%s, of 125 and 900. Guesses are that attention on a T4 is to matmuls as on an A100,\nthat on "
-         "a V100 it reaches %.1f TFLOP/s by FMAs, and that Muon's products reach half the rate of matmuls.\n\n"
+  const GpuSpec gpu = t4();
+  printf("\n## A T4, in fp16\n\nA T4 is assumed to reach %.0f TFLOP/s in matmuls and %.0f GB/s in copies, of the data "
+         "sheet's 65 and 320. Guesses are that attention\nis to matmuls as on an A100, and that Muon's products reach "
+         "half the rate of matmuls.\n\n"
          "| GPU | model | tokens an update | ms | of it matmuls | attention | Muon | the rest | tokens/s |\n"
          "| --- | --- | --: | --: | --: | --: | --: | --: | --: |\n",
-         sustained(gpus[0]).c_str(), sustained(gpus[1]).c_str(), gpus[1].forward64.limit * 1e-12);
-  for (int row = 0; row < 4; row++) {
-    const GpuSpec& gpu = gpus[row / 2];
-    const bool is_small = row % 2 == 0;
+         gpu.peak_flops * gpu.matmul_share * 1e-12, gpu.bandwidth * gpu.copy_share * 1e-9);
+  for (const bool is_small : {true, false}) {
     Case c;
     c.model = is_small ? make_train : "d12", c.B = is_small ? 4 : 8, c.T = is_small ? 256 : 1024;
     const Column column = columns_of(c, {gpu})[0];

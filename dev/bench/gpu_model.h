@@ -141,18 +141,6 @@ inline GpuSpec t4() {
   return gpu;
 }
 
-// A V100, in fp16. It is assumed to sustain 90 of the data sheet's 125 TFLOP/s and 790 of its 900 GB/s. Attention is by
-// FMAs, at 60 % of their 15.7 TFLOP/s: 64 of 80 instructions are FMAs, and a block loads its tiles before it multiplies
-// them. The backward pass has seven products, and five of them are counted.
-inline GpuSpec v100() {
-  GpuSpec gpu = other_gpu("V100", 80, 90e12, 790e9);
-  gpu.clock = 1.53e9, gpu.memory_bytes = 16e9, gpu.device_names = {"Tesla V100-SXM2-16GB"};
-  const double fma = 0.6 * 15.7e12;
-  gpu.forward64 = gpu.forward128 = {fma, 64, 1};
-  gpu.backward64 = gpu.backward128 = {fma * 5 / 7, 64, 1};
-  return gpu;
-}
-
 // Between two kernels of a graph the GPU drains and fills again.
 constexpr double seconds_between_kernels = 1e-6;
 
@@ -434,19 +422,17 @@ class StepModel {
   }
 
   // Branches, forward; `again`: for the backward pass, where K/V has been kept.
-  void project_qkv(int l, bool again) {
+  void project_qkv(const AttentionBranch& b, int l, bool again) {
     const int64_t q = int64_t(plan.projected[Part::q][l].size()) * model.config.head_size();
     const bool all = !again || !keeps_kv(plan, l), none = again && keeps_qkv(*model.training, plan, l);
     const int64_t rows = all ? qkv_rows(model.config, plan, l) : none ? 0 : q;
     if (rows > 0) linear_forward("matmul_forward, qkv", l, C, rows);
     if (plan.table.qknorm) norm_heads(Pass::forward, l, all ? rotated_channels(l) : none ? 0 : q);
     else if (plan.table.rope > 0) rotate("rotate", l, all ? rotated_channels(l) : none ? 0 : q);
-    if (!plan.first_values(l).empty() && !(again && keeps_values(*model.training, plan, l)))
-      add("mix_values", l, {mix_of_values("mix_values", l, 3, 1)});
-    if (has_router(plan, l) && qkv_rows(model.config, plan, l) > C &&
-        !(again && keeps_routed(*model.training, plan, l)))
-      add("mix_heads", l, {mix_of_heads("mix_heads", l, l + 1)});
-    if (l > 0 && !depth_values(l).empty() && !(again && keeps_values(*model.training, plan, l)))
+    const auto runs = [&](const auto* stage) { return stage != nullptr && !(again && stage->is_kept); };
+    if (runs(find_stage<ValueResidual>(b.stages))) add("mix_values", l, {mix_of_values("mix_values", l, 3, 1)});
+    if (l > 0 && runs(find_stage<KVRouter>(b.stages))) add("mix_heads", l, {mix_of_heads("mix_heads", l, l + 1)});
+    if (l > 0 && runs(find_stage<DepthValues>(b.stages)))
       add("depth_attention_forward", l, {depth_part("depth_attention_forward", l, 2, Counts::depth_forward)});
     if (plan.table.relative)
       add("relative_forward", l, {matmul_of("distances", relative_distances(model), C, C), relative_queries()});
@@ -481,7 +467,7 @@ class StepModel {
         {bias, bias, relative_queries(), matmul_of("dweight", C, C, relative_distances(model), true)});
   }
   void branch_forward(const AttentionBranch& b, int l, bool again) {
-    project_qkv(l, again);
+    project_qkv(b, l, again);
     if (has_map_gate(plan, l))
       add("token_gate_forward", l, {elementwise("token_gate_forward", double(N), double(C), x, Counts::copy)});
     attend(b, l, Pass::forward);

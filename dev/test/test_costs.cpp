@@ -48,7 +48,7 @@ static double counted_attention_flops(const ModelConfig& c, int l, int T, int64_
 }
 
 // BUG llmc/model/parts/attention_branch.h: `(plan.table.relative ? 11 : 7)` -> `(plan.table.relative ? 10 : 7)`
-// BUG llmc/model/parts/attention_branch.h: `(b.layer + 1) * T` -> `b.layer * T`
+// BUG llmc/model/parts/depth_values.h: `(layer + 1) * double(T)` -> `layer * double(T)`
 // BUG llmc/model/parts/attention_branch.h: `6 * pairs.multiplied + pairs.scored` -> `7 * pairs.multiplied`
 TEST(Flops, OfAttentionAreThoseOfEachPair) {
   for (const char* wiring : {"plain",

@@ -82,16 +82,20 @@ TEST_F(LongFp16Training, SaysWhatAGpuHasNoKernelsFor) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   Outcome o = run("SLA_EMU_CC=70 " + arguments("out") + "-x 1");
   EXPECT_EQ(o.exit_status, 1);
-  EXPECT_NE(o.err.find("error: emulated GPU has compute capability 7.0, and this program needs 7.5 (Turing) "
-                       "or later; build with PRECISION=FP16 ATTENTION=FMA"),
+  EXPECT_NE(o.err.find("error: emulated GPU has compute capability 7.0, and fp16 needs 7.5 (Turing) or later; build "
+                       "with PRECISION=FP32"),
             std::string::npos)
       << o.err;
-  for (const char* term : {"topk(5)", "lsh(4,2)"}) {
-    o = run("SLA_EMU_CC=75 " + arguments("out") + "-x 1 --wiring '" + term + "'");
+  const std::string wide_head = "--layers 1 --heads 1 --channels 128 ";
+  for (const auto& [term, named, model] : {std::array<std::string, 3>{"topk(5)", "topk", ""},
+                                           {"lsh(4,2)", "lsh", ""},
+                                           {"relative", "relative with heads of more than 64 channels", wide_head}}) {
+    o = run("SLA_EMU_CC=75 " + arguments("out") + model + "-x 1 --wiring '" + term + "'");
     EXPECT_EQ(o.exit_status, 1);
-    EXPECT_NE(o.err.find(std::string("error: wiring \"") + term + "\": "), std::string::npos) << o.err;
-    EXPECT_NE(o.err.find("in fp16 needs more shared memory than a block of emulated GPU has"), std::string::npos)
-        << o.err;
+    EXPECT_EQ(o.err, "error: wiring \"" + term + "\": " + named +
+                         " in fp16 needs more shared memory than a block of emulated GPU has; leave it out, or build "
+                         "with PRECISION=FP32\n");
+    EXPECT_FALSE(fs::exists(in("out")));
   }
   EXPECT_EQ(run("SLA_EMU_CC=75 " + arguments("out") + "-x 1").exit_status, 0);
   EXPECT_EQ(run("SLA_EMU_CC=80 " + arguments("more") + "-x 1 --wiring 'topk(5)'").exit_status, 0);

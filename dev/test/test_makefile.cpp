@@ -226,8 +226,7 @@ using LongMakefileOffline = MakefileOffline;  // make reads the Makefile many ti
 // A GPU that nothing can be compiled for is named by all that would compile, and by what trains on the CPU in its
 // place.
 // BUG scripts/gpu.sh: `[ "$number" -lt 80 ] && [[ ${PRECISION:-} != FP* ]]` -> `false`
-// BUG scripts/gpu.sh: `[ "$number" -lt 75 ] && [ "${PRECISION:-} ${ATTENTION:-}" = "FP16 " ]` -> `false`
-// BUG scripts/gpu.sh: `$([ "$number" -ge 75 ] || echo " ATTENTION=FMA")` -> ` ATTENTION=FMA`
+// BUG scripts/gpu.sh: `[ "$number" -lt 75 ] && [ "${PRECISION:-}" != FP32 ]` -> `false`
 // BUG scripts/gpu.sh: `-lt 1203` -> `-lt 1202`
 // BUG scripts/gpu.sh: `&& ! nvcc_has "$number"` -> `&& false`
 // BUG Makefile: `ifneq ($(and $(gpu_problem)` -> `ifneq ($(and $(none)`
@@ -243,7 +242,7 @@ TEST_F(LongMakefileOffline, NamesAGpuThatItCannotCompileFor) {
            {"Tesla V100-SXM2", "7.0", "13.0", "75 80", "FP32",
             "Tesla V100-SXM2 (7.0) needs CUDA 12, nvcc here is 13.0"},
            {"Tesla V100-SXM2", "7.0", "12.4", "70 80", "FP16",
-            "Tesla V100-SXM2 (7.0) has no tensor cores for attention in fp16; PRECISION=FP16 ATTENTION=FMA is for it"},
+            "Tesla V100-SXM2 (7.0) has no tensor cores for attention in bf16 or fp16; PRECISION=FP32 is for it"},
            {"Tesla P4", "6.1", "12.4", "61 80", "FP32", "Tesla P4 (6.1) is too old; compute capability 8.0 is needed"},
            {"RTX 5090", "12.0", "12.4", "80 90", "", "RTX 5090 (12.0) needs CUDA 12.8, nvcc here is 12.4"},
            {"NVIDIA B300", "10.3", "12.8", "80 100", "", "NVIDIA B300 (10.3) needs CUDA 12.9, nvcc here is 12.8"},
@@ -289,8 +288,6 @@ TEST_F(LongMakefileOffline, CompilesForItsGpusAndForOtherCpus) {
   EXPECT_FALSE(std::regex_search(o.out, std::regex("-march=native [^\n]* -c "))) << o.out;
   EXPECT_TRUE(has(make("PRECISION=FP32 -n build/fp32/train_gpt2_sla"), "-gencode arch=compute_75,code=sm_75"));
   EXPECT_TRUE(has(make("PRECISION=FP16 -n build/fp16/train_gpt2_sla"), "-gencode arch=compute_75,code=sm_75"));
-  EXPECT_TRUE(has(make("PRECISION=FP16 ATTENTION=FMA -n train_gpt2_sla"), "-DPRECISION_FP16 -DSLA_ATTENTION_FMA "));
-  EXPECT_TRUE(has(make("ATTENTION=FMA what-is-here"), "ATTENTION=FMA: it must be FMA, and with PRECISION=FP16"));
   EXPECT_TRUE(has(make("GPU_ARCH='80 sm_90' -n build/bf16/train_gpt2_sla"), "compute_80,code=sm_80 -gencode "));
   EXPECT_TRUE(has(make("GPU_ARCH=hopper -n train_gpt2_sla"), "sm_hopper is no architecture; they are such as sm_90"));
   EXPECT_TRUE(has(make("CXX='ccache g++' -n build/bf16/train_gpt2_sla"), "-ccbin g++ "));

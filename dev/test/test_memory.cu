@@ -189,7 +189,8 @@ TEST(LongContexts, TakeActivationsInProportionToLengthOnTheDevice) {
   }
 }
 
-// BUG (build/bf16/test_memory_emu) llmc/model/activations.h: `acts.delta, {N, h}` -> `acts.delta, {N, h, training.T}`
+// BUG (build/bf16/test_memory_emu) llmc/model/parts/attention_branch.h: `b.delta, {N, h}` ->
+// `b.delta, {N, h, shape.training->T}`
 TEST(LongContexts, HaveNoTensorThatGrowsFasterThanLength) {
   for (const char* name : {"d12", "d24", "d36"}) {
     for (int recompute = 0; recompute <= 4; recompute++) {

@@ -41,9 +41,6 @@ static std::vector<PtxRun> ptx_runs() {
   runs.push_back({"fp16_test_attention_on_a_t4", attention + "_75.ptx", attention + "_emu",
                   "*-AttentionDecode.ReadsWhatIsSeenOnce:AttentionTopK.UsesThe*:AttentionTopK.RanksNaN*",
                   "SLA_EMU_CC=75"});
-  // A V100's, as PTX for the oldest GPU that nvcc 13 compiles for.
-  runs.push_back({"fp16_attention_by_fma", folder + "fp16_fma/test_attention_75.ptx",
-                  folder + "fp16_fma/test_attention_emu", "*-AttentionDecode.ReadsWhatIsSeenOnce", "SLA_EMU_CC=75"});
   runs.push_back({"fp32_golden_cases", folder + "fp32/train_gpt2_sla.ptx", folder + "test_cli",
                   "*GoldenCommandLine.*_on_the_emulated_gpu"});
   return runs;

@@ -29,8 +29,8 @@
 // Shapes: llmc/ops/attention_args.h. Strides and HS are multiples of 8 elements, pointers of 16 bytes, and HS is at
 // most 128.
 //
-// The kernels are those of the build: on tensor cores in bf16 and fp16, with FMAs in fp32 and, where it is asked for
-// (SLA_ATTENTION_FMA), in fp16. The results' bits are always the same in each.
+// The kernels are those of the build: on tensor cores in bf16 and fp16, with FMAs in fp32. The results' bits are always
+// the same in each.
 #pragma once
 #include <climits>
 #include "llmc/ops/attention_args.h"
@@ -38,7 +38,7 @@
 #include "llmc/utils/error.h"
 #include "attention_decode.h"
 #include "vec.h"
-#ifdef SLA_ATTENTION_FMA
+#if !defined(PRECISION_BF16) && !defined(PRECISION_FP16)
 #include "attention_fma.h"
 #else
 #include "attention_launch.h"
@@ -48,10 +48,10 @@
 inline bool has_partial_sums(int64_t) { return false; }
 inline int64_t attention_backward_scratch(int64_t, int64_t, int64_t, int64_t) { return 0; }
 
-// What of a wiring has no kernels here: a T4's blocks have too little shared memory for some of those of fp16. Null:
-// nothing.
+// The term of a wiring that has no kernels on this GPU, or null: a T4's blocks have too little shared memory for some
+// kernels of fp16.
 inline const char* without_kernels(bool has_topk, bool has_lsh, bool is_relative, int64_t HS) {
-  if (!is_fp16 || attention_by_fma || gpu().shared_bytes > Gpu::least_shared_bytes) return nullptr;
+  if (!is_fp16 || gpu().shared_bytes > Gpu::least_shared_bytes) return nullptr;
   return has_topk                 ? "topk"
          : has_lsh                ? "lsh"
          : is_relative && HS > 64 ? "relative with heads of more than 64 channels"

@@ -1,6 +1,5 @@
-// Attention with plain FMAs, in fp32: for exact checks, for training in fp32, and in a build of fp16 for GPUs that the
-// kernels of attention_mma.h do not fit (make ATTENTION=FMA). There tiles are floats, too, and rounded are only out and
-// the gradients that are written. Formulas, shapes, limits and which gradients are = or += are in attention.h.
+// Attention with plain FMAs, in fp32: for exact checks, and for training in fp32. Formulas, shapes, limits and which
+// gradients are = or += are in attention.h.
 //
 // No sum depends on the order in which blocks run, and no two blocks write to the same address, so the results' bits
 // are always the same. The backward pass is two kernels, each of which computes the scores itself: seven matmuls

@@ -119,9 +119,9 @@ struct Gpu {
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
     name = properties.name;
-    if (is_fp16 && !attention_by_fma && 10 * properties.major + properties.minor < 75)
-      user_error("%s has compute capability %d.%d, and this program needs 7.5 (Turing) or later; build with "
-                 "PRECISION=FP16 ATTENTION=FMA, for 7.0 and later",
+    if (is_fp16 && 10 * properties.major + properties.minor < 75)
+      user_error("%s has compute capability %d.%d, and fp16 needs 7.5 (Turing) or later; build with PRECISION=FP32, "
+                 "for 7.0 and later",
                  properties.name, properties.major, properties.minor);
     if (is_bf16 && properties.major < 8)
       user_error("%s has compute capability %d.%d, and bf16 needs 8.0 (Ampere) or later; build with PRECISION=FP32, "

@@ -15,8 +15,8 @@
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700
 #error "a GPU of compute capability 7.0 (Volta) or later is needed"
-#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750 && !defined(SLA_ATTENTION_FMA) && defined(PRECISION_FP16)
-#error "in fp16 a GPU of compute capability 7.5 (Turing) or later is needed; ATTENTION=FMA is for 7.0 and later"
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 750 && defined(PRECISION_FP16)
+#error "in fp16 a GPU of compute capability 7.5 (Turing) or later is needed; PRECISION=FP32 is for 7.0 and later"
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800 && defined(PRECISION_BF16)
 #error "in bf16 a GPU of compute capability 8.0 (Ampere) or later is needed; PRECISION=FP32 is for 7.0 and later"
 #endif

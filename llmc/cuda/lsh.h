@@ -12,7 +12,7 @@
 #include "llmc/ops/lsh.h"
 #include "llmc/utils/error.h"
 #include "vec.h"
-#ifdef SLA_ATTENTION_FMA
+#if !defined(PRECISION_BF16) && !defined(PRECISION_FP16)
 #include "lsh_fma.h"
 #else
 #include "lsh_mma.h"

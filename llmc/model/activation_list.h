@@ -1,5 +1,5 @@
-// How activations are declared: by name, shape, group of the memory plan, and the pointer that is to point to them. A
-// declaration lays the tensor out in the model's arena; when that has been allocated, `bind` sets all pointers.
+// How activations are declared: by name, shape, group of the memory plan, and the pointer that is to point to them.
+// When all are declared, they have places in the model's arena; when that has been allocated, `bind` sets all pointers.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -22,42 +22,86 @@ struct ActivationArena {
   }
 };
 
+// Memory that tensors of several sublayers or operations use, one after the other. It is as large as the largest.
+struct Slot {
+  std::string name;
+  MemoryGroup group = MemoryGroup::activations;
+};
+
+// Slots whose tensors have different names in different parts.
+namespace slots {
+// A branch's output, until the residual has added it to the stream. Before that one attention map's output, with
+// `blend` and `gate`. With `gru` then r x, and in the backward pass the gradient of the branch's output; with
+// --dropout that gradient after dropout.
+inline const Slot branch_out = {"branch_out"};
+// In the backward pass of a sublayer: `gru`'s dreset_in; attention's datt, which is no longer needed when din is
+// written; a branch's din, which is the dout of the norm. Before all sublayers the head's din, dout of the last norm.
+inline const Slot dnorm = {"dnorm", MemoryGroup::backward};
+// The gradient of the MLP's products. In attention that of one map's output, with `blend` and `gate`.
+inline const Slot dhidden = {"dhidden", MemoryGroup::backward};
+// The gradients of what attention projects: q | k | v, with `lsh` q | v.
+inline const Slot dqkv = {"dqkv", MemoryGroup::backward};
+}  // namespace slots
+
 struct ActivationList {
   const ModelShape& shape;
   ActivationArena& arena;
-  MemoryPlan& memory_plan;                    // counts bytes by group
-  std::map<std::string, size_t> shared = {};  // where each tensor that all sublayers share begins, by name
+  MemoryPlan& memory_plan;  // counts bytes by group
 
-  // Declares a tensor that no other sublayer shares.
+  ActivationList(const ModelShape& s, ActivationArena& a, MemoryPlan& m) : shape(s), arena(a), memory_plan(m) {}
+
+  // Declares a tensor with memory of its own.
   template <class T>
   void add(MemoryGroup group, const std::string& name, T*& pointer, std::vector<int64_t> tensor_shape) {
-    const size_t before = arena.layout.bytes;
-    arena.layout.add(name, std::move(tensor_shape), sizeof(T));
-    memory_plan[group] += arena.layout.bytes - before;
-    bind_to(pointer, arena.layout.tensors.back().offset);
+    place(group, {name, std::move(tensor_shape), sizeof(T)}, {setter(pointer)});
+  }
+
+  // Declares a tensor that lies in a slot.
+  template <class T>
+  void in_slot(const Slot& slot, T*& pointer, std::vector<int64_t> tensor_shape) {
+    SharedMemory& memory = shared_[slot.name];
+    const TensorSpec tensor = {slot.name, std::move(tensor_shape), sizeof(T)};
+    memory.group = slot.group;
+    memory.pointers.push_back(setter(pointer));
+    if (memory.largest.bytes() < tensor.bytes()) memory.largest = tensor;
   }
 
   // Declares a tensor of one sublayer. Training keeps it for the sublayer's backward pass, unless the level of
-  // recomputation is `dropped_from` or above: then all sublayers use the first one's, as they do in generation.
+  // recomputation is `dropped_from` or above: then all sublayers use one slot, as they do in generation.
   template <class T>
   void of_sublayer(Recompute dropped_from, const std::string& name, T*& pointer, std::vector<int64_t> tensor_shape) {
     const bool is_kept = shape.training && shape.training->recompute < dropped_from;
     if (is_kept) add(MemoryGroup::activations, name, pointer, std::move(tensor_shape));
-    else of_all_sublayers(name, pointer, std::move(tensor_shape));
+    else in_slot({name}, pointer, std::move(tensor_shape));
   }
 
-  // Declares a tensor that all sublayers share, in training too.
-  template <class T>
-  void of_all_sublayers(const std::string& name, T*& pointer, std::vector<int64_t> tensor_shape) {
-    const auto found = shared.find(name);
-    if (found != shared.end()) return bind_to(pointer, found->second);
-    add(MemoryGroup::activations, name, pointer, std::move(tensor_shape));
-    shared[name] = arena.layout.tensors.back().offset;
+  // Gives the slots their places, when all tensors are declared.
+  void place_slots() {
+    for (auto& [name, memory] : shared_) place(memory.group, memory.largest, std::move(memory.pointers));
+    shared_.clear();
   }
 
  private:
+  using Setters = std::vector<std::function<void(char*)>>;  // each sets a pointer to a tensor that begins there
+  struct SharedMemory {
+    MemoryGroup group;
+    TensorSpec largest;
+    Setters pointers;
+  };
+  std::map<std::string, SharedMemory> shared_;
+
   template <class T>
-  void bind_to(T*& pointer, size_t offset) {
-    arena.set_pointers.push_back([&pointer, offset](char* buffer) { pointer = reinterpret_cast<T*>(buffer + offset); });
+  static std::function<void(char*)> setter(T*& pointer) {
+    return [&pointer](char* tensor) { pointer = reinterpret_cast<T*>(tensor); };
+  }
+
+  void place(MemoryGroup group, TensorSpec tensor, Setters pointers) {
+    const size_t before = arena.layout.bytes;
+    arena.layout.add(std::move(tensor.name), std::move(tensor.shape), tensor.element_bytes);
+    memory_plan[group] += arena.layout.bytes - before;
+    const size_t offset = arena.layout.tensors.back().offset;
+    arena.set_pointers.push_back([pointers = std::move(pointers), offset](char* buffer) {
+      for (const auto& set : pointers) set(buffer + offset);
+    });
   }
 };

@@ -14,6 +14,7 @@
 #include "llmc/text/sampler.h"
 #include "llmc/utils/memory_plan.h"
 #include "model_memory.h"
+#include "orthogonalize.h"
 #include "parameters.h"
 #include "shape.h"
 #include "sublayers.h"
@@ -70,6 +71,7 @@ struct GPT2 : ModelShape, ModelMemory {
   ActivationArena activations;
   char* activation_memory = nullptr;
   Activations acts;
+  MuonWorkspace muon;
   Sublayers sublayers;  // operations read weights through sublayer(i), norm(i), head(), embeddings()
   KVCache cache;        // used in generation alone
   MemoryPlan memory_plan;

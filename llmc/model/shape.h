@@ -48,6 +48,8 @@ struct ModelShape {
   std::optional<TrainingShape> training;
   std::optional<KVCachePlan> generation;
 
+  // The rows of k and v in training: those of the memory are before those of the tokens.
+  int64_t key_rows() const { return rows + int64_t(training->B) * attention_plan.table.memory; }
   // The level of recomputation from which on a tensor that no level drops is not kept: reversible layers keep none.
   Recompute dropped_from() const {
     return attention_plan.table.reversible ? Recompute::nothing : Recompute::above_all_levels;

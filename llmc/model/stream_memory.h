@@ -16,7 +16,7 @@ template <class F>
 void for_each_memory(const Sublayers& sublayers, F f) {
   for (const Sublayer& sublayer : sublayers.list)
     if (const AttentionBranch* attention = attention_of(sublayer))
-      if (attention->memory) f(sublayer.layer, *attention->memory);
+      if (attention->projection.memory) f(sublayer.layer, *attention->projection.memory);
 }
 
 // The batch's rows are the next segments of their streams: the memory moves on to the last positions of these segments.

@@ -41,7 +41,7 @@ using Residual = std::variant<AddResidual, GruResidual, ReversibleResidual>;
 struct Recomputation {
   enum class What {
     norm,        // the sublayer's norm
-    branch,      // the branch's outputs that other operations read; K/V has been kept
+    branch,      // the outputs of its branch that later operations read; K/V has been kept
     residual,    // the residual stream after it, and the next norm
     activation,  // an MLP's f of the hidden units, which have been kept
     output,      // the branch's output, and with `gru` its relu, which the gate reads
@@ -83,6 +83,7 @@ struct Sublayers {
   std::optional<Streams> streams;         // of reversible layers
   std::vector<WeightedTensor> dembedded;  // of `dense`: what the gradient of the embeddings has beside layer 0's
   Dropout dropout;                        // of the embeddings
+  const float* ponder = nullptr;          // (N): with `act`, cycles a token (halting.h); else null
 
   int size() const { return int(list.size()); }
   // The norm before sublayer i; i = size(): the one before the output head.
@@ -187,7 +188,7 @@ inline void declare_recomputation(Sublayers& sublayers, Recompute level) {
   }
 }
 
-// Declares what each sublayer leaves. Reversible layers' streams are not of a sublayer.
+// Declares what each sublayer leaves, and what it needs meanwhile.
 inline void declare(Sublayers& sublayers, ActivationList& list) {
   for (Sublayer& s : sublayers.list) {
     declare(s.norm, Recompute::norm, list);
@@ -195,12 +196,14 @@ inline void declare(Sublayers& sublayers, ActivationList& list) {
     // A layer is computed again from the stream after the last sublayer of the layer before.
     const bool ends_layer = &s == &sublayers.list.back() || (&s)[1].layer != s.layer;
     const Recompute dropped_from = ends_layer ? Recompute::above_all_levels : Recompute::block;
-    if (s.dense) declare(*s.dense, std::get<AddResidual>(s.residual).out, list);
+    if (s.dense) declare(*s.dense, std::get<AddResidual>(s.residual), list);
     else if (auto* sum = std::get_if<AddResidual>(&s.residual)) declare(*sum, dropped_from, list);
     if (auto* gru = std::get_if<GruResidual>(&s.residual)) declare(*gru, dropped_from, list);
+    if (auto* reversible = std::get_if<ReversibleResidual>(&s.residual)) declare(*reversible, list);
     if (s.cycle_end) declare(*s.cycle_end, list);
   }
   declare(sublayers.last_norm, Recompute::above_all_levels, list);
+  declare(sublayers.head, list);
 }
 
 // ----------------------------------------------------------------------------
@@ -234,16 +237,28 @@ inline const floatX* bind_residual(Sublayer& s, const LayerParams<floatX>& w, co
   return bind_residual(std::get<AddResidual>(s.residual), in, acts);
 }
 
+// With `dense` in training: the gradients of the inputs (N, C) of all layers, and of the last norm. The first layer's
+// is the embeddings'.
+inline std::vector<floatX*> gradients_of_inputs(const Sublayers& sublayers, const ModelShape& shape,
+                                                const Activations& acts) {
+  std::vector<floatX*> gradients;
+  for (const Sublayer& s : sublayers.list)
+    if (s.dense && shape.training) gradients.push_back(s.dense->dout);
+  if (!gradients.empty()) gradients.insert(gradients.begin(), acts.dresidual);
+  return gradients;
+}
+
 // Sets what the passes look up, when parameters and activations have their pointers. In generation `grads` has no
 // layers, and `cache` is not null.
 inline void bind_sublayers(Sublayers& sublayers, const ModelShape& shape, const Params<floatX>& params,
                            const Params<float>& grads, const Activations& acts, const KVCache* cache) {
-  Binding binding = {shape, acts, cache, params, {}};
-  for (const Sublayer& s : sublayers.list)
-    if (const AttentionBranch* branch = attention_of(s)) binding.attention_acts.push_back(&branch->acts);
+  const Binding binding = {shape, acts, cache, params, grads};
+  std::vector<AttentionBranch*> attentions;
+  std::vector<const Norm*> attention_norms;
   const LayerParams<float> none;
   const floatX* stream = acts.embedded;
   std::vector<const floatX*> outputs = {stream};  // of layers, for `dense`
+  const std::vector<floatX*> dinputs = gradients_of_inputs(sublayers, shape, acts);
   std::set<int> complete;
   for (Sublayer& s : sublayers.list) {
     const LayerParams<floatX>& w = params.layers[size_t(s.weights)];
@@ -253,35 +268,51 @@ inline void bind_sublayers(Sublayers& sublayers, const ModelShape& shape, const 
     if (complete.insert(s.bucket).second) s.completes.push_back(s.bucket);
     bind_norm(s.norm, is_mlp(s) ? w.ln2 : w.ln1, is_mlp(s) ? g.ln2 : g.ln1, s.bucket, stream, acts);
     std::visit([&](auto& branch) { bind_branch(branch, w, g, s.norm, binding); }, s.branch);
+    if (auto* attention = std::get_if<AttentionBranch>(&s.branch))
+      attentions.push_back(attention), attention_norms.push_back(&s.norm);
     stream = bind_residual(s, w, g, stream, acts);
     if (s.cycle_end) stream = bind_cycle_end(*s.cycle_end, stream, shape, params, grads, acts);
     if (s.dense) {
       outputs.push_back(stream);
-      stream = bind_dense(*s.dense, outputs, params, g.dense, acts);
+      stream = bind_dense(*s.dense, outputs, params, g.dense, dinputs);
     }
-    if (!acts.dlayer_inputs.empty())
-      s.norm.dresidual = std::get<AddResidual>(s.residual).dresidual = dlayer_input(acts, s.layer);
+    if (!dinputs.empty()) s.norm.dresidual = std::get<AddResidual>(s.residual).dresidual = dinputs[size_t(s.layer)];
     // With two streams each norm adds to the gradient of the stream that it reads.
     if (const auto* r = std::get_if<ReversibleResidual>(&s.residual)) s.norm.dresidual = r->read_dx();
   }
+  bind_heads(attentions, attention_norms, binding);
   bind_norm(sublayers.last_norm, params.lnf, grads.lnf, params.lnf_bucket, stream, acts);
   bind_head(sublayers.head, sublayers.last_norm.out, shape.config.channels, shape.logit_stride, params, grads, acts);
-  if (!acts.dlayer_inputs.empty()) {
-    sublayers.last_norm.dresidual = acts.dlayer_inputs.back();
-    sublayers.dembedded = gradients_of_output(0, params, acts);
+  if (!dinputs.empty()) {
+    sublayers.last_norm.dresidual = dinputs.back();
+    sublayers.dembedded = gradients_of_output(0, params, dinputs);
   }
-  if (acts.dhalted != nullptr) sublayers.last_norm.dresidual = acts.dhalted;  // which every cycle's end reads
+  const Sublayer& last = sublayers.list.back();
+  if (last.cycle_end) {
+    sublayers.ponder = last.cycle_end->forward.ponder;
+    if (shape.training) sublayers.last_norm.dresidual = last.cycle_end->backward.dout;  // every cycle's end reads it
+  }
   bind_cycle_starts(sublayers, shape, params, grads, acts);
   sublayers.dropout = dropout_of(acts, shape, DropoutSite::embeddings, 0);
-  if (acts.streams[0] != nullptr) sublayers.streams = streams_of(acts);
+  if (const auto* r = std::get_if<ReversibleResidual>(&last.residual)) sublayers.streams = r->streams;
   const size_t N = size_t(shape.rows);
   sublayers.zeroed = {{sublayers.last_norm.dresidual, N * size_t(shape.config.channels) * sizeof(floatX)}};
-  if (acts.dmap_gates != nullptr)
-    sublayers.zeroed.push_back({acts.dmap_gates, N * size_t(shape.config.num_layers) * sizeof(float)});
+  const auto* attention = attention_of(sublayers.list[0]);
+  if (attention != nullptr && attention->mixed_maps && attention->mixed_maps->dmap_gates != nullptr)
+    sublayers.zeroed.push_back(
+        {attention->mixed_maps->dmap_gates, N * size_t(shape.config.num_layers) * sizeof(float)});
 }
 
 // ----------------------------------------------------------------------------
 // The passes
+
+// Appends N + R of the first `count` rows of the last pass to `ponder`; nothing without `act`. Waits for the device.
+inline void append_ponder(std::vector<float>& ponder, const Sublayers& sublayers, int64_t count) {
+  if (sublayers.ponder == nullptr) return;
+  const size_t before = ponder.size();
+  ponder.resize(before + size_t(count));
+  copy_to_host(ponder.data() + before, sublayers.ponder, size_t(count) * sizeof(float));
+}
 
 // acts.embedded = wte[tokens] + wpe[positions]; where wpe is null, without the latter, and where layers repeat, the
 // first cycle's start has it; then dropout.

@@ -48,11 +48,11 @@ struct HaltingForward {
 
 // Cycles are walked from the last to the first.
 struct HaltingBackward {
-  floatX* dx = nullptr;          // (N, C) = in the last cycle, += in others
-  float* dp = nullptr;           // (N) = the gradient of this cycle's p; not written in the last, which has none
-  float* dremainder = nullptr;   // (N) = R's gradient for tokens that halt in this cycle; for others it is read
-  const floatX* dout = nullptr;  // (N, C): of the weighted sum
-  const floatX* x = nullptr;     // (N, C)
+  floatX* dx = nullptr;         // (N, C) = in the last cycle, += in others
+  float* dp = nullptr;          // (N) = the gradient of this cycle's p; not written in the last, which has none
+  float* dremainder = nullptr;  // (N) = R's gradient for tokens that halt in this cycle; for others it is read
+  floatX* dout = nullptr;       // (N, C): the gradient of the weighted sum, which is not written to
+  const floatX* x = nullptr;    // (N, C)
   // The gradient of N + R, in which N is a constant, of each token whose target is scored. Others ponder at no cost, so
   // that what is minimised is a mean over the same tokens as the loss.
   float dponder = 0;

@@ -25,14 +25,5 @@ constexpr bool is_fp16 = true;
 constexpr bool is_fp16 = false;
 #endif
 constexpr bool is_bf16 = is_16_bit && !is_fp16;
-// Whether attention on a GPU is by FMAs in fp32, and not on tensor cores: in fp32, and in fp16 where the build says so.
-#if !defined(PRECISION_BF16) && !defined(PRECISION_FP16) && !defined(SLA_ATTENTION_FMA)
-#define SLA_ATTENTION_FMA
-#endif
-#ifdef SLA_ATTENTION_FMA
-constexpr bool attention_by_fma = true;
-#else
-constexpr bool attention_by_fma = false;
-#endif
 // Weights that are not float have float masters, which AdamW updates and which files hold.
 constexpr bool has_master_weights = is_16_bit;

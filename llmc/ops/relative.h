@@ -19,7 +19,7 @@ template <class Element>
 struct RelativeQueryGradients {
   Element* dq = nullptr;  // (N, C), rows dq_stride apart
   int64_t dq_stride = 0;
-  const Element *of_keys = nullptr, *of_distances = nullptr;  // (N, C)
+  Element *of_keys = nullptr, *of_distances = nullptr;  // (N, C)
 };
 
 // (distances, C): s_d, the largest distance, distances - 1, first: the sines of d * 10000^(-2i/C), i < C/2, then the

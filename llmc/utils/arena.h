@@ -24,9 +24,9 @@ inline std::string shape_text(const std::vector<int64_t>& shape) {
 struct TensorSpec {
   std::string name;
   std::vector<int64_t> shape;
-  size_t element_bytes;
-  size_t offset;          // bytes from the arena's beginning
-  int64_t tail_elements;  // zeros after the tensor, which matmuls on whole tiles may read and write
+  size_t element_bytes = 0;
+  size_t offset = 0;          // bytes from the arena's beginning
+  int64_t tail_elements = 0;  // zeros after the tensor, which matmuls on whole tiles may read and write
 
   int64_t num_elements() const { return ::num_elements(shape); }
   size_t bytes() const { return size_t(num_elements()) * element_bytes; }

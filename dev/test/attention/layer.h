@@ -376,7 +376,7 @@ struct Expected {
   __attribute__((no_sanitize("address"))) double round(double x) const {
     return grid > 0 ? double(float(floatX(float(x / grid)))) * grid : x;
   }
-  __attribute__((no_sanitize("address"))) double as_operand(double x) const { return attention_by_fma ? x : round(x); }
+  __attribute__((no_sanitize("address"))) double as_operand(double x) const { return is_16_bit ? round(x) : x; }
   void round_all(std::vector<double>& values) const {
     for (double& x : values) x = round(x);
   }

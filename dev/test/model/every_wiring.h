@@ -247,7 +247,7 @@ TEST(LONG_ON_EMU(EveryWiring), IsCausal) {
       gpt2_forward(*model, tokens.data(), {1, 33});
       std::vector<floatX> dlnf(33 * C, floatX(0.0f));
       for (size_t c = 0; c < C; c++) dlnf[size_t(t) * C + c] = floatX(float(c % 5) - 2);
-      copy_to_device(model->acts.dnorm, dlnf.data(), dlnf.size() * sizeof(floatX));
+      copy_to_device(model->sublayers.head.din, dlnf.data(), dlnf.size() * sizeof(floatX));
       gpt2_backward(*model, {1, 33});
       // The gradients of the embedded tokens.
       const std::vector<float> dembedded = to_floats(model->acts.dresidual, 33 * C);
@@ -283,12 +283,12 @@ inline double other_buckets_in_cache(const GPT2& generator, int slot, const std:
   return hashes > 0 ? others / hashes : 0;
 }
 
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/attention_branch.h: `if (b.acts.routed != nullptr) copy(0,` ->
-//   `if (false) copy(0,`
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/attention_branch.h: `plan.table.router || plan.table.depth ||` ->
-//   `plan.table.router ||`
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/attention_branch.h: `b.acts.values != nullptr ? binding` ->
-//   `false ? binding`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/kv_router.h: `head.x = place(part, {l, i}, r.routed)` ->
+//   `if (binding.shape.training) head.x = place(part, {l, i}, r.routed)`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/depth_values.h: `{ return plan.table.depth; }` ->
+//   `{ return plan.table.gru; }`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/depth_values.h: `if (d.layer > 0) out(Part::v, own)` ->
+//   `if (d.layer > 0 && is_training) out(Part::v, own)`
 TEST(LONG_ON_EMU(EveryWiring), GeneratesWithItsCacheWhatTrainingComputes) {
   const std::vector<int> prompts = {5, 23, 1}, lengths = {40, 33, 25};
   // Tokens of each sequence in a pass; on an emulated GPU passes take long.

@@ -180,7 +180,7 @@ TEST(LONG_ON_EMU(Generation), HasThePonderOfEveryTokenThatItComputes) {
   std::vector<int> tokens = random_tokens(6, config.vocab_size, 77);
   const std::vector<float> ponder = gpt2_generate(*generator, tokens, 16, {}, 1, 5);
   gpt2_forward(*model, tokens.data(), {1, 15});
-  const std::vector<float> whole = to_floats(model->acts.ponder, 15);
+  const std::vector<float> whole = to_floats(model->sublayers.ponder, 15);
   ASSERT_EQ(ponder.size(), 15u) << "the last token is drawn, and not computed on";
   EXPECT_LE(relative_error(ponder, whole), generation_tolerance);
   EXPECT_GT(*std::max_element(whole.begin(), whole.end()), *std::min_element(whole.begin(), whole.end()) + 0.1f)

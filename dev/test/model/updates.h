@@ -88,8 +88,8 @@ INSTANTIATE_TEST_SUITE_P(LongOtherWiring, Updates,
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/orthogonalize.h: `std::swap(q, square);` -> ``
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/orthogonalize.h: `product(half, p, gram);` -> `;`
 // BUG (build/bf16/test_gpt2_sla_cpu) llmc/ops/muon.h: `done == 0 ? 2 : muon_iterations - done` -> `muon_iterations`
-// BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `muon_set_step(model.acts.muon_step,` -> `if (step == 1)
-// muon_set_step(model.acts.muon_step,`
+// BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `muon_set_step(model.muon.step,` -> `if (step == 1)
+// muon_set_step(model.muon.step,`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/utils/parameter_table.h: `if (!muon || spec.matrix_rows.empty())` -> ``
 TEST(LONG_ON_EMU(Updates), OfMatricesFollowTheReferenceByMuon) {
   for (const auto& [wiring, muon_elements] :

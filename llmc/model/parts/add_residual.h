@@ -16,12 +16,14 @@ struct AddResidual {
 };
 
 inline void declare(AddResidual& r, Recompute dropped_from, ActivationList& list) {
-  list.of_sublayer(dropped_from, r.name, r.out, {list.shape.rows, list.shape.config.channels});
+  const int64_t N = list.shape.rows, C = list.shape.config.channels;
+  list.of_sublayer(dropped_from, r.name, r.out, {N, C});
+  list.in_slot(slots::branch_out, r.branch_out, {N, C});
 }
 
 // Sets the pointers. `in`: the residual stream before. Returns the stream after, r.out.
 inline const floatX* bind_residual(AddResidual& r, const floatX* in, const Activations& acts) {
-  r.in = in, r.branch_out = acts.branch_out, r.dresidual = acts.dresidual;
+  r.in = in, r.dresidual = acts.dresidual;
   return r.out;
 }
 

@@ -16,7 +16,8 @@ struct CycleEnd {
   floatX* din = nullptr;                    // (N, C): the gradient of the stream, here and in the next cycle
   const floatX *w = nullptr, *b = nullptr;  // (C), (1) or null
   float *dw = nullptr, *db = nullptr;
-  float* p = nullptr;  // (N): of this cycle
+  float* halting = nullptr;  // (cycles, N): with which probability a token halts; of the last cycle not used
+  float* p = nullptr;        // (N): of this cycle
   HaltingForward forward;
   HaltingBackward backward;
   float ponder_cost = 0;
@@ -33,7 +34,16 @@ inline CycleEnd make_cycle_end(int cycle, int cycles, int64_t C) {
 }
 
 inline void declare(CycleEnd& end, ActivationList& list) {
-  list.of_sublayer(Recompute::above_all_levels, "cycle_end", end.out, {list.shape.rows, end.C});
+  const int64_t N = list.shape.rows, C = end.C;
+  constexpr MemoryGroup backward = MemoryGroup::backward;
+  list.of_sublayer(Recompute::above_all_levels, "cycle_end", end.out, {N, C});
+  list.in_slot({"halting"}, end.halting, {end.cycles, N});
+  list.in_slot({"halting_sum"}, end.forward.sum, {N, C});
+  list.in_slot({"ponder"}, end.forward.ponder, {N});
+  if (!list.shape.training) return;
+  list.in_slot({"dhalted", backward}, end.backward.dout, {N, C});
+  list.in_slot({"dhalting", backward}, end.backward.dp, {N});
+  list.in_slot({"dremainder", backward}, end.backward.dremainder, {N});
 }
 
 // Sets the pointers. `in`: the residual stream after the cycle. Returns what the next sublayer gets. In generation
@@ -41,16 +51,14 @@ inline void declare(CycleEnd& end, ActivationList& list) {
 inline const floatX* bind_cycle_end(CycleEnd& end, const floatX* in, const ModelShape& shape,
                                     const Params<floatX>& params, const Params<float>& grads, const Activations& acts) {
   const WiringTable& table = shape.attention_plan.table;
-  const HaltingWeights weights = {acts.halting, shape.rows, end.cycles, float(1 - table.halting)};
+  const HaltingWeights weights = {end.halting, shape.rows, end.cycles, float(1 - table.halting)};
   end.in = in, end.din = acts.dresidual, end.ponder_cost = float(table.ponder_cost);
-  end.p = acts.halting + end.cycle * shape.rows;
+  end.p = end.halting + end.cycle * shape.rows;
   end.w = params.haltw, end.b = params.haltb, end.dw = grads.haltw, end.db = grads.haltb;
   HaltingForward& f = end.forward;
-  f.sum = acts.halting_sum, f.out = end.out, f.ponder = acts.ponder;
-  f.x = in, f.weights = weights, f.cycle = end.cycle, f.C = end.C;
+  f.out = end.out, f.x = in, f.weights = weights, f.cycle = end.cycle, f.C = end.C;
   HaltingBackward& b = end.backward;
-  b.dx = acts.dresidual, b.dp = acts.dhalting, b.dremainder = acts.dremainder, b.dout = acts.dhalted;
-  b.targets = acts.targets, b.loss_scale = LossScaleView(acts.stats);
+  b.dx = acts.dresidual, b.targets = acts.targets, b.loss_scale = LossScaleView(acts.stats);
   b.x = in, b.weights = weights, b.cycle = end.cycle, b.C = end.C;
   if (!end.is_last()) {
     end.next_cycle = bind_cycle_start(end.cycle + 1, end.C, params, grads, acts);
@@ -76,14 +84,6 @@ inline void cycle_end_backward(const CycleEnd& end, const Batch& batch) {
   args.N = batch.rows(), args.dponder = end.ponder_cost * batch.dloss;
   halting_backward(args);
   if (!end.is_last()) token_gate_backward(end.din, end.dw, end.db, args.dp, end.p, end.in, end.w, args.N, end.C);
-}
-
-// Appends N + R of the first `count` rows of the last pass to `ponder`; nothing without `act`. Waits for the device.
-inline void append_ponder(std::vector<float>& ponder, const Activations& acts, int64_t count) {
-  if (acts.ponder == nullptr) return;
-  const size_t before = ponder.size();
-  ponder.resize(before + size_t(count));
-  copy_to_host(ponder.data() + before, acts.ponder, size_t(count) * sizeof(float));
 }
 
 // Elements of the weights that a token is multiplied with.

@@ -5,6 +5,7 @@
 #pragma once
 #include <vector>
 #include "llmc/model/binding.h"
+#include "add_residual.h"
 #include "llmc/ops/weighted_sum.h"
 
 struct DenseSum {
@@ -12,43 +13,43 @@ struct DenseSum {
   int layer = 0;                          // the one before
   floatX* out = nullptr;                  // (N, C)
   std::vector<WeightedTensor> outputs;    // of the embeddings and of layers 0 to `layer`: what is summed
-  const floatX* dout = nullptr;           // (N, C): the gradient of out
+  floatX* dout = nullptr;                 // (N, C): the gradient of out, the input of the next layer or the last norm
   floatX* doutput = nullptr;              // (N, C): the gradient of the layer's own output,
   std::vector<WeightedTensor> gradients;  //   and of what it is a sum: gradients of inputs of the layers above
   float *dweights = nullptr, *scratch = nullptr;
 };
 
-// `output`: the layer's own.
-inline void declare(DenseSum& d, floatX*& output, ActivationList& list) {
-  list.add(MemoryGroup::activations, "layer_output", output, {list.shape.rows, d.C});
-  list.of_sublayer(Recompute::norm, "layer_input", d.out, {list.shape.rows, d.C});
+// `before`: how the output of the layer's last branch joins the stream, which is the layer's output.
+inline void declare(DenseSum& d, AddResidual& before, ActivationList& list) {
+  list.add(MemoryGroup::activations, "layer_output", before.out, {list.shape.rows, d.C});
+  list.in_slot(slots::branch_out, before.branch_out, {list.shape.rows, d.C});
+  const int64_t N = list.shape.rows, L = list.shape.config.num_layers;
+  list.of_sublayer(Recompute::norm, "layer_input", d.out, {N, d.C});
+  if (!list.shape.training) return;
+  list.add(MemoryGroup::backward, "dlayer_input", d.dout, {N, d.C});
+  list.in_slot({"dense_scratch", MemoryGroup::backward}, d.scratch, {weighted_sum_pieces(N * d.C), L + 1});
 }
 
-// The gradient of layer l's input (N, C); l = L is the last norm. The first layer's input is the embeddings.
-inline floatX* dlayer_input(const Activations& acts, int l) {
-  return l == 0 ? acts.dresidual : acts.dlayer_inputs[l - 1];
-}
-
-// The gradient of the embeddings, output 0, or of layer l's output, l + 1, is the sum of these; for the embeddings
-// there is also what comes through layer 0.
+// The gradient of the embeddings, output 0, or of layer l's output, l + 1, is the sum of these; the embeddings' has
+// beside it what comes through layer 0. `dinputs`: the gradients of the inputs of all layers, and of the last norm.
 inline std::vector<WeightedTensor> gradients_of_output(int output, const Params<floatX>& params,
-                                                       const Activations& acts) {
+                                                       const std::vector<floatX*>& dinputs) {
   std::vector<WeightedTensor> terms;
-  for (int l = std::max(output - 1, 0); l < int(acts.dlayer_inputs.size()); l++)
-    terms.push_back({dlayer_input(acts, l + 1), params.layers[size_t(l)].dense + output});
+  for (int l = std::max(output - 1, 0); l + 1 < int(dinputs.size()); l++)
+    terms.push_back({dinputs[size_t(l) + 1], params.layers[size_t(l)].dense + output});
   return terms;
 }
 
-// Sets the pointers; `outputs`: those so far, the layer's own the last. Returns `out`. In generation `dweights` is
-// null.
+// Sets the pointers; `outputs`: those so far, the layer's own the last; `dinputs`: as above, none in generation, where
+// `dweights` is null. Returns `out`.
 inline const floatX* bind_dense(DenseSum& d, const std::vector<const floatX*>& outputs, const Params<floatX>& params,
-                                float* dweights, const Activations& acts) {
+                                float* dweights, const std::vector<floatX*>& dinputs) {
   for (size_t i = 0; i < outputs.size(); i++)
     d.outputs.push_back({outputs[i], params.layers[size_t(d.layer)].dense + i});
   if (dweights == nullptr) return d.out;
-  d.dout = dlayer_input(acts, d.layer + 1), d.doutput = dlayer_input(acts, d.layer);
-  d.gradients = gradients_of_output(d.layer + 1, params, acts);
-  d.dweights = dweights, d.scratch = acts.dense_scratch;
+  d.doutput = dinputs[size_t(d.layer)];
+  d.gradients = gradients_of_output(d.layer + 1, params, dinputs);
+  d.dweights = dweights;
   return d.out;
 }
 

@@ -12,9 +12,7 @@ struct GruResidual {
   int64_t C = 0;
   GruParams<floatX> w = {};
   GruParams<float> g = {};
-  // (N, C): the branch's output. When y has been computed from it, r x takes its place, and in the backward pass the
-  // gradient of the branch's output does.
-  floatX* branch_out = nullptr;
+  floatX* branch_out = nullptr;               // (N, C): the branch's output, in the backward pass its gradient
   floatX* y = nullptr;                        // (N, C): relu of the branch's output
   GruGates<floatX> gates = {};                // of (N, 3C), and the residual stream before and after
   floatX* sums = nullptr;                     // (N, 2C), and then (N, C): the matmuls of x and of r x
@@ -26,13 +24,15 @@ inline void declare(GruResidual& r, Recompute dropped_from, ActivationList& list
   list.of_sublayer(dropped_from, r.name, r.gates.out, {N, C});
   list.of_sublayer(Recompute::block, "gru_y", r.y, {N, C});
   list.of_sublayer(Recompute::activation, "gru_gates", r.gates.gates, {N, 3 * C});
+  list.in_slot(slots::branch_out, r.branch_out, {N, C});
+  list.in_slot(slots::branch_out, r.gates.reset_in, {N, C});
+  list.in_slot({"gru_sums"}, r.sums, {N, 2 * C});
+  if (list.shape.training) list.in_slot(slots::dnorm, r.gates.dreset_in, {N, C});
 }
 
 // Sets all pointers but the parameters', which are set already. `in`: the stream before. Returns the stream after.
 inline const floatX* bind_residual(GruResidual& r, const floatX* in, const Activations& acts) {
-  r.branch_out = acts.branch_out, r.sums = acts.gru_sums;
-  r.gates.in = in, r.gates.reset_in = acts.branch_out, r.gates.bias = r.w.bias;
-  r.gates.dresidual = acts.dresidual, r.gates.dreset_in = acts.dnorm;
+  r.gates.in = in, r.gates.bias = r.w.bias, r.gates.dresidual = acts.dresidual;
   return r.gates.out;
 }
 

@@ -1,6 +1,7 @@
 // The output head: logits of the hidden states, by wte, the embeddings of tokens (tied weights), or with `untied` by
 // lm_head.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include "llmc/model/activations.h"
 #include "llmc/model/parameters.h"
@@ -18,13 +19,27 @@ struct Head {
   floatX* logits = nullptr;    // (rows of a chunk, Vp), and in the backward pass their gradients
 };
 
+// How many of `rows` rows of logits, each of row_bytes, are computed, differentiated and dropped at a time: chunks of
+// about equal size, as few as chunk_bytes allows, in multiples of the device's logit_row_multiple; but at least 64 if
+// there are so many.
+inline int64_t logit_chunk_rows(int64_t rows, int64_t row_bytes, int64_t chunk_bytes) {
+  const auto in_multiples = [](int64_t n) { return n / logit_row_multiple * logit_row_multiple; };
+  const int64_t most = std::max(std::max<int64_t>(64, logit_row_multiple), in_multiples(chunk_bytes / row_bytes));
+  const int64_t chunks = (rows + most - 1) / most;
+  return std::min(rows, in_multiples((rows + chunks - 1) / chunks + logit_row_multiple - 1));
+}
+
+inline void declare(Head& head, ActivationList& list) {
+  if (list.shape.training) list.in_slot(slots::dnorm, head.din, {list.shape.rows, list.shape.config.channels});
+}
+
 // Sets the pointers. `in`: the final hidden states. In generation `grads` has null pointers.
 inline void bind_head(Head& head, const floatX* in, int64_t C, int64_t Vp, const Params<floatX>& params,
                       const Params<float>& grads, const Activations& acts) {
   const bool untied = params.lm_head != nullptr;
   head.bucket = untied ? params.lnf_bucket : params.embedding_bucket, head.C = C, head.Vp = Vp;
   head.w = untied ? params.lm_head : params.wte, head.g = untied ? grads.lm_head : grads.wte;
-  head.in = in, head.din = acts.dnorm, head.logits = acts.logits;
+  head.in = in, head.logits = acts.logits;
 }
 
 // logits (count, Vp) = the logits of `count` rows of the hidden states, from `first` on, before they are capped.

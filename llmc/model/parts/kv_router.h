@@ -1,11 +1,11 @@
-// What attention with `router` has: from layer 1 on the K/V that attention uses are sums of what this layer and those
-// below have projected, with the weights R_l[g, j, i] of head i of layer j in head g. In training both are kept. The
-// gradient of what layer j projected is the sum, over layers l >= j, of R_l transposed times the gradient of layer l's
-// sums, so that those stay until the backward pass has come down to layer j.
+// The stage of `router`: from layer 1 on the K/V that attention uses are sums of what this layer and those below have
+// projected, with the weights R_l[g, j, i] of head i of layer j in head g. In training both are kept. The gradient of
+// what layer j projected is the sum, over layers l >= j, of R_l transposed times the gradient of layer l's sums, so
+// that these gradients stay until the backward pass has come down to layer j.
 #pragma once
-#include <utility>
+#include <algorithm>
 #include <vector>
-#include "llmc/model/binding.h"
+#include "head_stage.h"
 #include "llmc/ops/device_memory.h"
 #include "llmc/ops/head_mix.h"
 
@@ -16,25 +16,92 @@ struct OwnedHeadMix {
   const floatX* dout = nullptr;  // rows as far apart as those of mix.out
 };
 
-struct KVRouter {
+struct KVRouter : HeadStage {
+  floatX *routed = nullptr, *drouted = nullptr;  // (N, QKV - C): the sums k | v, and their gradient; null in layer 0
   std::vector<OwnedHeadMix> sums;        // k, v: what attention uses, of what has been projected; none in layer 0
   std::vector<OwnedHeadMix> dprojected;  // k, v: the gradient of what the layer projected, from those of sums
   float *dweights = nullptr, *scratch = nullptr;
   bool is_kept = false;  // the backward pass finds the sums as the forward pass left them
+
+  static bool is_in(const AttentionPlan& plan, int l, bool) {
+    return plan.table.router && !(plan.projected[Part::k][l].empty() && plan.projected[Part::v][l].empty());
+  }
+  static bool reads_other_layers(const AttentionPlan& plan, int) { return plan.table.router; }
+  double matmul_elements(const ModelConfig& c, const AttentionPlan& plan) const {
+    const int projected = int(plan.projected[Part::k][layer].size() + plan.projected[Part::v][layer].size());
+    return layer > 0 ? double(projected) * c.head_size() * (layer + 1) * plan.table.num_kv_heads : 0;
+  }
 };
 
-// Whether the sums of layer l are kept for the backward pass: always where other layers attend to them.
-inline bool keeps_routed(const TrainingShape& training, const AttentionPlan& plan, int l) {
-  return training.recompute < Recompute::block || !plan.shared[Part::k][l].empty() || !plan.shared[Part::v][l].empty();
+// The sums are always kept where other layers attend to them.
+inline void declare(KVRouter& r, ActivationList& list) {
+  const ModelShape& shape = list.shape;
+  const AttentionPlan& plan = shape.attention_plan;
+  const int64_t N = shape.rows, kv = plan.table.num_kv_heads;
+  const int64_t width = qkv_rows(shape.config, plan, r.layer) -
+                        int64_t(plan.projected[Part::q][r.layer].size()) * shape.config.head_size();
+  r.is_kept = shape.training && (shape.training->recompute < Recompute::block ||
+                                 !plan.shared[Part::k][r.layer].empty() || !plan.shared[Part::v][r.layer].empty());
+  if (shape.training)
+    list.in_slot({"router_scratch", MemoryGroup::backward}, r.scratch,
+                 {head_mix_partial_sums(N), kv * kv * (r.layer + 1)});
+  if (r.layer == 0) return;
+  if (r.is_kept) list.add(MemoryGroup::activations, "routed K/V", r.routed, {N, width});
+  else list.in_slot({"routed K/V of one layer"}, r.routed, {N, width});
+  if (shape.training) list.add(MemoryGroup::dkv_accumulators, "drouted", r.drouted, {N, width});
 }
 
-inline void router_forward(const KVRouter& r, int64_t N) {
-  for (const OwnedHeadMix& sum : r.sums) mix_heads(sum.mix, N);
+// The heads of a layer that projects any of k, or of v, are all there, side by side.
+inline void bind_stage(KVRouter& r, const StageOfLayers<KVRouter>& layers, const HeadPlaces& in, HeadPlaces& out,
+                       const Binding& binding) {
+  const AttentionPlan& plan = binding.plan();
+  const int l = r.layer, L = plan.num_layers, kv = plan.table.num_kv_heads;
+  r.dweights = binding.gradients(l).router;
+  // The weights of layer j's heads in the sums of layer l, (kv, kv).
+  auto weights = [&](int l, int j) { return binding.weights(l).router + j * kv; };
+  // A head in a tensor k | v of its layer.
+  auto place = [&](Part part, const ProjectedHead& h, floatX* of_kv) {
+    return HeadPlace{of_kv + kv_column(binding, part, h), binding.QKV(h.layer) - binding.q_width(h.layer)};
+  };
+  auto add = [&](std::vector<OwnedHeadMix>& mixes, HeadPlace to, bool accumulate, const floatX* dout,
+                 const std::vector<MixedHeads<floatX>>& sources) {
+    mixes.push_back({DeviceArray<MixedHeads<floatX>>(sources), {}, dout});
+    mixes.back()
+        .mix = {to.x, to.stride, binding.head_size(), kv, accumulate, mixes.back().sources.data, int(sources.size())};
+  };
+  for (Part part : {Part::k, Part::v}) {
+    const ProjectedHead own = {l, 0};
+    if (plan.projected[part][l].empty()) continue;
+    for (int i = 0; i < kv && l > 0; i++) {
+      PlacedHead& head = out(part, {l, i});
+      head.x = place(part, {l, i}, r.routed);
+      if (binding.shape.training) head.dx = place(part, {l, i}, r.drouted);
+    }
+    std::vector<MixedHeads<floatX>> below, above;
+    for (int j = 0; j <= l; j++) {
+      const HeadPlace x = in(part, {j, 0}).x;
+      below.push_back({x.x, x.stride, weights(l, j), int64_t(l + 1) * kv, 1});
+    }
+    if (l > 0) add(r.sums, out(part, own).x, /*accumulate=*/false, out(part, own).dx.x, below);
+    if (!binding.shape.training) continue;
+    for (int j = std::max(l, 1); j < L && !plan.projected[part][j].empty(); j++) {
+      const HeadPlace d = place(part, {j, 0}, layers[size_t(j)]->drouted);
+      above.push_back({d.x, d.stride, weights(j, l), 1, int64_t(j + 1) * kv});
+    }
+    // Layer 0's attention uses what it projected, so that its gradient is there.
+    add(r.dprojected, in(part, own).dx, /*accumulate=*/l == 0, nullptr, above);
+  }
+}
+
+inline void stage_forward(const KVRouter& r, const Batch& batch, bool again) {
+  if (again && r.is_kept) return;
+  for (const OwnedHeadMix& sum : r.sums) mix_heads(sum.mix, batch.rows());
 }
 
 // From the gradients of the sums of this layer and of those above: that of the weights +=, and of what this layer
 // projected = or +=.
-inline void router_backward(const KVRouter& r, int64_t N) {
+inline void stage_backward(const KVRouter& r, const Batch& batch) {
+  const int64_t N = batch.rows();
   for (const OwnedHeadMix& sum : r.sums)
     mix_heads_backward(sum.mix, r.dweights, sum.dout, sum.mix.out_stride, r.scratch, N);
   for (const OwnedHeadMix& d : r.dprojected) mix_heads(d.mix, N);

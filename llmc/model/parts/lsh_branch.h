@@ -26,19 +26,23 @@ struct LshBranch {
   int layer = 0;
   AttentionParams<floatX> w;
   AttentionParams<float> g;
-  LshShape shape;              // without B and T
-  const floatX* in = nullptr;  // (N, C)
-  floatX* qv = nullptr;        // (N, 2C)
-  LshOrder of;                 // in training, the buckets of N rows
-  floatX* att = nullptr;       // (N, C): the heads' outputs
-  float* lse = nullptr;        // (N, h)
-  float* scratch = nullptr;
+  LshShape shape;                                          // without B and T
+  const floatX* in = nullptr;                              // (N, C)
+  floatX* qv = nullptr;                                    // (N, 2C)
+  LshOrder of;                                             // in training, the buckets of N rows
+  floatX* att = nullptr;                                   // (N, C): the heads' outputs
+  float* lse = nullptr;                                    // (N, h)
+  float* scratch = nullptr;                                // (lsh_scratch(...)): in training
   floatX* out = nullptr;                                   // (N, C)
   floatX *din = nullptr, *datt = nullptr, *dqv = nullptr;  // (N, C), (N, C), (N, 2C)
   std::optional<LshCache> cache;                           // in generation
 
   int64_t C() const { return shape.C(); }
 };
+
+inline LshShape lsh_shape(const ModelConfig& c, const WiringTable& table, int64_t B, int64_t T) {
+  return {B, T, c.num_heads, c.head_size(), table.lsh_buckets, table.lsh_rounds};
+}
 
 inline LshBranch make_lsh(int layer, bool is_generation) {
   LshBranch b;
@@ -53,6 +57,7 @@ inline void declare(LshBranch& b, ActivationList& list) {
   const int64_t N = shape.rows, C = shape.config.channels, h = shape.config.num_heads, rounds = table.lsh_rounds;
   list.of_sublayer(Recompute::block, "qv", b.qv, {N, 2 * C});
   list.of_sublayer(Recompute::block, "att", b.att, {N, C});
+  list.in_slot(slots::branch_out, b.out, {N, C});
   if (b.cache) {
     const int64_t slots = shape.generation->slots, capacity = shape.generation->capacity(b.layer);
     list.add(MemoryGroup::kv_cache, "qv", b.cache->qv, {slots, capacity, 2 * C});
@@ -65,6 +70,12 @@ inline void declare(LshBranch& b, ActivationList& list) {
   list.of_sublayer(Recompute::block, "inverse_norms", b.of.inverse_norms, {N, h});
   list.of_sublayer(Recompute::block, "bucket_order", b.of.order, {B, h, rounds, T});
   list.of_sublayer(Recompute::block, "bucket_starts", b.of.starts, {B, h, rounds, table.lsh_buckets + 1});
+  list.in_slot(slots::dnorm, b.datt, {N, C});
+  list.in_slot(slots::dnorm, b.din, {N, C});
+  list.in_slot(slots::dqkv, b.dqv, {N, 2 * C});
+  const LshShape lsh = lsh_shape(shape.config, table, B, T);
+  list.in_slot({"lsh_scratch"}, b.scratch,
+               {std::max(lsh_scratch(lsh, /*backward=*/false), lsh_scratch(lsh, /*backward=*/true))});
 }
 
 inline void bind_cache(LshCache& cache, const LshBranch& b, const Binding& binding) {
@@ -76,11 +87,8 @@ inline void bind_cache(LshCache& cache, const LshBranch& b, const Binding& bindi
 
 inline void bind_branch(LshBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const Norm& norm,
                         const Binding& binding) {
-  b.w = w.attention, b.g = g.attention, b.in = norm.out, b.out = binding.acts.branch_out;
+  b.w = w.attention, b.g = g.attention, b.in = norm.out;
   b.shape = lsh_shape(binding.shape.config, binding.plan().table, 0, 0);
-  b.scratch = binding.acts.lsh_scratch;
-  b.din = b.datt = binding.acts.dnorm;  // datt is no longer needed when din is written
-  b.dqv = binding.acts.dqkv;
   if (b.cache) bind_cache(*b.cache, b, binding);
 }
 

@@ -15,19 +15,35 @@ struct MapGate {
 struct MixedMaps {
   MapWeights weights;
   floatX *map_out = nullptr, *dmap_out = nullptr;  // (N, C): the output of one map, and its gradient, while it runs
-  float* map_sum = nullptr;                        // (N, C)
-  float* exact_map_out = nullptr;                  // (N, C): null where map_out is as exact, or is exact enough
+  float* map_sum = nullptr;                        // (N, C): the weighted sum of the maps' outputs
+  // (N, C): a map's output before it is rounded, for `gate`, whose gradient is a difference of two such outputs. Null
+  // where map_out is as exact, or is exact enough.
+  float* exact_map_out = nullptr;
+  float* map_gates = nullptr;  // (L, N): of `gate`
   std::optional<MapGate> gate;
-  float *dmap_gates = nullptr, *dmap_weights = nullptr;  // (L, N)
+  // (L, N): gradients of the gates, and of the weights of each map in one layer.
+  float *dmap_gates = nullptr, *dmap_weights = nullptr;
 };
 
-// Sets the pointers of layer `layer`. One map's output and its gradient are in tensors that are free while it runs.
+inline void declare(MixedMaps& mixed, ActivationList& list) {
+  const int64_t N = list.shape.rows, C = list.shape.config.channels, L = list.shape.config.num_layers;
+  const bool has_gate = list.shape.attention_plan.table.mix == WiringTable::Mix::gate;
+  constexpr MemoryGroup backward = MemoryGroup::backward;
+  list.in_slot(slots::branch_out, mixed.map_out, {N, C});
+  list.in_slot({"map_sum"}, mixed.map_sum, {N, C});
+  if (has_gate) list.in_slot({"map_gates"}, mixed.map_gates, {L, N});
+  if (!list.shape.training) return;
+  list.in_slot(slots::dhidden, mixed.dmap_out, {N, C});
+  list.in_slot({"dmap_weights", backward}, mixed.dmap_weights, {L, N});
+  if (has_gate) list.in_slot({"dmap_gates", backward}, mixed.dmap_gates, {L, N});
+  if (has_gate && is_16_bit) list.in_slot({"exact_map_out", backward}, mixed.exact_map_out, {N, C});
+}
+
+// Sets the gates of layer `layer`.
 inline void bind_mixed_maps(MixedMaps& mixed, int layer, const Binding& binding) {
-  const Activations& acts = binding.acts;
   const int64_t N = binding.shape.rows;
-  mixed.map_out = acts.branch_out, mixed.dmap_out = acts.dhidden, mixed.map_sum = acts.map_sum;
-  mixed.weights = {acts.map_gates, float(binding.plan().table.blend), N, layer};
-  mixed.exact_map_out = acts.exact_map_out, mixed.dmap_gates = acts.dmap_gates, mixed.dmap_weights = acts.dmap_weights;
+  mixed.weights = {mixed.map_gates, float(binding.plan().table.blend), N, layer};
   if (!has_map_gate(binding.plan(), layer)) return;
-  mixed.gate = MapGate{acts.map_gates + layer * N, acts.dmap_gates == nullptr ? nullptr : acts.dmap_gates + layer * N};
+  const bool is_training = binding.shape.training.has_value();
+  mixed.gate = MapGate{mixed.map_gates + layer * N, is_training ? mixed.dmap_gates + layer * N : nullptr};
 }

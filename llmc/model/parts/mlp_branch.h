@@ -39,13 +39,16 @@ inline void declare(MlpBranch& b, ActivationList& list) {
   const int64_t rows = list.shape.hidden_rows();
   list.of_sublayer(Recompute::block, "fch", b.fch, {rows, b.F});
   list.of_sublayer(Recompute::activation, "fch_act", b.fch_act, {rows, b.H});
+  list.in_slot(slots::branch_out, b.out, {list.shape.rows, b.C});
+  if (!list.shape.training) return;
+  list.in_slot(slots::dnorm, b.din, {list.shape.rows, b.C});
+  list.in_slot(slots::dhidden, b.dfch, {rows, b.F});
 }
 
 inline void bind_branch(MlpBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const Norm& norm,
                         const Binding& binding) {
-  b.w = w.mlp, b.g = g.mlp, b.in = norm.out, b.out = binding.acts.branch_out;
+  b.w = w.mlp, b.g = g.mlp, b.in = norm.out;
   b.dropout = dropout_of(binding.acts, binding.shape, DropoutSite::mlp_output, b.layer);
-  b.din = binding.acts.dnorm, b.dfch = binding.acts.dhidden;
   b.chunk_rows = binding.shape.hidden_rows(), b.in_chunks = b.chunk_rows < binding.shape.rows;
 }
 

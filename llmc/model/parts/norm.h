@@ -17,24 +17,33 @@ struct Norm {
   floatX* out = nullptr;                   // (N, C)
   float *mean = nullptr, *rstd = nullptr;  // (N)
   floatX* dresidual = nullptr;             // (N, C): the gradient of `in`, which the whole stream shares
-  const floatX* dout = nullptr;            // (N, C)
+  floatX* dout = nullptr;                  // (N, C)
   float* scratch = nullptr;                // (layernorm_backward_scratch(N, C))
   int64_t C = 0;
   float eps = 0;
   bool centers = true;  // LayerNorm
 };
 
+// Declares what the backward pass of `rows` rows uses meanwhile.
+inline void declare_scratch(Norm& norm, ActivationList& list, int64_t rows) {
+  const int64_t C = list.shape.config.channels;
+  list.in_slot({"layernorm_scratch", MemoryGroup::backward}, norm.scratch, {layernorm_backward_scratch(rows, C)});
+}
+
 inline void declare(Norm& norm, Recompute dropped_from, ActivationList& list) {
   const int64_t N = list.shape.rows;
   list.of_sublayer(dropped_from, std::string(norm.name), norm.out, {N, norm.C});
   list.of_sublayer(list.shape.dropped_from(), std::string(norm.name) + "_mean", norm.mean, {N});
   list.of_sublayer(list.shape.dropped_from(), std::string(norm.name) + "_rstd", norm.rstd, {N});
+  if (!list.shape.training) return;
+  list.in_slot(slots::dnorm, norm.dout, {N, norm.C});
+  declare_scratch(norm, list, N);
 }
 
 inline void bind_norm(Norm& norm, const NormParams<floatX>& w, const NormParams<float>& g, int bucket, const floatX* in,
                       const Activations& acts) {
   norm.w = w, norm.g = g, norm.bucket = bucket, norm.in = in;
-  norm.dresidual = acts.dresidual, norm.dout = acts.dnorm, norm.scratch = acts.layernorm_scratch;
+  norm.dresidual = acts.dresidual;
 }
 
 inline LayerNormForward layernorm_args(const Norm& n, int64_t rows) {

@@ -11,29 +11,40 @@ struct RelativeAttention {
   int64_t C = 0, distances = 0;
   const floatX *sines = nullptr, *w = nullptr;  // (distances, C), (C, C)
   floatX *r = nullptr, *dr = nullptr;           // (distances, C)
+  float* dr_of_sequences = nullptr;             // (B, distances, C)
   AttentionParams<float> g;
   RelativeQueries<floatX> queries;
   RelativeQueryGradients<floatX> gradients;
 };
 
-// Declares r. Generation keeps that of each layer for as long as a text continues.
+// Generation keeps the r of each layer for as long as a text continues.
 inline void declare(RelativeAttention& relative, ActivationList& list) {
-  relative.C = list.shape.config.channels, relative.distances = relative_distances(list.shape);
-  const std::vector<int64_t> shape = {relative.distances, relative.C};
-  if (list.shape.generation) list.add(MemoryGroup::activations, "relative", relative.r, shape);
-  else list.of_sublayer(Recompute::block, "relative", relative.r, shape);
+  const ModelShape& shape = list.shape;
+  relative.C = shape.config.channels, relative.distances = relative_distances(shape);
+  const int64_t N = shape.rows, C = relative.C, D = relative.distances;
+  list.in_slot({"queries_of_keys"}, relative.queries.of_keys, {N, C});
+  list.in_slot({"queries_of_distances"}, relative.queries.of_distances, {N, C});
+  if (shape.generation) return list.add(MemoryGroup::activations, "relative", relative.r, {D, C});
+  list.of_sublayer(Recompute::block, "relative", relative.r, {D, C});
+  constexpr MemoryGroup backward = MemoryGroup::backward;
+  list.in_slot({"dqueries_of_keys", backward}, relative.gradients.of_keys, {N, C});
+  list.in_slot({"dqueries_of_distances", backward}, relative.gradients.of_distances, {N, C});
+  list.in_slot({"relative_dr", backward}, relative.dr, {D, C});
+  list.in_slot({"relative_dr_of_sequences", backward}, relative.dr_of_sequences, {shape.training->B, D, C});
 }
 
 // Sets the pointers, and those of the attention, whose q and dq are those of the layer until then.
 inline void bind_relative(RelativeAttention& relative, const AttentionParams<floatX>& w,
                           const AttentionParams<float>& g, const Activations& acts, AttentionArgs<floatX>& args) {
-  relative.sines = acts.sines, relative.w = w.relativew, relative.g = g, relative.dr = acts.relative_dr;
-  relative.queries = {args.q, args.q_stride, w.relativeu, w.relativev, acts.queries_of_keys, acts.queries_of_distances};
-  relative.gradients = {args.dq, args.dq_stride, acts.dqueries_of_keys, acts.dqueries_of_distances};
-  args.q = acts.queries_of_keys, args.dq = acts.dqueries_of_keys;
+  RelativeQueries<floatX>& queries = relative.queries;
+  RelativeQueryGradients<floatX>& gradients = relative.gradients;
+  relative.sines = acts.sines, relative.w = w.relativew, relative.g = g;
+  queries.q = args.q, queries.q_stride = args.q_stride, queries.u = w.relativeu, queries.v = w.relativev;
+  gradients.dq = args.dq, gradients.dq_stride = args.dq_stride;
+  args.q = queries.of_keys, args.dq = gradients.of_keys;
   args.q_stride = args.dq_stride = relative.C;
-  args.relative = {acts.queries_of_distances,  relative.r,       relative.distances,
-                   acts.dqueries_of_distances, acts.relative_dr, acts.relative_dr_of_sequences};
+  args.relative = {queries.of_distances,   relative.r,  relative.distances,
+                   gradients.of_distances, relative.dr, relative.dr_of_sequences};
 }
 
 // The first row of the distances that occur in a batch of training.

@@ -21,7 +21,7 @@ struct ReversibleResidual {
   int64_t C = 0;
   bool is_last = false;  // after it the output head reads the mean of both
   bool adds_to_first = false;
-  const floatX* branch_out = nullptr;  // (N, C)
+  floatX* branch_out = nullptr;  // (N, C)
   Streams streams;
 
   float* x() const { return adds_to_first ? streams.x1 : streams.x2; }
@@ -30,13 +30,17 @@ struct ReversibleResidual {
   floatX* read_dx() const { return adds_to_first ? streams.dx2 : streams.dx1; }
 };
 
-inline Streams streams_of(const Activations& acts) {
-  return {acts.streams[0], acts.streams[1], acts.dresidual, acts.dstream, acts.embedded};
+inline void declare(ReversibleResidual& r, ActivationList& list) {
+  const std::vector<int64_t> shape = {list.shape.rows, r.C};
+  list.in_slot(slots::branch_out, r.branch_out, shape);
+  list.in_slot({"first stream"}, r.streams.x1, shape);
+  list.in_slot({"second stream"}, r.streams.x2, shape);
+  if (list.shape.training) list.in_slot({"dstream", MemoryGroup::backward}, r.streams.dx2, shape);
 }
 
 // Sets the pointers. Returns what the next LayerNorm reads.
 inline const floatX* bind_residual(ReversibleResidual& r, const Activations& acts) {
-  r.branch_out = acts.branch_out, r.streams = streams_of(acts);
+  r.streams.dx1 = acts.dresidual, r.streams.rounded = acts.embedded;
   return r.streams.rounded;
 }
 

@@ -1,28 +1,74 @@
-// What attention with `vres` has from layer 1 on: the layer's values are a v + b v_0 of what it has projected and what
-// layer 0 has. In training both are kept as they were projected; in generation the cache has the sum alone.
+// The stage of `vres`, from layer 1 on: the layer's values are a v + b v_0 of what it has projected and what layer 0
+// has. In training both are kept as they were projected; in generation the sum takes the place of v.
 #pragma once
 #include <vector>
-#include "llmc/model/binding.h"
+#include "head_stage.h"
 #include "llmc/ops/value_mix.h"
 
-struct ValueResidual {
+struct ValueResidual : HeadStage {
+  floatX* values = nullptr;         // (N, the projected heads of v): in training, the sum
   const floatX* weights = nullptr;  // (2): a and b
   float *dweights = nullptr, *scratch = nullptr;
   std::vector<ValueMix<floatX>> mixes;  // of heads that are neighbours in all of their tensors
   bool is_kept = false;                 // the backward pass finds the sum as the forward pass left it
+
+  static bool is_in(const AttentionPlan& plan, int l, bool) { return !plan.first_values(l).empty(); }
+  static bool reads_other_layers(const AttentionPlan& plan, int l) { return plan.table.value_residual && l == 0; }
 };
 
-// Whether the sums of layer l are kept for the backward pass: always where other layers attend to them.
-inline bool keeps_values(const TrainingShape& training, const AttentionPlan& plan, int l) {
-  return training.recompute < Recompute::block || !plan.shared[Part::v][l].empty();
+// Declares the mixed values of a layer. They are kept for the backward pass always where other layers attend to them.
+// Returns whether they are.
+inline bool declare_values(floatX*& values, int l, ActivationList& list) {
+  const ModelShape& shape = list.shape;
+  const AttentionPlan& plan = shape.attention_plan;
+  const int64_t width = int64_t(plan.projected[Part::v][l].size()) * shape.config.head_size();
+  const bool is_kept =
+      shape.training && (shape.training->recompute < Recompute::block || !plan.shared[Part::v][l].empty());
+  if (is_kept) list.add(MemoryGroup::activations, "values", values, {shape.rows, width});
+  else list.in_slot({"values of one layer"}, values, {shape.rows, width});
+  return is_kept;
 }
 
-inline void value_residual_forward(const ValueResidual& r, int64_t N) {
-  for (const ValueMix<floatX>& mix : r.mixes) mix_values(mix, r.weights, N);
+inline void declare(ValueResidual& r, ActivationList& list) {
+  if (!list.shape.training) return;
+  r.is_kept = declare_values(r.values, r.layer, list);
+  list.in_slot({"value_mix_scratch", MemoryGroup::backward}, r.scratch, {value_mix_scratch(list.shape.rows)});
+}
+
+// The place of a head in the mixed values of its layer.
+inline HeadPlace values_place(const Binding& binding, const ProjectedHead& h, floatX* values) {
+  const int64_t first = binding.QKV(h.layer) - binding.v_width(h.layer);
+  return {values + qkv_column(binding, Part::v, h) - first, binding.v_width(h.layer)};
+}
+
+inline void bind_stage(ValueResidual& r, const StageOfLayers<ValueResidual>&, const HeadPlaces& in, HeadPlaces& out,
+                       const Binding& binding) {
+  const AttentionPlan& plan = binding.plan();
+  const std::vector<int> heads = plan.first_values(r.layer);
+  const int64_t hs = binding.head_size();
+  r.weights = binding.weights(r.layer).value_mix, r.dweights = binding.gradients(r.layer).value_mix;
+  for (size_t i = 0; i < heads.size(); i++) {
+    const ProjectedHead own = {r.layer, heads[i]}, first_head = {0, heads[i]};
+    const HeadPlace v = in(Part::v, own).x, first = in(Part::v, first_head).x;
+    if (r.values != nullptr) out(Part::v, own).x = values_place(binding, own, r.values);
+    const HeadPlace sum = out(Part::v, own).x, d = in.gradient(r.layer, Part::v, own),
+                    dfirst = in.gradient(r.layer, Part::v, first_head);
+    const bool accumulate = plan.first_values_accumulate[r.layer][i] != 0;
+    // A layer's heads are neighbours, and so are all heads of layer 0, in its accumulator as well.
+    if (i > 0 && heads[i - 1] == heads[i] - 1 && r.mixes.back().accumulate == accumulate) r.mixes.back().width += hs;
+    else
+      r.mixes.push_back({v.x, first.x, sum.x, v.stride, first.stride, sum.stride, hs, d.x, dfirst.x, d.stride,
+                         dfirst.stride, accumulate});
+  }
+}
+
+inline void stage_forward(const ValueResidual& r, const Batch& batch, bool again) {
+  if (again && r.is_kept) return;
+  for (const ValueMix<floatX>& mix : r.mixes) mix_values(mix, r.weights, batch.rows());
 }
 
 // From the gradient of the sum: those of a, b and what layer 0 projected, = or += as the plan says; it becomes that of
 // what the layer projected.
-inline void value_residual_backward(const ValueResidual& r, int64_t N) {
-  for (const ValueMix<floatX>& mix : r.mixes) mix_values_backward(mix, r.dweights, r.weights, r.scratch, N);
+inline void stage_backward(const ValueResidual& r, const Batch& batch) {
+  for (const ValueMix<floatX>& mix : r.mixes) mix_values_backward(mix, r.dweights, r.weights, r.scratch, batch.rows());
 }

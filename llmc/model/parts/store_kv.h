@@ -1,0 +1,43 @@
+// The stage of generation: k and v of the new tokens, which lie beside their q, go to their rows of the K/V cache,
+// where attention finds those of the whole sequence.
+#pragma once
+#include <vector>
+#include "head_stage.h"
+
+struct StoreKV : HeadStage {
+  floatX* cache = nullptr;  // (slots, capacity, width): k | v of the layer's heads
+  int64_t capacity = 0, width = 0;
+  std::vector<RowCopy> copies;  // of the new rows
+
+  static bool is_in(const AttentionPlan& plan, int l, bool is_generation) {
+    return is_generation && !(plan.projected[Part::k][l].empty() && plan.projected[Part::v][l].empty());
+  }
+  floatX* row(int slot, int64_t i) const { return cache + (slot * capacity + i) * width; }
+};
+
+inline void declare(StoreKV& store, ActivationList& list) {
+  const ModelShape& shape = list.shape;
+  const AttentionPlan& plan = shape.attention_plan;
+  const int64_t q = int64_t(plan.projected[Part::q][store.layer].size()) * shape.config.head_size();
+  store.capacity = shape.generation->capacity(store.layer);
+  store.width = qkv_rows(shape.config, plan, store.layer) - q;
+  list.add(MemoryGroup::kv_cache, "kv", store.cache, {shape.generation->slots, store.capacity, store.width});
+}
+
+inline void bind_stage(StoreKV& store, const StageOfLayers<StoreKV>&, const HeadPlaces& in, HeadPlaces& out,
+                       const Binding& binding) {
+  const KVCachePlan& plan = *binding.shape.generation;
+  const int* rows = binding.acts.cache_rows + plan.group_of_layer[store.layer];
+  for (Part part : {Part::k, Part::v})
+    for (int i : binding.plan().projected[part][store.layer]) {
+      const ProjectedHead h = {store.layer, i};
+      const HeadPlace from = in(part, h).x, to = {store.cache + kv_column(binding, part, h), store.width};
+      add_copy(store.copies,
+               {to.x, to.stride, from.x, from.stride, binding.head_size(), rows, int64_t(plan.groups.size())});
+      out(part, h).x = to, out(part, h).slot_stride = store.capacity * store.width;
+    }
+}
+
+inline void stage_forward(const StoreKV& store, const Batch& batch, bool) {
+  for (const RowCopy& copy : store.copies) copy_rows(copy, batch.rows());
+}
