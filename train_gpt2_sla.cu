@@ -239,9 +239,9 @@ void gpt2_forward_segments(GPT2& model, const int* tokens, int64_t B, int64_t T)
   model.remembered = remembered_after(model.attention_plan.table.memory, batch);
 }
 
-// acts.losses (B, T) = cross-entropy of acts.targets, in nats, and 0 of those that are not_scored; acts.stats->loss +=
-// their sum / divisor. With `backward` also the head's gradients of batch.dloss * sum(losses): that of the hidden
-// states =, that of its weight +=. Without it acts.correct (B, T) =, and is counted.
+// acts.losses (B, T) = cross-entropy of acts.targets, in nats, and 0 where they are not_scored; acts.stats->loss +=
+// their sum / divisor. With `backward` also the head's gradients of batch.dloss * sum(losses): the hidden states'
+// gradient =, and the weight's +=. Without it acts.correct (B, T) =, and is counted.
 void gpt2_loss(GPT2& model, const Batch& batch, double divisor, bool backward) {
   const int64_t N = batch.rows(), V = model.config.vocab_size;
   const Activations& acts = model.acts;
@@ -287,7 +287,7 @@ void gpt2_reduce_bucket(GPT2& model, size_t index) {
 
 // grads += the gradients of what gpt2_forward and gpt2_loss computed last. The head has left the gradient of the
 // final hidden states. Tied weights have two writers: gpt2_loss has added the head's gradient to wte's, and
-// embed_backward adds that of the embeddings. With `sum_over_ranks` a bucket's gradients are summed as soon as they are
+// embed_backward adds the embeddings'. With `sum_over_ranks` a bucket's gradients are summed as soon as they are
 // complete.
 void gpt2_backward(GPT2& model, const Batch& batch, bool sum_over_ranks) {
   const Sublayers& sublayers = model.sublayers;

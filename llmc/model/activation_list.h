@@ -37,7 +37,7 @@ inline const Slot branch_out = {"branch_out"};
 // In the backward pass of a sublayer: `gru`'s dreset_in; attention's datt, which is no longer needed when din is
 // written; a branch's din, which is the dout of the norm. Before all sublayers the head's din, dout of the last norm.
 inline const Slot dnorm = {"dnorm", MemoryGroup::backward};
-// The gradient of the MLP's products. In attention that of one map's output, with `blend` and `gate`.
+// The gradient of the MLP's products. In attention with `blend` and `gate` the gradient of one map's output.
 inline const Slot dhidden = {"dhidden", MemoryGroup::backward};
 // The gradients of what attention projects: q | k | v, with `lsh` q | v.
 inline const Slot dqkv = {"dqkv", MemoryGroup::backward};

@@ -48,7 +48,7 @@ struct ModelShape {
   std::optional<TrainingShape> training;
   std::optional<KVCachePlan> generation;
 
-  // The rows of k and v in training: those of the memory are before those of the tokens.
+  // The rows of k and v in training: the memory's rows come before the tokens'.
   int64_t key_rows() const { return rows + int64_t(training->B) * attention_plan.table.memory; }
   // The level of recomputation from which on a tensor that no level drops is not kept: reversible layers keep none.
   Recompute dropped_from() const {

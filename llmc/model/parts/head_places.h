@@ -1,5 +1,5 @@
 // Where the heads of q, k and v are. The projection puts them into tensors; between it and attention they pass stages
-// (head_stages.h), each of which may put them elsewhere; attention asks for the places that the last stage left.
+// (head_stages.h), and each stage may put them elsewhere; attention asks for the places that the last stage left.
 // Gradients go the other way, so that each place has one for the gradient beside it.
 #pragma once
 #include <algorithm>
@@ -15,7 +15,7 @@ struct HeadPlace {
 };
 
 // In generation there are no gradients, and x has the rows of the new tokens; but after the K/V cache k and v have
-// those of the sequence in slot 0, and slot_stride elements on those of the next one.
+// the rows of the sequence in slot 0, and slot_stride elements on the next sequence's.
 struct PlacedHead {
   HeadPlace x;
   int64_t slot_stride = 0;

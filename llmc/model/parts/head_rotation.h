@@ -16,7 +16,7 @@ struct Rotation {
 
 struct HeadRotation : HeadStage {
   bool has_norm = false;
-  // Of `qknorm`, in training: (N, projected heads of q, or of q and k that are one tensor), (rows of k, heads of k).
+  // For `qknorm`, in training: (N, projected heads of q, or of q and k that are one tensor), (rows of k, heads of k).
   float *q_rstd = nullptr, *k_rstd = nullptr;
   std::vector<Rotation> forward, backward;
 
@@ -92,7 +92,7 @@ inline void stage_forward(const HeadRotation& stage, const Batch& batch, bool ag
   }
 }
 
-// Their gradients become those of what was projected.
+// Their gradients become the gradients of what was projected.
 inline void stage_backward(const HeadRotation& stage, const Batch& batch) {
   for (const Rotation& r : stage.backward)
     if (stage.has_norm) norm_heads_backward(r.heads, r.norm, positions_of(r, batch), rows_of(r, batch));

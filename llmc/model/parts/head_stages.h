@@ -82,7 +82,7 @@ void stages_backward(const HeadStages& stages, const Batch& batch, std::index_se
   (..., back(std::get<training_stages - 1 - I>(stages)));
 }
 
-// From the gradients of the heads that attention found: those of the heads that were projected. The last stage is of
+// Turns the gradients of the heads that attention found into gradients of the projected heads. The last stage is of
 // generation, which has no backward pass.
 inline void stages_backward(const HeadStages& stages, const Batch& batch) {
   stages_backward(stages, batch, std::make_index_sequence<std::tuple_size_v<HeadStages> - 1>());

@@ -15,8 +15,8 @@ inline bool keeps_qkv(const TrainingShape& training, const AttentionPlan& plan, 
   return (training.recompute < Recompute::block || !plan.shared[Part::q][l].empty()) && plan.table.memory == 0;
 }
 
-// Whether layer l's k and v are kept for the backward pass: always, but for those of reversible layers that no other
-// layer's attention uses.
+// Whether layer l's k and v are kept for the backward pass: always, unless the layer is reversible and no other layer's
+// attention uses them.
 inline bool keeps_kv(const AttentionPlan& plan, int l) {
   return !plan.table.reversible || !plan.shared[Part::k][l].empty() || !plan.shared[Part::v][l].empty();
 }

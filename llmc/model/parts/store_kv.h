@@ -1,5 +1,5 @@
 // The stage of generation: k and v of the new tokens, which lie beside their q, go to their rows of the K/V cache,
-// where attention finds those of the whole sequence.
+// where attention finds the whole sequence's.
 #pragma once
 #include <vector>
 #include "head_stage.h"
