@@ -245,7 +245,7 @@ struct GemmBench {
 
 // Every shape of matmuls that bench_operations has called: whether its bits are the same each time, and what choosing
 // the fastest of the first eight algorithms by measurement would win over the one that the heuristic puts first, which
-// training uses. Shapes are those that cuBLASLt is given: column-major.
+// training uses. Shapes are column-major, as cuBLASLt gets them.
 json bench_algorithms(const Scale& scale) {
   json results = json::array();
   double sum_of_first = 0, sum_of_fastest = 0;
@@ -285,9 +285,9 @@ json bench_algorithms(const Scale& scale) {
 // ----------------------------------------------------------------------------
 // Attention and training
 
-// Attention alone, of a layer with its own K/V for all heads, of one with shared K/V for the last three quarters, with
-// fewer K/V heads and with masks, forward and forward with backward; with the model's heads and with half as many of
-// twice the size; and by mma and wgmma, where the GPU has both. dev/bench/torch_sla.py times PyTorch's with the same
+// Attention alone, forward and forward with backward: layers with their own K/V for all heads, with shared K/V for the
+// last three quarters, with fewer K/V heads and with masks; with the model's heads and with half as many of twice the
+// size; and by mma and wgmma, where the GPU has both. dev/bench/torch_sla.py times PyTorch's with the same
 // shapes.
 json bench_attention(const Scale& scale) {
   json results = json::array();
@@ -429,8 +429,8 @@ struct ModelledCall {
   int calls = 0;  // in a step
 };
 
-// An operation of a step, or a part of one, by the name that its measurement has: "..., one chunk" is of the first
-// chunk of logits, others are of the last layer, or of what there is once. No calls: the step has none of that name.
+// An operation of a step, or a part of one, by the name that its measurement has: "..., one chunk" is the first chunk
+// of logits, other names mean the last layer's operation, or the only one. No calls: the step has none of that name.
 ModelledCall modelled_call(const std::vector<ModelledOperation>& step, std::string name, int last_layer) {
   const size_t chunk = name.find(", one chunk");
   if (chunk != std::string::npos) name.resize(chunk);

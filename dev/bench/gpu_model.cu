@@ -231,7 +231,7 @@ double seconds_of(const Column& column, const std::vector<std::string>& names) {
   return sum;
 }
 
-// What each wiring costs beside the first: a step, and of it attention and the sums of what several layers have
+// What each wiring costs beside the first: a step, and within it attention and the sums over what several layers have
 // projected or put out.
 void print_wirings(const Case& c) {
   const std::vector<Column> columns = columns_of(c, {h100_sxm()});

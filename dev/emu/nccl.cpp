@@ -67,7 +67,7 @@ std::string text_of(const Call& call) {
   return text;
 }
 
-// As the real one does, in other words.
+// Whether collectives are logged, which the real NCCL does in other words.
 bool logs_collectives() {
   const char *level = getenv("NCCL_DEBUG"), *subsystems = getenv("NCCL_DEBUG_SUBSYS");
   return level != nullptr && strcmp(level, "INFO") == 0 && subsystems != nullptr && strcmp(subsystems, "COLL") == 0;
@@ -241,7 +241,7 @@ struct Collective {
     if (received_parts > 0)
       emu::check_device_range("what is received", received, received_parts * part_bytes(), emu::Gaps::allow);
   }
-  // What this one writes overlaps what the other one sends or receives.
+  // Whether what this one writes overlaps what the other one sends or receives.
   bool writes_to(const Collective& other) const {
     const auto overlaps = [&](const void* p, size_t bytes) {
       return received < static_cast<const char*>(p) + bytes &&

@@ -61,7 +61,7 @@ class Report : public CommandLine {
     for (size_t at = 0; (at = steps.find(":800", at)) != std::string::npos; at++) steps.replace(at + 1, 3, speed);
     return read_run(write_run(wiring + std::to_string(seed), of.head() + steps + LogOf::val(10, loss)));
   }
-  // As that, with `more` in its description; in a folder of this name.
+  // A finished run that `of` describes, in a folder of this name.
   RunHistory finished_with(const std::string& name, LogOf of, const std::string& loss) const {
     return read_run(write_run(name, of.head() + LogOf::steps(1, 10) + LogOf::val(10, loss)));
   }

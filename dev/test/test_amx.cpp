@@ -216,7 +216,7 @@ TEST_F(CommandLine, OperationsPassTheirTestsWhereAmxIsHidden) {
   EXPECT_EQ(o.out.find(" 0 tests"), std::string::npos) << o.out;
 }
 
-// Another order of sums than AVX512-BF16's: other bits, the same losses to a few roundings.
+// AMX adds in another order than AVX512-BF16: other bits, the same losses to a few roundings.
 TEST_F(OnTiles, TheTrainerTrainsAsWithoutThem) {
   write("data.bin", shard_bytes(4000));
   const std::string command = bf16_trainer + "-i " + in("data.bin") +

@@ -148,7 +148,7 @@ class Training : public Ranks {
                       arguments("-x 100000 -d 16 -v 0 -o " + in("out") + " " + more).c_str()));
   }
   pid_t pid_of(int rank) const { return atoi(read_file(in(format("pid.%d", rank))).c_str()); }
-  // There is one line `error: `, which has `what`, and no rank lives.
+  // Expects one line `error: `, which has `what`, and that no rank lives.
   void expect_one_error(const Outcome& o, const std::string& what) const {
     EXPECT_NE(o.exit_status, 124) << "timeout's";
     EXPECT_NE(o.exit_status, 0);
@@ -490,7 +490,7 @@ TEST_F(LongTraining, OverlapsReduceAndGatherWithTheComputationOfOtherLayers) {
   struct Span {
     double begin, end;
   };
-  std::map<std::tuple<int, std::string, std::string>, Span> spans;  // by step, what and of what
+  std::map<std::tuple<int, std::string, std::string>, Span> spans;  // by step, span, and what the span is of
   for (const json& line : log)
     if (line.contains("span"))
       spans[{line.at("step"), line.at("span"), line.at("of")}] = {line.at("begin_ms"), line.at("end_ms")};

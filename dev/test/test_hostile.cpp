@@ -230,7 +230,7 @@ TEST_F(Hostile, ClosedStreamsAreNotWrittenIntoFiles) {
   EXPECT_EQ(read_file(a_run + "/report.html").rfind("<!doctype html>", 0), 0u);
 }
 
-// With 20,000 texts to draw, and 2,000 requests: nobody reads on after the first.
+// There are 20,000 texts to draw, and 2,000 requests, and nobody reads on after the first.
 TEST_F(Hostile, AFilterEndsWhenNobodyReads) {
   std::string prompts, requests;
   for (int i = 0; i < 20000; i++) prompts += "a\n";

@@ -339,7 +339,7 @@ TEST_F(Report, MedianOfTheUpdatesUntilSolved) {
   EXPECT_TRUE(has(map, "<td>gru</td><td>&gt; 10 (0 of 3)</td>")) << map;
 }
 
-// With two seeds each: plain solves level 4 with both and 8 with one; rope 8 with one alone; gru none.
+// Two seeds each: plain solves level 4 with both and 8 with one; rope solves 8 with one alone; gru solves none.
 // BUG llmc/run/report_sections.cpp: `if (count == accuracies.size()) by_all` -> `by_all`
 // BUG llmc/run/report_sections.cpp: `by_all = std::max(by_all, column.level);` -> `by_all = column.level;`
 // BUG llmc/run/report_sections.cpp: `column.task == task ? column.kind(wiring)` -> `true ? column.kind(wiring)`

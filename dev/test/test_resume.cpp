@@ -196,7 +196,7 @@ TEST_F(LongCommandLine, StoppedOrKilledARunEndsWithTheSameBits) {
     const int signal = signals[i % 5];
     kill(child, signal);
     usleep(random.word[1] % 2000);
-    if (i % 2 == 0) kill(child, signal);  // the same one, as it comes from who signals a process and its group
+    if (i % 2 == 0) kill(child, signal);  // a second time, as when somebody signals a process and its group
     int status;
     text += finish(child, out, &status);
     last = 0;

@@ -416,8 +416,8 @@ TEST_F(LongCompare, TakesPathsFromWhereItIsStarted) {
 // ----------------------------------------------------------------------------
 // make train
 
-// In a copy whose `make` builds nothing: the trial takes 95 ms an update, the run of 800 updates a second, and the time
-// until it is looked at does not pass.
+// A copy whose `make` builds nothing, where the trial takes 95 ms an update and the run of 800 updates a second. The
+// time until somebody looks at it does not pass.
 class LongTrain : public Scripts {
  protected:
   void SetUp() override {
@@ -697,7 +697,7 @@ TEST_F(LongEvidence, TriesRatesUntilTheBestHasOthersOnBothSides) {
   EXPECT_NE(printed.out.find("sigma of plain: 0.0100; pairs by the protocol: 10"), std::string::npos) << printed.out;
 }
 
-// A seed of all lengths is trained before the next; in each update are as many bytes.
+// A seed of all lengths is trained before the next; each update has as many bytes.
 TEST_F(LongEvidence, LongRowsAreTrainedSeedBySeed) {
   const Outcome o = run("scripts/evidence.sh documents");
   ASSERT_EQ(o.exit_status, 0) << o.out << o.err;
@@ -801,8 +801,8 @@ class LongNight : public LongPaper {
 };
 
 // Before it is stopped it has trained at the first rate at all lengths. Then only the logs are kept, as in an archive
-// of results, one of them without its end: a second seed is trained at each wiring's best rate alone, and of the first
-// only what is not complete.
+// of results, one of them without its end. A second seed is then trained at each wiring's best rate alone, and of the
+// first seed only what is not complete.
 // BUG scripts/paper.sh: `stoppable scripts/compare.sh` -> `status=0; scripts/compare.sh`
 // BUG scripts/paper.sh: `LC_ALL=C sort -g -k 2` -> `LC_ALL=C sort -gr -k 2`
 // BUG scripts/paper.sh: `"$(best_rate "$t" "$wiring")" "$wiring"; done` -> `"$first_rate" "$wiring"; done`

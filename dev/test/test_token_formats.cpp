@@ -11,7 +11,7 @@
 using TokenFormats = Data;
 using ChangedTokens = Data;
 
-// As frequent as GPT-2's: few ids make up most of a text, and punctuation is among them.
+// Ids are as frequent as GPT-2's: few ids make up most of a text, and punctuation is among them.
 static std::vector<uint16_t> gpt2_like(int n, unsigned seed = 1) {
   std::mt19937 random(seed);
   std::uniform_real_distribution<double> uniform;

@@ -8,8 +8,8 @@ struct alignas(2) __nv_bfloat16 {
 
   __nv_bfloat16() = default;
 
-  // To the nearest, ties to even. Rounding is an integer addition, which would carry a NaN's mantissa into infinity: a
-  // NaN becomes the GPU's canonical one.
+  // Rounds to the nearest, ties to even. Rounding is an integer addition, which would carry a NaN's mantissa into
+  // infinity: a NaN becomes the GPU's canonical one.
   __nv_bfloat16(float x) {
     const uint32_t u = emu::bit_cast<uint32_t>(x);
     bits = std::isnan(x) ? 0x7fff : static_cast<unsigned short>((u + 0x7fff + ((u >> 16) & 1)) >> 16);

@@ -322,7 +322,7 @@ inline float __uint_as_float(unsigned x) { return emu::bit_cast<float>(x); }
 inline int __float_as_int(float x) { return emu::bit_cast<int>(x); }
 inline float __int_as_float(int x) { return emu::bit_cast<float>(x); }
 
-// To the nearest, ties to even. As on the GPU, what does not fit is clamped and NaN becomes 0.
+// Rounds to the nearest, ties to even. As on the GPU, what does not fit is clamped and NaN becomes 0.
 inline int __float2int_rn(float x) {
   if (std::isnan(x)) return 0;
   if (x >= 2147483648.0f) return 2147483647;

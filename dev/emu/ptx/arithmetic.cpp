@@ -389,7 +389,7 @@ double towards_zero(double a) { return std::trunc(a); }
 double down(double a) { return std::floor(a); }
 double up(double a) { return std::ceil(a); }
 
-// To the nearest value that the integer type has; NaN becomes 0.
+// Converts to the nearest value that the integer type has; NaN becomes 0.
 template <class To, class From, From round(From)>
 To to_integer(From a) {
   const From least = From(std::numeric_limits<To>::min());

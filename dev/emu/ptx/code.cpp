@@ -8,7 +8,7 @@
 namespace emu::ptx {
 namespace {
 
-// With the lanes for which the guard holds.
+// Runs the op with the lanes for which the guard holds.
 void run_guarded(Warp& w, const Op& op) {
   const uint32_t before = w.active, holds = w.bits(op.guard);
   w.set_active(before & (op.guard_negated ? ~holds : holds));
@@ -214,7 +214,7 @@ void Decoder::wgmma_register(const Operand& o) {
   if (is_new) code_.wgmma_registers.push_back(o.index);
 }
 
-// In the second decoding, when all registers of wgmma are known. Those of a wgmma are in the order of its list.
+// Is called in the second decoding, when all registers of wgmma are known. A wgmma's are in the order of its list.
 void Decoder::find_touched(Op& op) const {
   const auto add = [&](const Operand& o) {
     const auto number = o.kind == Operand::reg ? wgmma_numbers_.find(o.index) : wgmma_numbers_.end();

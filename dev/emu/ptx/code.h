@@ -53,7 +53,7 @@ struct Op {
   bool guard_negated = false;
   bool narrow_address = false;  // of 32 bits
   Handler guarded = nullptr;    // if there is a guard: what `run` calls with the lanes for which it holds
-  // Numbers of the registers of wgmma (Code::wgmma_registers) among its own: of a wgmma all in the order of the list.
+  // The registers of wgmma among its own, by number in Code::wgmma_registers; a wgmma's are in the order of its list.
   std::vector<uint32_t> touched;
   Handler untouched = nullptr;  // if there are some, and it is no wgmma: what is called when they have been checked
 };

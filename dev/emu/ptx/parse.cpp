@@ -36,7 +36,7 @@ class Tokens {
   void expect(const char* word) {
     if (!skip(word)) fail("'%s' where '%s' is expected", word_.c_str(), word);
   }
-  // To the end of the line.
+  // Takes everything up to the end of the line.
   std::string rest_of_line() {
     const size_t end = std::min(text_.find('\n', at_), text_.size());
     std::string rest = word_ + text_.substr(at_, end - at_);

@@ -78,7 +78,7 @@ TEST(LONG_ON_EMU(Attention), IsTheSameInLargeAndSmallSharedMemory) {
 // On a GPU `make gpu-check` sets SLA_ATTENTION, and on the emulated one test_ptx.
 TEST(Attention, ByWgmmaIsThatByMma) {
   if (gpu().attention_by != AttentionBy::wgmma) GTEST_SKIP() << "SLA_ATTENTION=wgmma is not set";
-  // So long that every buffer of tiles is used again: five of 128 keys, five of 64, four of 64 queries.
+  // They are so long that every buffer of tiles is used again: five of 128 keys, five of 64, four of 64 queries.
   for (const Case& c : {Case{1, 900, 64, {0}, 1}, Case{1, 480, 128, {0}, 1}}) {
     check(c);
     std::vector<std::vector<double>> results[2];

@@ -56,7 +56,7 @@ TEST(AttentionSequences, AreThoseOfTheWhole) {
       layer.forward();
       const std::vector<floatX> whole = layer.d_out.to_host();
       const std::vector<float> whole_lse = layer.d_lse.to_host();
-      // In another order than in the cache, of one position more than a tile of keys, of one, and of the longest.
+      // The order is not the cache's. Sequences have one position more than a tile of keys, the queries alone, or 200.
       const std::vector<KeyRows> sequences = {{400, 65}, {0, int(queries)}, {200, 200}, {400, 65}};
       const int64_t C = layer.C(), NH = c.NH();
       const SequencesForward all(layer, sequences, queries);

@@ -34,9 +34,9 @@ inline double update_with_dropout(GPT2& model, const std::vector<int>& inputs, c
   return gpt2_read_stats(model).loss / double(count);
 }
 
-// Wirings whose attention goes other ways: K/V of other layers, several of them, values alone, masks whose keys are no
-// neighbours, maps of other layers, documents; and others that change what the outputs are added to. In sequences of
-// 136 positions strides make sequences of their own, and there are several tiles of keys.
+// Wirings whose attention takes other paths: K/V of other layers, several of them, values alone, masks whose keys are
+// not neighbours, maps of other layers, documents; and wirings that change what the outputs are added to. In sequences
+// of 136 positions strides make sequences of their own, and there are several tiles of keys.
 struct DropoutCase {
   const char* wiring;
   int T = 40;

@@ -21,7 +21,7 @@ inline bool none_begins_with(const std::vector<std::string>& terms, const std::v
   return true;
 }
 
-// In some of the terms, k or v alone where the wiring is still one of a model of L layers and h heads.
+// Some of the terms get k or v alone, where the wiring still fits a model of L layers and h heads.
 inline void take_keys_or_values_alone(Draw draw, std::vector<std::string>& terms, int L, int h) {
   for (std::string& term : terms) {
     if (none_begins_with({term}, {"sla(", "share("}) || draw.one_in(3)) continue;
@@ -78,7 +78,7 @@ struct RandomCase {
     if (is_strided) add(format("strided(%d%s)", s, how.c_str()));
     if (is_fixed) add(format("fixed(%d,%d%s)", is_strided ? s + 2 : s, c, how.c_str()));
     const bool rotates = draw.one_in(3);  // pairs of channels
-    // In 16 bits gradients that come through gates are less exact, and so must be no small differences.
+    // In 16 bits gradients that come through gates are less exact, and so must not be small differences.
     const bool is_gated = draw.one_in(4) && (!is_16_bit || terms.empty());
     if (is_gated) add("gru");
     if (rotates) add(draw.of<std::string>({"rope", "rope(50)", "rope(1000000)"}));
@@ -119,7 +119,7 @@ struct RandomCase {
     for (const std::string& term : terms) wiring += (wiring.empty() ? "" : " ") + term;
     if (terms.empty()) wiring = "plain";
     const WiringTable table = wiring_table(parse_wiring(wiring), L, h);
-    // In 16 bits the sizes that GPUs take, on the CPU too: in tensors of fewer numbers roundings do not average out.
+    // In 16 bits sizes are a GPU's, on the CPU too: in tensors of fewer numbers roundings do not average out.
     constexpr int multiple = std::max(head_size_multiple, is_16_bit ? 8 : 1);
     int hs = multiple > 1 ? multiple * draw(1, 2) : draw(4, 12) + (h < 4 ? 8 : 0);
     if (!table.learns_positions()) hs = hs / 2 * 2;
@@ -158,8 +158,8 @@ TEST(LongRandomWirings, HaveTheReferencesLossesAndGradients) {
   }
 }
 
-// A wiring for each term, and combinations. The emulated GPU, on which each takes seconds, has every second one, in
-// fp32 others than in bf16.
+// A wiring for each term, and combinations. The emulated GPU, where each takes seconds, has every second one: in bf16
+// not the same as in fp32.
 const char* const every_term[] = {"plain",
                                   "sla(3,2)",
                                   "also(1,2) also(2,1:3)",
@@ -377,7 +377,7 @@ TEST(LONG_ON_EMU(EveryWiring), OfClosedGatesIgnoresItsBranches) {
   EXPECT_NEAR(loss_of(), loss, 1e-6);
 }
 
-// In a single cycle whose start is wpe alone.
+// A single cycle starts with wpe alone.
 TEST(EveryWiring, OfOneCycleThatBeginsWithPositionsAloneIsPlain) {
   const auto inputs = random_tokens(66, 61, 1), targets = random_tokens(66, 61, 2);
   const DoubleTensors trained = random_parameters(four_layers("plain"), 9);

@@ -73,8 +73,8 @@ TEST(Generation, BeginsATextWithTodaysWeights) {
   }
 }
 
-// Texts of different lengths, whose caches begin at different positions, beside each other in another order than in the
-// cache. For the GPU they are as many launches as a single text.
+// Texts of different lengths lie beside each other, not in the order of the cache, and their caches begin at different
+// positions. A GPU takes as many launches for them as for a single text.
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/kv_cache.h: `position - cache.first[part.slot][g]` -> `position`
 // BUG (build/fp32/test_gpt2_sla_emu) llmc/model/parts/attention_branch.h: `parts[end].count == queries) end++` ->
 // `parts[end].count < queries) end++`
@@ -118,7 +118,7 @@ TEST(LONG_ON_EMU(Generation), OfSeveralTextsIsThatOfEach) {
   }
 }
 
-// Parts of several tokens, neighbours with as many and with others: what the evaluator computes in a pass.
+// Parts of several tokens, whose neighbours have as many or others, as the evaluator computes them in a pass.
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/lsh_branch.h: `parts[end].count == parts[first].count; end++)` ->
 // `true; end++)`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/lsh_branch.h: `row += args.shape.B * parts[first].count;` ->
@@ -167,7 +167,7 @@ TEST(LONG_ON_EMU(Generation), IsAFunctionOfSeedAndStep) {
   EXPECT_NE(generate(1, 5), generate(2, 5));
 }
 
-// In a prompt of two passes and one token at a time.
+// A prompt is computed in two passes, and then one token at a time.
 TEST(LONG_ON_EMU(Generation), HasThePonderOfEveryTokenThatItComputes) {
   ModelConfig config = small_config();
   config.wiring = parse_wiring("universal(1) act(0.3)");

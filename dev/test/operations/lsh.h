@@ -100,7 +100,7 @@ struct LshCase {
   }
 };
 
-// Pseudorandom, but of a position and a round the same in each run.
+// A pseudorandom bucket for a position and a round, the same in each run.
 inline int random_bucket(int64_t t, int round, int buckets) {
   return int((uint64_t(t * 2654435761 + round * 40503 + 12345) * 1103515245 >> 16) % uint64_t(buckets));
 }

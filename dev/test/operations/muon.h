@@ -9,7 +9,7 @@
 constexpr StepStats finite_stats = {16, 2.5};                            // the norm is 4
 constexpr MuonStep muon_step = {0.05f, 0.9f, 0.1f, 2 * (1 + 1e-6 / 4)};  // gradients are clipped to a half
 
-// As tall as wide, wider, and taller; less and more than a block of threads.
+// Matrices as tall as wide, wider, and taller, with fewer and with more elements than a block has threads.
 constexpr std::pair<int64_t, int64_t> muon_shapes[] = {{1, 1}, {3, 40}, {32, 32}, {65, 33}, {64, 128}, {2, 9000}};
 
 // Four matrices with gaps between them; the last three are a batch. In arenas of state they have other places.

@@ -36,7 +36,7 @@ struct Arena {
 
 // BUG (build/fp32/test_ops_cpu) llmc/cpu/optimizer.h: `chunks[c].decays ? s.weight_decay : 0.0f` -> `s.weight_decay`
 TEST(AdamW, MovesTheParametersAsPyTorchDoes) {
-  // Beside and on a thread's 4 or 8, a block's 1,024 or 2,048 and a chunk; several chunks.
+  // Sizes beside and on a thread's 4 or 8, a block's 1,024 or 2,048 and a chunk; several chunks.
   const Arena arena({100,
                      7,
                      2 * parameter_chunk_size + 3,
