@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Are the models that data/convert writes for llama.cpp those that it was given? Of a plain GPT-2 and of random models
+"""Are the models that data/convert writes for llama.cpp the ones that it was given? For a plain GPT-2 and random models
 of Llama's architecture NAME.gguf is read by gguf, which is llama.cpp's own reader: names, shapes and values of all
 tensors, the metadata and the vocabulary, in fp32 and bf16. Where llama.cpp's Python package is installed it runs them:
-logits are those of transformers, greedy tokens the trainer's, and texts become the same tokens.
+logits must be transformers', greedy tokens the trainer's, and texts become the same tokens.
 
     make build/fp32/train_gpt2_sla_cpu data/convert data/tokenize && python3 dev/llama_cpp_check.py
 

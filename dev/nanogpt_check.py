@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Do nanoGPT's checkpoints arrive? Small models with random weights and its names are saved as it saves them;
-data/nanogpt.py makes folders of them, whose logits in transformers and validation loss in the trainer are those of the
-model, where it computes GELU by tanh. Says how far they are apart where it computes GELU by erf, as nanoGPT does.
+data/nanogpt.py makes folders of them, whose logits in transformers and validation loss in the trainer must be the
+model's, where it computes GELU by tanh. Says how far they are apart where it computes GELU by erf, as nanoGPT does.
 
     make build/fp32/train_gpt2_sla_cpu && python3 dev/nanogpt_check.py
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Are `relative` and `memory` what Transformer-XL has? Models with random weights, and the golden case of both terms,
-are trained in float64 as dev/test/golden/make.py trains them, once with its attention and once with that of
+are trained in float64 as dev/test/golden/make.py trains them, once with its attention and once with the one in
 transformers 4.30, the last release that has RelPartialLearnableMultiHeadAttn, which gets each layer's remembered
-inputs as its `mems`. Losses, norms and gradients, those of u, v and W among them, must be the same: losses and norms
+inputs as its `mems`. Losses, norms and gradients, also of u, v and W, must be the same: losses and norms
 differed by at most 4e-16 of themselves.
 
     pip install 'transformers==4.30.2' && python3 dev/transformer_xl_check.py
@@ -33,7 +33,7 @@ BOUNDS = 1e-12, 1e-7  # relative, of losses and norms (float64), and of gradient
 
 class WithTheirAttention(make.Model):
     def attention(self, l, x, queries):
-        """As make.Model's: x (B, T, C), LayerNorm'd, of which the first positions are the memory's."""
+        """As make.Model's: x (B, T, C), LayerNorm'd; the first positions are the memory's."""
         (_, T, C), h = x.shape, self.config["n_head"]
         module = RelPartialLearnableMultiHeadAttn(h, C, C // h, dropout=0).double()
         module.qkv_net, module.o_net = torch.nn.Linear(C, 3 * C).double(), torch.nn.Linear(C, C).double()  # with biases

@@ -8,8 +8,8 @@
 The first --megabytes of each text are cut into documents of some 4 kB at line ends. One round runs each program once,
 so that whatever else the machine does concerns all alike; the table has each one's best round, and the median over the
 rounds of how many times as fast one thread of data/tokenize was. data/tokenize is timed as a process, which loads the
-vocabulary and writes shards; of the others only the encoding is timed. CPU seconds are those of all threads, wall
-seconds those of a clock. A second table has what a second thread of data/tokenize is worth on all texts, whole.
+vocabulary and writes shards; for the others only the encoding is timed. CPU seconds are summed over all threads, wall
+seconds are a clock's. A second table has what a second thread of data/tokenize is worth on all texts, whole.
 """
 import argparse
 import base64

@@ -157,7 +157,7 @@ def read_safetensors(path):
 
 
 def read_shard(path):
-    """llm.c's: int32[256] header, of which 20240520, 1, the number of tokens; then uint16."""
+    """llm.c's: an int32[256] header, which begins with 20240520, 1, the number of tokens; then uint16."""
     data = path.read_bytes()
     magic, version, count = struct.unpack_from("<3i", data)
     if (magic, version) != (20240520, 1) or len(data) != 1024 + 2 * count:

@@ -5,7 +5,7 @@
 dev/test/test_emu_triton.cpp executes them and compares with sums in double: code of another compiler shows whether the
 interpreter does what the PTX manual says, and not what nvcc's code happens to need. FOLDER/NAME.ptx begins with the
 launch: threads of a block, bytes of shared memory. The kernels are this project's own, and so is the PTX that Triton
-makes of them, some of which lies in dev/emu/ptx/triton.tar.xz, whose files have no folder.
+makes of them. Some of it lies in dev/emu/ptx/triton.tar.xz, whose files have no folder.
 """
 import os
 import re

@@ -54,10 +54,10 @@ class Wiring:
         self.rope_base = None                                       # if set, q and k are rotated
         self.relative = False                                       # whether scores have a term of the distance
         self.memory = 0                                             # positions before a segment that its queries see
-        self.cycle = L                                              # stored layers; layer l has those of l % cycle
+        self.cycle = L                                              # stored layers; layer l has l % cycle's weights
         self.steps = False                                          # whether there is wse, a row for each cycle
         self.halting = None                                         # the eps of act
-        self.ponder_cost = 0                                        # what minimised has of the mean of N + R
+        self.ponder_cost = 0                                        # weight of the mean of N + R in the objective
         self.rmsnorm = False                                        # whether norms take no mean and have no bias
         self.activation = lambda x: F.gelu(x, approximate="tanh")   # of MLPs
         self.gated, self.hidden = 1, lambda C: 4 * C                # of MLPs: products of each hidden unit; the units
@@ -573,8 +573,8 @@ class Model:
         return self.linear(self.of_layer(l, "mlp.c_proj"), hidden)
 
     def attention(self, l, x, queries):
-        """x (B, T, C), LayerNorm'd, of which the last `queries` positions have queries -> (B, queries, C). The layer's
-        K/V and attention maps join those of the layers so far."""
+        """x (B, T, C), LayerNorm'd; the last `queries` positions have queries -> (B, queries, C). The layer's
+        K/V and attention maps are appended to the lists of all layers so far."""
         wiring, (B, T, C), h = self.wiring, x.shape, self.config["n_head"]
         hs = C // h
         q, k, v = self.linear(self.of_layer(l, "attn.c_attn"), x).split(widths_of(self.config, wiring), dim=2)
@@ -797,7 +797,7 @@ DEFAULTS = {"layers": 4, "heads": 4, "channels": 32, "vocab": 97, "positions": 3
 
 def make_case(folder, wiring_text, seed, **options):
     """Writes a case with this seed, or, where a choice of topk, act or lsh is too narrow for float32, with the next
-    seed that will do. Options that are not given are those of DEFAULTS."""
+    seed that will do. Options that are not given are as in DEFAULTS."""
     began = time.monotonic()
     o = argparse.Namespace(**{**DEFAULTS, **options}, wiring=wiring_text, seed=seed)
     wiring = Wiring(o.wiring, o.layers, o.heads)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """From logs.tar.xz the two tables of README.md that ./report draws as charts, in nats a byte: losses by position, and
-the training losses of the second wiring less those of the first. Takes no options."""
+the training losses of the second wiring less the first wiring's. Takes no options."""
 import csv
 import io
 import json
