@@ -214,7 +214,7 @@ void gpt2_forward_sublayer(GPT2& model, int i, const Batch& batch) {
 // Computes the final hidden states, last_norm.out (N, C), of acts.tokens (N), where N is batch.rows().
 void gpt2_forward(GPT2& model, const Batch& batch) {
   CHECK(1 <= batch.rows() && batch.rows() <= model.rows && batch.T <= model.config.max_seq_len);
-  CHECK(batch.parts.empty() == model.training.has_value());
+  CHECK(batch.spans.empty() == model.training.has_value());
   const Activations& a = model.acts;
   if (a.last_queries != nullptr)
     document_bounds(a.first_keys, a.last_queries, a.tokens, model.config.end_of_text, batch.B, batch.T);
@@ -466,20 +466,20 @@ void gpt2_gather_masters(GPT2& model, float* host) {
 void gpt2_extend(GPT2& model, const std::vector<int>& tokens, const std::vector<std::pair<int, int64_t>>& counts) {
   Batch batch;
   std::vector<KVCacheMove> moves;
-  for (const auto& [slot, count] : counts) batch.parts.push_back(model.cache.append(slot, count, moves));
+  for (const auto& [slot, count] : counts) batch.spans.push_back(model.cache.append(slot, count, moves));
   CHECK(int64_t(tokens.size()) == batch.rows());
   for (const KVCacheMove& move : moves)
     if (const auto* kv = find_stage<StoreKV>(attention_of_layer(model.sublayers, move.layer).stages))
       copy_rows({kv->row(move.slot, 0), kv->width, kv->row(move.slot, move.from), kv->width, kv->width}, move.count);
-  const CachedRows where(model.cache, batch.parts);
+  const CachedRows where(model.cache, batch.spans);
   const Activations& a = model.acts;
   set_positions(a, model, where.positions);
   copy_to_device(a.cache_rows, where.rows);
   copy_to_device(a.sequences, where.sequences);
   if (a.first_keys != nullptr)
     copy_to_device(a.first_keys,
-                   model.cache.first_keys(batch.parts, tokens.data(), model.config.end_of_text, model.rows));
-  batch.positions_of_parts = a.positions;
+                   model.cache.first_keys(batch.spans, tokens.data(), model.config.end_of_text, model.rows));
+  batch.positions_of_spans = a.positions;
   gpt2_forward(model, tokens.data(), batch);
 }
 

@@ -423,7 +423,7 @@ class StepModel {
 
   // Branches, forward; `again`: for the backward pass, where K/V has been kept.
   void project_qkv(const AttentionBranch& b, int l, bool again) {
-    const int64_t q = int64_t(plan.projected[Part::q][l].size()) * model.config.head_size();
+    const int64_t q = int64_t(plan.projected[Qkv::q][l].size()) * model.config.head_size();
     const bool all = !again || !keeps_kv(plan, l), none = again && keeps_qkv(*model.training, plan, l);
     const int64_t rows = all ? qkv_rows(model.config, plan, l) : none ? 0 : q;
     if (rows > 0) linear_forward("matmul_forward, qkv", l, C, rows);
@@ -450,7 +450,7 @@ class StepModel {
   }
   const std::vector<int>& depth_values(int l) const {
     static const std::vector<int> none;
-    return plan.table.depth ? plan.projected[Part::v][l] : none;
+    return plan.table.depth ? plan.projected[Qkv::v][l] : none;
   }
   // It moves as many tensors of each layer's values, and two of the layer's own.
   ModelledPart depth_part(const char* name, int l, int tensors, double instructions) const {
@@ -572,14 +572,14 @@ class StepModel {
   // The gradients of shared heads, from their accumulator.
   void load_accumulator(int l) {
     int copies = 0;
-    for (Part part : all_parts) copies += !plan.shared[part][l].empty();
+    for (Qkv which : all_qkv) copies += !plan.shared[which][l].empty();
     if (copies == 0) return;
     const double width = double(plan.num_shared(l)) * model.config.head_size();
     add("load shared gradients", l,
         {elementwise("load shared gradients", double(N), width, 2 * x, Counts::copy, copies)});
   }
   int64_t rotated_channels(int l) const {
-    return int64_t(plan.projected[Part::q][l].size() + plan.projected[Part::k][l].size()) * model.config.head_size();
+    return int64_t(plan.projected[Qkv::q][l].size() + plan.projected[Qkv::k][l].size()) * model.config.head_size();
   }
   void rotate(const char* name, int l, int64_t channels) {
     if (channels > 0) add(name, l, {elementwise(name, double(N), double(channels), 2 * x, Counts::rotary)});

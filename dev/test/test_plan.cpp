@@ -65,13 +65,13 @@ static void check_plan(int L, int h, int n_l, int n_h) {
     const PlannedAttention& attention = plan.attentions[l][0];
     EXPECT_EQ(attention.map_layer, l);
     EXPECT_FALSE(attention.dq_accumulate);
-    EXPECT_EQ(plan.projected[Part::q][l], numbers(0, h));
-    EXPECT_TRUE(plan.shared[Part::q][l].empty());
-    for (Part part : {Part::k, Part::v})
+    EXPECT_EQ(plan.projected[Qkv::q][l], numbers(0, h));
+    EXPECT_TRUE(plan.shared[Qkv::q][l].empty());
+    for (Qkv which : {Qkv::k, Qkv::v})
       for (int i = 0; i < h; i++) {
         const bool dead = i >= h - n_h && l >= n_l && l + n_l >= L;
-        EXPECT_EQ(plan.projected_index(part, {l, i}) < 0, n_h > 0 && dead);
-        EXPECT_EQ(plan.shared_index(part, {l, i}) >= 0, n_h > 0 && i >= h - n_h && l + n_l < L);
+        EXPECT_EQ(plan.projected_index(which, {l, i}) < 0, n_h > 0 && dead);
+        EXPECT_EQ(plan.shared_index(which, {l, i}) >= 0, n_h > 0 && i >= h - n_h && l + n_l < L);
       }
     std::set<int> heads_seen;
     for (const KVUse& use : attention.uses) {
@@ -83,12 +83,12 @@ static void check_plan(int L, int h, int n_l, int n_h) {
         EXPECT_EQ(use.k.layer, shares ? l - n_l : l);
         EXPECT_EQ(use.k.head, head);
       }
-      const bool a_higher_layer_uses_it = use.k.layer == l && plan.shared_index(Part::k, use.k) >= 0;
+      const bool a_higher_layer_uses_it = use.k.layer == l && plan.shared_index(Qkv::k, use.k) >= 0;
       EXPECT_EQ(use.dk_accumulate, a_higher_layer_uses_it);
       EXPECT_EQ(use.dv_accumulate, a_higher_layer_uses_it);
     }
     EXPECT_EQ(int(heads_seen.size()), h);
-    for (Part part : all_parts) EXPECT_TRUE(plan.unused(part, l).empty());
+    for (Qkv which : all_qkv) EXPECT_TRUE(plan.unused(which, l).empty());
   }
   // A layer that shares K/V has an accumulator, which no other layer has while it is in use.
   for (int s = 0; s < L; s++) {
@@ -122,11 +122,11 @@ TEST(Parameters, AreAtLeastAsManyAsTheBoundOfAnyModel) {
 
 TEST(AttentionPlan, KeepsDeadHeadsWhenAsked) {
   const AttentionPlan plan = make_attention_plan(make_config(12, 12, 768, 9, 9), /*keep_dead=*/true);
-  EXPECT_EQ(plan.projected[Part::k][11].size(), 12u);
-  EXPECT_EQ(plan.unused(Part::k, 11).size(), 9u);
-  EXPECT_EQ(plan.unused(Part::v, 11).size(), 9u);
-  EXPECT_EQ(plan.unused(Part::q, 11).size(), 0u);
-  EXPECT_EQ(plan.unused(Part::k, 2).size(), 0u);
+  EXPECT_EQ(plan.projected[Qkv::k][11].size(), 12u);
+  EXPECT_EQ(plan.unused(Qkv::k, 11).size(), 9u);
+  EXPECT_EQ(plan.unused(Qkv::v, 11).size(), 9u);
+  EXPECT_EQ(plan.unused(Qkv::q, 11).size(), 0u);
+  EXPECT_EQ(plan.unused(Qkv::k, 2).size(), 0u);
 }
 
 static AttentionPlan plan_of(const char* wiring, int L, int h) {
@@ -138,8 +138,8 @@ static AttentionPlan plan_of(const char* wiring, int L, int h) {
 
 TEST(AttentionPlan, OfGroupedQueriesOverSharedLayersProjectsEachHeadOnce) {
   const AttentionPlan plan = plan_of("gqa(1) share(2) sla(3,1)", 4, 4);  // layer 3's last head attends to layer 0
-  EXPECT_EQ(plan.projected[Part::k][0], std::vector<int>{0});
-  EXPECT_TRUE(plan.projected[Part::v][1].empty());
+  EXPECT_EQ(plan.projected[Qkv::k][0], std::vector<int>{0});
+  EXPECT_TRUE(plan.projected[Qkv::v][1].empty());
   ASSERT_EQ(plan.attentions[3][0].uses.size(), 2u);
   EXPECT_EQ(plan.attentions[3][0].uses[0].k.layer, 0);
   EXPECT_EQ(plan.attentions[3][0].uses[0].query_heads, std::vector<int>{3});
@@ -160,9 +160,9 @@ TEST(AttentionPlan, OfSeveralSourcesHasAHeadInEachOfThem) {
 // BUG llmc/model/attention_plan.h: `map_layer == l ? source.k : map_layer` -> `map_layer == l ? source.v : map_layer`
 TEST(AttentionPlan, OfKeysOrValuesAloneProjectsWhatIsUsed) {
   const std::vector<int> all = {0, 1, 2, 3}, first = {0}, last = {1, 2, 3}, none;
-  for (Part apart : {Part::k, Part::v}) {
-    const AttentionPlan plan = plan_of(apart == Part::k ? "sla(2,3,k)" : "sla(2,3,v)", 4, 4);
-    const Part other = apart == Part::k ? Part::v : Part::k;
+  for (Qkv apart : {Qkv::k, Qkv::v}) {
+    const AttentionPlan plan = plan_of(apart == Qkv::k ? "sla(2,3,k)" : "sla(2,3,v)", 4, 4);
+    const Qkv other = apart == Qkv::k ? Qkv::v : Qkv::k;
     for (int l = 0; l < 4; l++) {
       EXPECT_EQ(plan.projected[apart][l], l < 2 ? all : first) << l;
       EXPECT_EQ(plan.shared[apart][l], l < 2 ? last : none) << l;
@@ -173,15 +173,15 @@ TEST(AttentionPlan, OfKeysOrValuesAloneProjectsWhatIsUsed) {
     EXPECT_EQ(plan.accumulator_heads, 3);
     ASSERT_EQ(plan.attentions[3][0].uses.size(), 4u);
     for (const KVUse& use : plan.attentions[3][0].uses) {
-      EXPECT_EQ(use.k.layer, apart == Part::k && use.k.head > 0 ? 1 : 3);
-      EXPECT_EQ(use.v.layer, apart == Part::v && use.v.head > 0 ? 1 : 3);
+      EXPECT_EQ(use.k.layer, apart == Qkv::k && use.k.head > 0 ? 1 : 3);
+      EXPECT_EQ(use.v.layer, apart == Qkv::v && use.v.head > 0 ? 1 : 3);
     }
     for (const KVUse& use : plan.attentions[1][0].uses) {
-      EXPECT_EQ(use.dk_accumulate, apart == Part::k && use.k.head > 0);
-      EXPECT_EQ(use.dv_accumulate, apart == Part::v && use.v.head > 0);
+      EXPECT_EQ(use.dk_accumulate, apart == Qkv::k && use.k.head > 0);
+      EXPECT_EQ(use.dv_accumulate, apart == Qkv::v && use.v.head > 0);
     }
-    EXPECT_NE(draw(plan).find(apart == Part::k ? "    3 |  . k1 k1 k1 | projects k 1, v 4 of 4"
-                                               : "    3 |  . v1 v1 v1 | projects k 4, v 1 of 4"),
+    EXPECT_NE(draw(plan).find(apart == Qkv::k ? "    3 |  . k1 k1 k1 | projects k 1, v 4 of 4"
+                                              : "    3 |  . v1 v1 v1 | projects k 4, v 1 of 4"),
               std::string::npos)
         << draw(plan);
   }
@@ -191,17 +191,17 @@ TEST(AttentionPlan, OfKeysOrValuesAloneProjectsWhatIsUsed) {
 
 // BUG llmc/model/attention_plan.h: `if (!plan.first_values(l).empty()) take(0)` -> `if (false) take(0)`
 // BUG llmc/model/attention_plan.h: `use = std::max(use, l);` -> `(void)use;`
-// BUG llmc/model/attention_plan.h: `table.value_residual && l > 0 ? projected[Part::v][l]` ->
-//   `table.value_residual && l > 0 ? projected[Part::k][l]`
+// BUG llmc/model/attention_plan.h: `table.value_residual && l > 0 ? projected[Qkv::v][l]` ->
+//   `table.value_residual && l > 0 ? projected[Qkv::k][l]`
 TEST(AttentionPlan, OfValueResidualsHasTheFirstLayersValuesWhereValuesAreProjected) {
   const AttentionPlan plan = plan_of("vres sla(2,3,v)", 4, 4);
   const std::vector<int> all = {0, 1, 2, 3}, first = {0};
-  EXPECT_EQ(plan.shared[Part::v][0], all);
-  EXPECT_EQ(plan.shared[Part::v][1], (std::vector<int>{1, 2, 3}));
+  EXPECT_EQ(plan.shared[Qkv::v][0], all);
+  EXPECT_EQ(plan.shared[Qkv::v][1], (std::vector<int>{1, 2, 3}));
   for (int l = 0; l < 4; l++) {
-    EXPECT_EQ(plan.projected[Part::v][l], l < 2 ? all : first) << l;
+    EXPECT_EQ(plan.projected[Qkv::v][l], l < 2 ? all : first) << l;
     EXPECT_EQ(plan.first_values(l), l == 0 ? std::vector<int>() : l == 1 ? all : first) << l;
-    EXPECT_TRUE(plan.shared[Part::k][l].empty());
+    EXPECT_TRUE(plan.shared[Qkv::k][l].empty());
   }
   EXPECT_EQ(plan.first_values_accumulate, (std::vector<std::vector<char>>{{}, {1, 1, 1, 1}, {1}, {0}}));
   for (const KVUse& use : plan.attentions[0][0].uses) EXPECT_TRUE(use.dv_accumulate && !use.dk_accumulate);
@@ -210,22 +210,22 @@ TEST(AttentionPlan, OfValueResidualsHasTheFirstLayersValuesWhereValuesAreProject
 }
 
 // A key that no attention uses is projected where its value is mixed.
-// BUG llmc/model/attention_plan.h: `plan.table.depth && part == Part::v` -> `plan.table.depth && part == Part::k`
-// BUG llmc/model/attention_plan.h: `highest_mixed[Part::k][i % h] = highest_mixed` -> `highest_mixed`
-// BUG llmc/model/attention_plan.h: `projected_index(Part::v, {layer + 1, head}) >= 0` ->
-//   `projected_index(Part::k, {layer + 1, head}) >= 0`
+// BUG llmc/model/attention_plan.h: `plan.table.depth && which == Qkv::v` -> `plan.table.depth && which == Qkv::k`
+// BUG llmc/model/attention_plan.h: `highest_mixed[Qkv::k][i % h] = highest_mixed` -> `highest_mixed`
+// BUG llmc/model/attention_plan.h: `projected_index(Qkv::v, {layer + 1, head}) >= 0` ->
+//   `projected_index(Qkv::k, {layer + 1, head}) >= 0`
 TEST(AttentionPlan, OfDepthProjectsKeysAndValuesBelowEachValueThatIsUsed) {
   const AttentionPlan plan = plan_of("depth sla(1,2,k) sla(2,1:3,v)", 4, 4);
   const std::vector<int> all = {0, 1, 2, 3}, outer = {0, 3};
   for (int l = 0; l < 4; l++) {
-    EXPECT_EQ(plan.projected[Part::k][l], l < 3 ? all : (std::vector<int>{0, 1, 3})) << l;
-    EXPECT_EQ(plan.projected[Part::v][l], l < 2 ? all : outer) << l;
-    EXPECT_EQ(plan.shared[Part::v][l], l < 2 ? (std::vector<int>{1, 2}) : std::vector<int>()) << l;
+    EXPECT_EQ(plan.projected[Qkv::k][l], l < 3 ? all : (std::vector<int>{0, 1, 3})) << l;
+    EXPECT_EQ(plan.projected[Qkv::v][l], l < 2 ? all : outer) << l;
+    EXPECT_EQ(plan.shared[Qkv::v][l], l < 2 ? (std::vector<int>{1, 2}) : std::vector<int>()) << l;
     for (int i : all) EXPECT_EQ(plan.is_mixed_above(l, i), l == 0 || (l < 3 && (i == 0 || i == 3))) << l << " " << i;
   }
-  EXPECT_EQ(plan.unused(Part::k, 3), (std::vector<int>{3}));
+  EXPECT_EQ(plan.unused(Qkv::k, 3), (std::vector<int>{3}));
   const AttentionPlan skips = plan_of("depth sla(1,4)", 4, 4);
-  EXPECT_TRUE(skips.projected[Part::v][3].empty() && skips.projected[Part::k][3].empty());
+  EXPECT_TRUE(skips.projected[Qkv::v][3].empty() && skips.projected[Qkv::k][3].empty());
 }
 
 // BUG llmc/model/terms/kv_part.h: `sources.erase(std::unique(` -> `(void)(std::unique(`
@@ -239,12 +239,12 @@ TEST(Wiring, KeysAndValuesOneAfterTheOtherAreBoth) {
 
 TEST(AttentionPlan, OfReusedMapsHasNoQueriesAndKeysButTheGroupsFirst) {
   const AttentionPlan plan = plan_of("reuse(2) window(5,SL)", 5, 2);
-  for (int l : {0, 2, 4}) EXPECT_EQ(plan.projected[Part::q][l].size(), 2u);
+  for (int l : {0, 2, 4}) EXPECT_EQ(plan.projected[Qkv::q][l].size(), 2u);
   for (int l : {1, 3})
-    for (Part part : {Part::q, Part::k}) EXPECT_TRUE(plan.projected[part][l].empty());
-  EXPECT_EQ(plan.projected[Part::v][3].size(), 2u);
-  EXPECT_EQ(plan.shared[Part::q][2].size(), 2u);
-  EXPECT_TRUE(plan.shared[Part::v][2].empty());
+    for (Qkv which : {Qkv::q, Qkv::k}) EXPECT_TRUE(plan.projected[which][l].empty());
+  EXPECT_EQ(plan.projected[Qkv::v][3].size(), 2u);
+  EXPECT_EQ(plan.shared[Qkv::q][2].size(), 2u);
+  EXPECT_TRUE(plan.shared[Qkv::v][2].empty());
   EXPECT_EQ(plan.attentions[3][0].map_layer, 2);
   EXPECT_FALSE(plan.attentions[3][0].dq_accumulate);
   EXPECT_TRUE(plan.attentions[2][0].dq_accumulate);
@@ -264,7 +264,7 @@ TEST(AttentionPlan, OfBlendedMapsHasOneAttentionForEachWithAWeight) {
   EXPECT_EQ(plan_of("blend(0)", 3, 2).attentions[2].size(), 1u);
   EXPECT_EQ(plan_of("blend(0)", 3, 2).attentions[2][0].map_layer, 2);
   EXPECT_EQ(plan_of("blend(1)", 3, 2).attentions[2][0].map_layer, 0);
-  EXPECT_TRUE(plan_of("blend(1)", 3, 2).projected[Part::q][2].empty());
+  EXPECT_TRUE(plan_of("blend(1)", 3, 2).projected[Qkv::q][2].empty());
 }
 
 TEST(AttentionPlan, IsDrawnWithItsSourceLayers) {
@@ -585,8 +585,8 @@ TEST(KVCache, KeepsWhatQueriesSeeWhereItSays) {
       const int slot = i % 5 == 4 ? 1 : 0;
       const int64_t count = 1 + i % 6;
       std::vector<KVCacheMove> moves;
-      const SequencePart part = cache.append(slot, count, moves);
-      EXPECT_EQ(part.first + part.count, cache.lengths[slot]);
+      const SequenceSpan span = cache.append(slot, count, moves);
+      EXPECT_EQ(span.first + span.count, cache.lengths[slot]);
       for (const KVCacheMove& move : moves) {
         std::vector<int64_t>& r = rows[move.slot][move.layer];
         EXPECT_GE(move.from, move.count);
@@ -595,11 +595,11 @@ TEST(KVCache, KeepsWhatQueriesSeeWhereItSays) {
       }
       for (int l = 0; l < 4; l++) {
         const int64_t first = cache.first_position(slot, l);
-        for (int64_t p = part.first; p < part.first + count; p++) rows[slot][l].at(size_t(p - first)) = p;
+        for (int64_t p = span.first; p < span.first + count; p++) rows[slot][l].at(size_t(p - first)) = p;
         const KVCacheGroup& group = cache.plan.groups[cache.plan.group_of_layer[l]];
         EXPECT_EQ(first % group.alignment, 0);
-        for (int64_t p = std::max<int64_t>(0, group.reach == 0 ? 0 : part.first - group.reach + 1);
-             p < part.first + count; p++)
+        for (int64_t p = std::max<int64_t>(0, group.reach == 0 ? 0 : span.first - group.reach + 1);
+             p < span.first + count; p++)
           ASSERT_EQ(rows[slot][l][p - first], p) << wiring << ", layer " << l;
       }
     }

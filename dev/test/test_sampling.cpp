@@ -246,8 +246,8 @@ TEST_F(Sampling, OfAVanishingTemperatureOrTopPIsTheLikeliest) {
 }
 
 // Attention that hashes, and segments with a memory, have caches of their own. test_terms has every term.
-// BUG llmc/model/attention_plan.h: `for (Part part : {plan.table.lsh_buckets > 0 ? Part::q : Part::k, Part::v})` ->
-// `for (Part part : {Part::k, Part::v})`
+// BUG llmc/model/attention_plan.h: `for (Qkv which : {plan.table.lsh_buckets > 0 ? Qkv::q : Qkv::k, Qkv::v})` ->
+// `for (Qkv which : {Qkv::k, Qkv::v})`
 TEST_F(Sampling, TakesModelsWithoutAttentionToAllKeys) {
   write("data.bin", shard_bytes(2000));
   write("prompts", "a\nbcd\nlonger than the others\n");

@@ -17,13 +17,13 @@
 #include "llmc/utils/error.h"
 #include "wiring.h"
 
-enum class Part { q, k, v };
-constexpr Part all_parts[] = {Part::q, Part::k, Part::v};
+enum class Qkv { q, k, v };
+constexpr Qkv all_qkv[] = {Qkv::q, Qkv::k, Qkv::v};
 template <class T>
-struct PerPart {
+struct PerQkv {
   std::array<T, 3> of;
-  T& operator[](Part p) { return of[size_t(p)]; }
-  const T& operator[](Part p) const { return of[size_t(p)]; }
+  T& operator[](Qkv which) { return of[size_t(which)]; }
+  const T& operator[](Qkv which) const { return of[size_t(which)]; }
 };
 
 struct ProjectedHead {
@@ -49,8 +49,8 @@ struct AttentionPlan {
   int num_layers = 0, num_heads = 0;
   WiringTable table;
   std::vector<std::vector<PlannedAttention>> attentions;  // (L): in the order in which they run, forward and backward
-  PerPart<std::vector<std::vector<int>>> projected;       // (L): heads that the layer projects, ascending
-  PerPart<std::vector<std::vector<int>>> shared;          // (L): projected heads that other layers use, ascending
+  PerQkv<std::vector<std::vector<int>>> projected;        // (L): heads that the layer projects, ascending
+  PerQkv<std::vector<std::vector<int>>> shared;           // (L): projected heads that other layers use, ascending
 
   // Gradients of shared heads are summed in accumulators, from the highest layer that uses them down to the layer that
   // projected them. That layer's backward pass loads the sum before it writes to any accumulator, so one that it frees
@@ -63,38 +63,38 @@ struct AttentionPlan {
   std::vector<std::vector<char>> first_values_accumulate;
 
   // The heads of a full-size layer: with `lsh` keys are queries, and there is no k.
-  int heads_of(Part part) const {
-    return part == Part::q ? num_heads : part == Part::k && table.lsh_buckets > 0 ? 0 : table.num_kv_heads;
+  int heads_of(Qkv which) const {
+    return which == Qkv::q ? num_heads : which == Qkv::k && table.lsh_buckets > 0 ? 0 : table.num_kv_heads;
   }
   int num_projected(int layer) const { return count(projected, layer); }  // q, k and v heads
   int num_shared(int layer) const { return count(shared, layer); }
   // The index of a head among the layer's projected heads, or in its accumulator; -1 if it is not there. Heads of q
   // come first, then heads of k, then heads of v.
-  int projected_index(Part part, const ProjectedHead& h) const { return index_in(projected, part, h); }
-  int shared_index(Part part, const ProjectedHead& h) const { return index_in(shared, part, h); }
+  int projected_index(Qkv which, const ProjectedHead& h) const { return index_in(projected, which, h); }
+  int shared_index(Qkv which, const ProjectedHead& h) const { return index_in(shared, which, h); }
   // The v heads of layer 0 that layer l adds to its own with `vres`: the heads that layer l projects itself.
   std::vector<int> first_values(int l) const {
-    return table.value_residual && l > 0 ? projected[Part::v][l] : std::vector<int>();
+    return table.value_residual && l > 0 ? projected[Qkv::v][l] : std::vector<int>();
   }
   // Whether `depth` mixes this head of a layer above with those below it.
   bool is_mixed_above(int layer, int head) const {
-    return layer + 1 < num_layers && projected_index(Part::v, {layer + 1, head}) >= 0;
+    return layer + 1 < num_layers && projected_index(Qkv::v, {layer + 1, head}) >= 0;
   }
   // Heads that are projected although no attention uses them: where the plan was told to keep them, or where another
   // layer with the same parameters, a router or `depth` has a use for them.
-  std::vector<int> unused(Part part, int layer) const;
+  std::vector<int> unused(Qkv which, int layer) const;
 
  private:
-  static int count(const PerPart<std::vector<std::vector<int>>>& heads, int layer) {
+  static int count(const PerQkv<std::vector<std::vector<int>>>& heads, int layer) {
     int n = 0;
-    for (Part part : all_parts) n += int(heads[part][layer].size());
+    for (Qkv which : all_qkv) n += int(heads[which][layer].size());
     return n;
   }
-  static int index_in(const PerPart<std::vector<std::vector<int>>>& heads, Part part, const ProjectedHead& h) {
+  static int index_in(const PerQkv<std::vector<std::vector<int>>>& heads, Qkv which, const ProjectedHead& h) {
     int before = 0;
-    for (Part lower : all_parts)
-      if (lower < part) before += int(heads[lower][h.layer].size());
-    const std::vector<int>& list = heads[part][h.layer];
+    for (Qkv lower : all_qkv)
+      if (lower < which) before += int(heads[lower][h.layer].size());
+    const std::vector<int>& list = heads[which][h.layer];
     const auto it = std::lower_bound(list.begin(), list.end(), h.head);
     return it == list.end() || *it != h.head ? -1 : before + int(it - list.begin());
   }
@@ -104,20 +104,20 @@ struct AttentionPlan {
 template <class Visit>
 void for_each_head(const PlannedAttention& attention, Visit visit) {
   for (const KVUse& use : attention.uses) {
-    visit(Part::k, use.k);
-    visit(Part::v, use.v);
-    for (int head : use.query_heads) visit(Part::q, ProjectedHead{attention.map_layer, head});
+    visit(Qkv::k, use.k);
+    visit(Qkv::v, use.v);
+    for (int head : use.query_heads) visit(Qkv::q, ProjectedHead{attention.map_layer, head});
   }
 }
 
-inline std::vector<int> AttentionPlan::unused(Part part, int layer) const {
-  std::set<int> used(shared[part][layer].begin(), shared[part][layer].end());
+inline std::vector<int> AttentionPlan::unused(Qkv which, int layer) const {
+  std::set<int> used(shared[which][layer].begin(), shared[which][layer].end());
   for (const PlannedAttention& attention : attentions[layer])
-    for_each_head(attention, [&](Part p, const ProjectedHead& h) {
-      if (p == part && h.layer == layer) used.insert(h.head);
+    for_each_head(attention, [&](Qkv of, const ProjectedHead& h) {
+      if (of == which && h.layer == layer) used.insert(h.head);
     });
   std::vector<int> heads;
-  for (int head : projected[part][layer])
+  for (int head : projected[which][layer])
     if (used.count(head) == 0) heads.push_back(head);
   return heads;
 }
@@ -169,7 +169,7 @@ inline void assign_accumulators(AttentionPlan& plan) {
       busy[accumulator] = 1;
     };
     for (const PlannedAttention& attention : plan.attentions[l])
-      for_each_head(attention, [&](Part, const ProjectedHead& h) { take(h.layer); });
+      for_each_head(attention, [&](Qkv, const ProjectedHead& h) { take(h.layer); });
     if (!plan.first_values(l).empty()) take(0);
     plan.accumulator_heads = std::max(plan.accumulator_heads, plan.num_shared(l));
   }
@@ -179,21 +179,21 @@ inline void assign_accumulators(AttentionPlan& plan) {
 // Which gradients begin with = and which continue with +=, in the order of the backward pass: layers downwards, then
 // attentions and value residuals.
 inline void plan_accumulation(AttentionPlan& plan) {
-  PerPart<std::vector<char>> written;
-  for (Part part : all_parts) written[part].resize(size_t(plan.num_layers * plan.num_heads));
-  auto write = [&](Part part, const ProjectedHead& h) {
-    char& is_written = written[part][h.layer * plan.num_heads + h.head];
+  PerQkv<std::vector<char>> written;
+  for (Qkv which : all_qkv) written[which].resize(size_t(plan.num_layers * plan.num_heads));
+  auto write = [&](Qkv which, const ProjectedHead& h) {
+    char& is_written = written[which][h.layer * plan.num_heads + h.head];
     return std::exchange(is_written, char(1)) != 0;
   };
   plan.first_values_accumulate.resize(size_t(plan.num_layers));
   for (int l = plan.num_layers - 1; l >= 0; l--) {
     for (PlannedAttention& attention : plan.attentions[l]) {
       for (int head = 0; head < plan.num_heads; head++)
-        attention.dq_accumulate = write(Part::q, {attention.map_layer, head});
+        attention.dq_accumulate = write(Qkv::q, {attention.map_layer, head});
       for (KVUse& use : attention.uses)
-        use.dk_accumulate = write(Part::k, use.k), use.dv_accumulate = write(Part::v, use.v);
+        use.dk_accumulate = write(Qkv::k, use.k), use.dv_accumulate = write(Qkv::v, use.v);
     }
-    for (int head : plan.first_values(l)) plan.first_values_accumulate[l].push_back(write(Part::v, {0, head}));
+    for (int head : plan.first_values(l)) plan.first_values_accumulate[l].push_back(write(Qkv::v, {0, head}));
   }
 }
 
@@ -205,38 +205,38 @@ inline AttentionPlan make_attention_plan(const ModelConfig& c, bool keep_dead = 
   plan.num_heads = c.num_heads;
   plan.table = c.wiring_table();
   const int L = c.num_layers, h = c.num_heads;
-  PerPart<std::vector<int>> highest_use;  // (L, h): the highest layer that uses each head; -1: unused
-  for (Part part : all_parts) highest_use[part].assign(size_t(L * h), -1);
+  PerQkv<std::vector<int>> highest_use;  // (L, h): the highest layer that uses each head; -1: unused
+  for (Qkv which : all_qkv) highest_use[which].assign(size_t(L * h), -1);
   for (int l = 0; l < L; l++) {
     plan.attentions.push_back(plan_attentions(plan.table, l));
     for (const PlannedAttention& attention : plan.attentions[l])
       for_each_head(attention,
-                    [&](Part part, const ProjectedHead& head) { highest_use[part][head.layer * h + head.head] = l; });
+                    [&](Qkv which, const ProjectedHead& head) { highest_use[which][head.layer * h + head.head] = l; });
   }
   for (int l = 1; l < L && plan.table.value_residual; l++)
     for (int i = 0; i < plan.table.num_kv_heads; i++)
-      if (int& use = highest_use[Part::v][i]; keep_dead || highest_use[Part::v][l * h + i] >= 0) use = std::max(use, l);
+      if (int& use = highest_use[Qkv::v][i]; keep_dead || highest_use[Qkv::v][l * h + i] >= 0) use = std::max(use, l);
   // (h): the layer up to which each head is projected for layers above. Routers mix all heads of k, and of v, up to the
   // highest layer whose own heads are used; `depth` mixes a head's k and v up to the highest layer whose v is used.
-  PerPart<std::vector<int>> highest_mixed;
-  for (Part part : all_parts) highest_mixed[part].assign(size_t(h), -1);
-  for (Part part : {Part::k, Part::v})
+  PerQkv<std::vector<int>> highest_mixed;
+  for (Qkv which : all_qkv) highest_mixed[which].assign(size_t(h), -1);
+  for (Qkv which : {Qkv::k, Qkv::v})
     for (int i = 0; i < L * h; i++) {
-      if (highest_use[part][i] < 0) continue;
-      if (plan.table.router) highest_mixed[part].assign(size_t(h), i / h);
-      if (plan.table.depth && part == Part::v) highest_mixed[Part::k][i % h] = highest_mixed[Part::v][i % h] = i / h;
+      if (highest_use[which][i] < 0) continue;
+      if (plan.table.router) highest_mixed[which].assign(size_t(h), i / h);
+      if (plan.table.depth && which == Qkv::v) highest_mixed[Qkv::k][i % h] = highest_mixed[Qkv::v][i % h] = i / h;
     }
-  for (Part part : all_parts) {
+  for (Qkv which : all_qkv) {
     const int stored = plan.table.stored_layers;
     std::vector<char> is_used(size_t(stored * h), 0);  // in any of the layers with the same parameters
     for (int l = 0; l < L; l++)
-      for (int i = 0; i < h; i++) is_used[l % stored * h + i] |= highest_use[part][l * h + i] >= 0;
-    plan.projected[part].resize(size_t(L)), plan.shared[part].resize(size_t(L));
+      for (int i = 0; i < h; i++) is_used[l % stored * h + i] |= highest_use[which][l * h + i] >= 0;
+    plan.projected[which].resize(size_t(L)), plan.shared[which].resize(size_t(L));
     for (int l = 0; l < L; l++)
-      for (int i = 0; i < plan.heads_of(part); i++) {
-        if (keep_dead || is_used[l % stored * h + i] || l <= highest_mixed[part][i])
-          plan.projected[part][l].push_back(i);
-        if (highest_use[part][l * h + i] > l) plan.shared[part][l].push_back(i);
+      for (int i = 0; i < plan.heads_of(which); i++) {
+        if (keep_dead || is_used[l % stored * h + i] || l <= highest_mixed[which][i])
+          plan.projected[which][l].push_back(i);
+        if (highest_use[which][l * h + i] > l) plan.shared[which][l].push_back(i);
       }
   }
   plan_accumulation(plan);
@@ -270,8 +270,8 @@ inline std::string masks_text(const AttentionPlan& plan, int layer) {
 // numbers of buckets.
 inline int64_t kv_bytes_of_layer(const ModelConfig& c, const AttentionPlan& plan, int l, size_t element_bytes) {
   int64_t heads = 0;
-  for (Part part : {plan.table.lsh_buckets > 0 ? Part::q : Part::k, Part::v})
-    heads += int64_t(plan.projected[part][l].size());
+  for (Qkv which : {plan.table.lsh_buckets > 0 ? Qkv::q : Qkv::k, Qkv::v})
+    heads += int64_t(plan.projected[which][l].size());
   const int64_t buckets = int64_t(plan.num_heads) * (plan.table.lsh_buckets > 0 ? plan.table.lsh_rounds : 0);
   return heads * c.head_size() * int64_t(element_bytes) + buckets * int64_t(sizeof(int));
 }
@@ -311,14 +311,13 @@ inline std::string draw(const AttentionPlan& plan) {
         sources += (sources.empty() ? "" : "+") + source_text(source, l);
       text += format(" %*s", width, sources.c_str());
     }
-    auto projects = [&](Part part) { return plan.projected[part][l].size(); };
+    auto projects = [&](Qkv which) { return plan.projected[which][l].size(); };
     const int kv_heads = plan.table.num_kv_heads;
     if (plan.table.lsh_buckets > 0) text += format(" | projects q, v of %d", kv_heads);
-    else if (projects(Part::k) == projects(Part::v))
-      text += format(" | projects %zu of %d", projects(Part::k), kv_heads);
-    else text += format(" | projects k %zu, v %zu of %d", projects(Part::k), projects(Part::v), kv_heads);
-    if (projects(Part::q) == 0) text += ", no q";
-    const size_t shared_k = plan.shared[Part::k][l].size(), shared_v = plan.shared[Part::v][l].size();
+    else if (projects(Qkv::k) == projects(Qkv::v)) text += format(" | projects %zu of %d", projects(Qkv::k), kv_heads);
+    else text += format(" | projects k %zu, v %zu of %d", projects(Qkv::k), projects(Qkv::v), kv_heads);
+    if (projects(Qkv::q) == 0) text += ", no q";
+    const size_t shared_k = plan.shared[Qkv::k][l].size(), shared_v = plan.shared[Qkv::v][l].size();
     if (any_apart && shared_k != shared_v) text += format(", shares k %zu, v %zu", shared_k, shared_v);
     else if (shared_k + shared_v > 0) text += format(", shares %zu", std::max(shared_k, shared_v));
     const int map = plan.attentions[l][0].map_layer;

@@ -5,17 +5,17 @@
 #include "llmc/ops/rows.h"
 
 // The positions [first, first + count) of a sequence, to be computed.
-struct SequencePart {
+struct SequenceSpan {
   int slot;  // a slot of the K/V cache
   int64_t first, count;
 };
 
-// The tokens that one pass computes: in training B sequences of T tokens, in generation parts of sequences in the K/V
+// The tokens that one pass computes: in training B sequences of T tokens, in generation spans of sequences in the K/V
 // cache. They are the rows of every activation, in this order.
 struct Batch {
   int64_t B = 0, T = 0;
-  std::vector<SequencePart> parts = {};     // empty in training
-  const int* positions_of_parts = nullptr;  // (rows), on the device; null in training
+  std::vector<SequenceSpan> spans = {};     // empty in training
+  const int* positions_of_spans = nullptr;  // (rows), on the device; null in training
   // In training with `memory`: how many positions before the T tokens each sequence remembers. They have keys, too, and
   // positions are counted from the first of them.
   int64_t remembered = 0;
@@ -24,13 +24,13 @@ struct Batch {
 
   int64_t rows() const {
     int64_t rows = B * T;
-    for (const SequencePart& part : parts) rows += part.count;
+    for (const SequenceSpan& span : spans) rows += span.count;
     return rows;
   }
-  RowPositions positions() const { return {T, positions_of_parts, remembered}; }
+  RowPositions positions() const { return {T, positions_of_spans, remembered}; }
   // The rows of k and v, and their positions.
   int64_t key_rows() const { return rows() + B * remembered; }
-  RowPositions key_positions() const { return {remembered + T, positions_of_parts}; }
+  RowPositions key_positions() const { return {remembered + T, positions_of_spans}; }
 };
 
 // B segments of T tokens; of each one's stream the `remembered` positions before it are remembered.

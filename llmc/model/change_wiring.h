@@ -39,15 +39,15 @@ inline WiringChange plan_wiring_change(const ModelConfig& model, const Attention
 
 // The trained heads whose mean a head of the new model is, one for each of its query heads that had one: heads of the
 // same layer, and of q, k or v as this one. Empty: its rows have no trained values.
-inline std::vector<int> trained_heads(const WiringChange& c, Part part, int layer, int head) {
+inline std::vector<int> trained_heads(const WiringChange& c, Qkv which, int layer, int head) {
   std::vector<int> heads;
-  const bool is_q = part == Part::q;
+  const bool is_q = which == Qkv::q;
   const WiringTable& now = c.new_plan.table;
   int i = is_q ? head : int(int64_t(head) * now.num_heads / now.num_kv_heads);
   while (!is_q && now.kv_head(i) < head) i++;
   for (; i < now.num_heads && (is_q ? i : now.kv_head(i)) == head; i++) {
     const int before = is_q ? i : c.plan.table.kv_head(i);
-    if (c.plan.projected_index(part, {layer, before}) >= 0) heads.push_back(before);
+    if (c.plan.projected_index(which, {layer, before}) >= 0) heads.push_back(before);
   }
   return heads;
 }
@@ -57,12 +57,12 @@ inline std::vector<int> trained_heads(const WiringChange& c, Part part, int laye
 // takes, hs * C in the weight and hs in the bias.
 inline void take_trained_rows(const WiringChange& c, int layer, int64_t head_elements, const float* trained,
                               float* values) {
-  for (Part part : all_parts) {
-    for (int head : c.new_plan.projected[part][layer]) {
+  for (Qkv which : all_qkv) {
+    for (int head : c.new_plan.projected[which][layer]) {
       std::vector<const float*> sources;
-      for (int source : trained_heads(c, part, layer, head))
-        sources.push_back(trained + c.plan.projected_index(part, {layer, source}) * head_elements);
-      float* rows = values + c.new_plan.projected_index(part, {layer, head}) * head_elements;
+      for (int source : trained_heads(c, which, layer, head))
+        sources.push_back(trained + c.plan.projected_index(which, {layer, source}) * head_elements);
+      float* rows = values + c.new_plan.projected_index(which, {layer, head}) * head_elements;
       for (int64_t i = 0; i < head_elements && !sources.empty(); i++) {
         double sum = sources[0][i];  // in double the mean of equal values is that value
         for (size_t n = 1; n < sources.size(); n++) sum += sources[n][i];
@@ -146,10 +146,10 @@ inline LayerChange layer_change(const WiringChange& c, int l) {
     const int map_before = before.map_layer[l], map_now = now.map_layer[l];
     change.remapped += map_before != map_now || before.mask(map_before, i).text() != now.mask(map_now, i).text();
   }
-  for (Part part : all_parts) {
+  for (Qkv which : all_qkv) {
     std::set<int> used, copied;
-    for (int head : c.new_plan.projected[part][l]) {
-      const std::vector<int> all = trained_heads(c, part, l, head);
+    for (int head : c.new_plan.projected[which][l]) {
+      const std::vector<int> all = trained_heads(c, which, l, head);
       const std::set<int> distinct(all.begin(), all.end());
       const int n = int(distinct.size());
       change.fresh += n == 0;
@@ -160,7 +160,7 @@ inline LayerChange layer_change(const WiringChange& c, int l) {
       }
       used.insert(distinct.begin(), distinct.end());
     }
-    change.unused += int(c.plan.projected[part][l].size() - used.size());
+    change.unused += int(c.plan.projected[which][l].size() - used.size());
   }
   return change;
 }

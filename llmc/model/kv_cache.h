@@ -67,7 +67,7 @@ struct KVCache {
 
   // Makes room for the next `count` positions of a sequence and counts them. The moves are to be made before anything
   // is written.
-  SequencePart append(int slot, int64_t count, std::vector<KVCacheMove>& moves) {
+  SequenceSpan append(int slot, int64_t count, std::vector<KVCacheMove>& moves) {
     const int64_t length = lengths[slot];
     CHECK(length + count <= plan.max_length);
     for (size_t g = 0; g < plan.groups.size(); g++) {
@@ -85,44 +85,44 @@ struct KVCache {
   }
 
   // (groups, `rows`): the first key of each token's document, as a row of its sequence in the cache. `tokens`: the
-  // parts' tokens, which have been appended; a document begins at each that is `end_of_text`.
-  std::vector<int> first_keys(const std::vector<SequencePart>& parts, const int* tokens, int end_of_text,
+  // spans' tokens, which have been appended; a document begins at each that is `end_of_text`.
+  std::vector<int> first_keys(const std::vector<SequenceSpan>& spans, const int* tokens, int end_of_text,
                               int64_t rows) {
     std::vector<int> keys(plan.groups.size() * size_t(rows));
     int64_t row = 0;
-    for (const SequencePart& part : parts)
-      for (int64_t position = part.first; position < part.first + part.count; position++, row++) {
-        if (tokens[row] == end_of_text) documents[part.slot] = position;
+    for (const SequenceSpan& span : spans)
+      for (int64_t position = span.first; position < span.first + span.count; position++, row++) {
+        if (tokens[row] == end_of_text) documents[span.slot] = position;
         for (size_t g = 0; g < plan.groups.size(); g++)
-          keys[g * rows + row] = int(std::max<int64_t>(0, documents[part.slot] - first[part.slot][g]));
+          keys[g * rows + row] = int(std::max<int64_t>(0, documents[span.slot] - first[span.slot][g]));
       }
     return keys;
   }
 };
 
-// Where the rows of a pass over parts of sequences lie: their positions, their rows in the cache of each group, and
-// where each part's sequence lies there, with them.
+// Where the rows of a pass over spans of sequences lie: their positions, their rows in the cache of each group, and
+// where each span's sequence lies there, with them.
 struct CachedRows {
   std::vector<int> positions;      // (N)
   std::vector<int> rows;           // (N, groups)
-  std::vector<KeyRows> sequences;  // (groups, slots): of each part
+  std::vector<KeyRows> sequences;  // (groups, slots): of each span
 
-  CachedRows(const KVCache& cache, const std::vector<SequencePart>& parts) {
+  CachedRows(const KVCache& cache, const std::vector<SequenceSpan>& spans) {
     const size_t slots = size_t(cache.plan.slots), groups = cache.plan.groups.size();
-    CHECK(parts.size() <= slots);
+    CHECK(spans.size() <= slots);
     sequences.resize(groups * slots);
-    for (size_t n = 0; n < parts.size(); n++) {
-      const SequencePart& part = parts[n];
+    for (size_t n = 0; n < spans.size(); n++) {
+      const SequenceSpan& span = spans[n];
       auto row = [&](size_t g, int64_t position) {
-        return int(part.slot * cache.plan.groups[g].capacity + position - cache.first[part.slot][g]);
+        return int(span.slot * cache.plan.groups[g].capacity + position - cache.first[span.slot][g]);
       };
-      for (int64_t position = part.first; position < part.first + part.count; position++) {
+      for (int64_t position = span.first; position < span.first + span.count; position++) {
         positions.push_back(int(position));
         for (size_t g = 0; g < groups; g++) rows.push_back(row(g, position));
       }
       for (size_t g = 0; g < groups; g++) {
-        const int first_row = row(g, cache.first[part.slot][g]);
-        sequences[g * slots + n] = {first_row, row(g, part.first + part.count) - first_row};
+        const int first_row = row(g, cache.first[span.slot][g]);
+        sequences[g * slots + n] = {first_row, row(g, span.first + span.count) - first_row};
       }
     }
   }

@@ -109,23 +109,23 @@ inline void check_parameters_fit(const ModelConfig& c, double bytes_each, const 
 }
 
 // The rows of q, k or v in the full-size c_attn, which is q | k | v, and with `lsh` q | v.
-inline int64_t full_part_size(const ModelConfig& c, const AttentionPlan& plan, Part part) {
-  return int64_t(plan.heads_of(part)) * c.head_size();
+inline int64_t full_qkv_rows_of(const ModelConfig& c, const AttentionPlan& plan, Qkv which) {
+  return int64_t(plan.heads_of(which)) * c.head_size();
 }
 inline int64_t full_qkv_size(const ModelConfig& c, const AttentionPlan& plan) {
   int64_t rows = 0;
-  for (Part part : all_parts) rows += full_part_size(c, plan, part);
+  for (Qkv which : all_qkv) rows += full_qkv_rows_of(c, plan, which);
   return rows;
 }
 
 // For each row of a layer's qkvw, its row in the full-size c_attn.
 inline std::vector<int> full_qkv_rows(const ModelConfig& c, const AttentionPlan& plan, int layer) {
   std::vector<int> rows;
-  int first = 0;  // row of the full-size c_attn where q, k or v begins
-  for (Part part : all_parts) {
-    for (int head : plan.projected[part][layer])
+  int first = 0;  // row of the full-size c_attn where the part begins
+  for (Qkv which : all_qkv) {
+    for (int head : plan.projected[which][layer])
       for (int i = 0; i < c.head_size(); i++) rows.push_back(first + head * c.head_size() + i);
-    first += int(full_part_size(c, plan, part));
+    first += int(full_qkv_rows_of(c, plan, which));
   }
   return rows;
 }
@@ -269,7 +269,7 @@ ParameterTable declare_parameters(const ModelConfig& c, const AttentionPlan& pla
     b.norm(layer.ln1, h + "ln_1", C, plan.table.rmsnorm);
     AttentionParams<T>& attention = layer.attention;
     std::vector<int64_t> matrix_rows;
-    for (Part part : all_parts) matrix_rows.push_back(int64_t(plan.projected[part][l].size()) * c.head_size());
+    for (Qkv which : all_qkv) matrix_rows.push_back(int64_t(plan.projected[which][l].size()) * c.head_size());
     b.linear_of_rows(attention.qkvw, attention.qkvb, h + "attn.c_attn", C, full_qkv_rows(c, plan, l), matrix_rows,
                      full_qkv_size(c, plan), weight_std);
     if (has_map_gate(plan, l)) b.linear(attention.gatew, attention.gateb, h + "attn.map_gate", C, 1, weight_std);

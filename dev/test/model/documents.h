@@ -49,8 +49,8 @@ TEST(LONG_ON_EMU(Documents), HaveTheLossesAloneThatTheyHavePacked) {
 
 // What comes before a document changes nothing in it, though positions go on: in training, where a prompt is read, and
 // where a text is drawn.
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/kv_cache.h: `documents[part.slot] - first[part.slot][g]` ->
-// `documents[part.slot] - first[part.slot][g] - 1`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/kv_cache.h: `documents[span.slot] - first[span.slot][g]` ->
+// `documents[span.slot] - first[span.slot][g] - 1`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/kv_cache.h: `lengths[slot] = documents[slot] = 0;` ->
 // `lengths[slot] = 0;`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/attention_branch.h: `args.first_keys += row;` ->

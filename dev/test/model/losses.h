@@ -108,7 +108,7 @@ inline double tolerance_of(const GPT2& model, const std::string& name) {
   if (name.compare(0, 2, "h.") != 0) return tensor_tolerance;
   const int layer = atoi(name.c_str() + 2);
   const bool is_of_qkv = name.find("ln_1") != std::string::npos || name.find("c_attn") != std::string::npos;
-  const bool has_no_v = plan.projected[Part::v][layer].size() == plan.unused(Part::v, layer).size();
+  const bool has_no_v = plan.projected[Qkv::v][layer].size() == plan.unused(Qkv::v, layer).size();
   if ((is_of_qkv && has_no_v) || plan.table.gru) return 4e-2 * coarseness;
   return is_of_qkv && plan.table.qknorm ? 3e-2 * coarseness : tensor_tolerance;
 }
@@ -238,23 +238,23 @@ TEST(LONG_ON_EMU(Reversible), HasTheGradientsOfWhatKeepsEverything48LayersDeep) 
 //   `accumulate = r.layer > 1 && plan.first_values`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/value_residual.h: `if (r.values != nullptr) out` ->
 //   `if (r.values != nullptr && r.layer != 1) out`
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/value_residual.h: `first = in(Part::v, first_head).x` ->
-//   `first = in(Part::v, own).x`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/value_residual.h: `first = in(Qkv::v, first_head).x` ->
+//   `first = in(Qkv::v, own).x`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/kv_router.h: `for (int j = std::max(l, 1); j < L` ->
 //   `for (int j = l + 1; j < L`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/kv_router.h: `/*accumulate=*/l == 0, nullptr` ->
 //   `/*accumulate=*/false, nullptr`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/kv_router.h: `weights(j, l), 1, int64_t(j + 1) * kv}` ->
 //   `weights(j, l), int64_t(j + 1) * kv, 1}`
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/attention_plan.h: `|| l <= highest_mixed[part][i]` ->
-//   `|| l < highest_mixed[part][i]`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/attention_plan.h: `|| l <= highest_mixed[which][i]` ->
+//   `|| l < highest_mixed[which][i]`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/depth_values.h: `is_training && plan.is_mixed_above(` ->
 //   `is_training && d.layer > 0 && plan.is_mixed_above(`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/depth_values.h: `heads[i - 1] == heads[i] - 1 && (d.runs` ->
 //   `(d.runs`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/depth_values.h: `if (run.args.num_layers > 1)` ->
 //   `if (run.args.num_layers > 2)`
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/kv_router.h: `!plan.shared[Part::k][r.layer].empty() ||` ->
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/kv_router.h: `!plan.shared[Qkv::k][r.layer].empty() ||` ->
 //   ``
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/dense_sum.h: `params.layers[size_t(d.layer)].dense + i}` ->
 //   `params.layers[size_t(d.layer)].dense + outputs.size() - 1 - i}`
@@ -274,8 +274,8 @@ TEST(LONG_ON_EMU(Reversible), HasTheGradientsOfWhatKeepsEverything48LayersDeep) 
 //   `weights(l, j), 1, int64_t(l + 1) * kv}`
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/kv_router.h: `weights(l, j), int64_t` ->
 //   `weights(l, l - j), int64_t`
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/kv_router.h: `out(part, own).dx.x, below` ->
-//   `out(Part::k, own).dx.x, below`
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/kv_router.h: `out(which, own).dx.x, below` ->
+//   `out(Qkv::k, own).dx.x, below`
 TEST_P(Graph, HasTheLossesAndGradientsOfTheReference) { expect_equal_to_reference(GetParam(), 0); }
 // BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/depth_values.h: `if (again && depth.is_kept)` ->
 //   `if (again)`

@@ -225,7 +225,7 @@ TEST(LONG_ON_EMU(Steps), CopyNoSharedKvForwardAndItsGradientsOnceBackward) {
     gpt2_loss(*model, tokens.data(), {2, 9}, double(2) * 9);
     forward.push_back(counted([&] { gpt2_forward(*model, {2, 9}); }));
     backward.push_back(counted([&] { gpt2_backward(*model, {2, 9}); }));
-    for (const std::vector<int>& shared : model->attention_plan.shared[Part::k])
+    for (const std::vector<int>& shared : model->attention_plan.shared[Qkv::k])
       loads += 2 * !shared.empty();  // the last heads: one copy of dK, one of dV
   }
   EXPECT_EQ(forward[1].kernels, forward[0].kernels);

@@ -35,7 +35,7 @@ struct AttentionBranch {
   // attention, or one for each attention map whose output is summed.
   std::vector<std::vector<LayerAttention>> attentions_of_slot;
   const KVCache* cache = nullptr;          // in generation; else null
-  const KeyRows* sequences = nullptr;      // (slots): in generation, where the keys of each part's sequence lie
+  const KeyRows* sequences = nullptr;      // (slots): in generation, where the keys of each span's sequence lie
   floatX *att = nullptr, *datt = nullptr;  // (N, C): the heads' outputs, and their gradient
   float* lse = nullptr;                    // (B, h, T)
   float* topk_score = nullptr;             // (B, h, T): of topk
@@ -51,8 +51,8 @@ inline AttentionBranch make_attention(const AttentionPlan& plan, int l, bool is_
   AttentionBranch b;
   b.layer = b.projection.layer = l;
   b.stages = make_stages(plan, l, is_generation);
-  b.projection.is_read_by_others = !plan.shared[Part::q][l].empty() || is_read_by_stages(b.stages, plan, l);
-  const bool projects_kv = !plan.projected[Part::k][l].empty() || !plan.projected[Part::v][l].empty();
+  b.projection.is_read_by_others = !plan.shared[Qkv::q][l].empty() || is_read_by_stages(b.stages, plan, l);
+  const bool projects_kv = !plan.projected[Qkv::k][l].empty() || !plan.projected[Qkv::v][l].empty();
   if (plan.table.memory > 0 && projects_kv && !is_generation) b.projection.memory.emplace();
   if (plan.table.relative) b.relative.emplace();
   if (plan.table.mix != WiringTable::Mix::none) b.mixed_maps.emplace();
@@ -115,8 +115,8 @@ inline KVHeads<floatX> bind_kv_heads(const HeadPlaces& places, const AttentionPl
   std::vector<KVHead<floatX>> kv_heads;
   std::vector<int> query_heads;
   for (const KVUse& use : attention.uses) {
-    const HeadPlace k = places(Part::k, use.k).in_slot(slot), v = places(Part::v, use.v).in_slot(slot);
-    const HeadPlace dk = places.gradient(l, Part::k, use.k), dv = places.gradient(l, Part::v, use.v);
+    const HeadPlace k = places(Qkv::k, use.k).in_slot(slot), v = places(Qkv::v, use.v).in_slot(slot);
+    const HeadPlace dk = places.gradient(l, Qkv::k, use.k), dv = places.gradient(l, Qkv::v, use.v);
     kv_heads.push_back({k.x, v.x, k.stride, v.stride, dk.x, dv.x, dk.stride, dv.stride, use.dk_accumulate,
                         use.dv_accumulate, int(query_heads.size()), int(use.query_heads.size())});
     query_heads.insert(query_heads.end(), use.query_heads.begin(), use.query_heads.end());
@@ -130,7 +130,7 @@ inline KVHeads<floatX> bind_kv_heads(const HeadPlaces& places, const AttentionPl
 inline LayerAttention bind_attention_args(const AttentionBranch& b, const PlannedAttention& planned, int slot,
                                           const HeadPlaces& places, const Binding& binding) {
   const ProjectedHead first_q = {planned.map_layer, 0};
-  const HeadPlace q = places(Part::q, first_q).x, dq = places.gradient(b.layer, Part::q, first_q);
+  const HeadPlace q = places(Qkv::q, first_q).x, dq = places.gradient(b.layer, Qkv::q, first_q);
   LayerAttention attention;
   attention.map_layer = planned.map_layer;
   attention.kv_heads = bind_kv_heads(places, binding.plan(), b.layer, planned, slot);
@@ -187,16 +187,16 @@ inline void bind_heads(const std::vector<AttentionBranch*>& layers, const std::v
 // ----------------------------------------------------------------------------
 // The passes
 
-// The position of the first key that the cache holds of a part's sequence; 0 in training.
-inline int64_t first_key(const AttentionBranch& b, const SequencePart& part) {
-  return b.cache == nullptr ? 0 : b.cache->first_position(part.slot, b.layer);
+// The position of the first key that the cache holds of a span's sequence; 0 in training.
+inline int64_t first_key(const AttentionBranch& b, const SequenceSpan& span) {
+  return b.cache == nullptr ? 0 : b.cache->first_position(span.slot, b.layer);
 }
 
-// The i-th attention of a part's queries: B sequences, whose first row is `row` of the batch.
-inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, const SequencePart& part, int64_t B,
+// The i-th attention of a span's queries: B sequences, whose first row is `row` of the batch.
+inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, const SequenceSpan& span, int64_t B,
                                             int64_t row) {
-  AttentionArgs<floatX> args = b.attentions_of_slot[part.slot][i].kv_heads.args;
-  args.B = B, args.first_query = part.first - first_key(b, part), args.T = args.first_query + part.count;
+  AttentionArgs<floatX> args = b.attentions_of_slot[span.slot][i].kv_heads.args;
+  args.B = B, args.first_query = span.first - first_key(b, span), args.T = args.first_query + span.count;
   args.q += row * args.q_stride, args.out += row * args.NH * args.HS, args.lse += row * args.NH;
   if (args.first_keys != nullptr) args.first_keys += row;
   if (args.topk > 0) args.topk_score += row * args.NH, args.topk_last += row * args.NH;
@@ -212,32 +212,32 @@ inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, 
   return args;
 }
 
-// The i-th attention of parts [first, end), which have as many queries each, the first from `row` on.
-inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, const std::vector<SequencePart>& parts,
+// The i-th attention of spans [first, end), which have as many queries each, the first from `row` on.
+inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, const std::vector<SequenceSpan>& spans,
                                             size_t first, size_t end, int64_t row) {
   int64_t longest = 0;
   for (size_t n = first; n < end; n++)
-    longest = std::max(longest, parts[n].first + parts[n].count - first_key(b, parts[n]));
-  SequencePart part = parts[first];
-  part.slot = 0;  // its K/V heads begin with the cache's first row, from which b.sequences counts
-  AttentionArgs<floatX> args = attention_args(b, i, part, int64_t(end - first), row);
-  args.T = longest, args.first_query = longest - part.count;
+    longest = std::max(longest, spans[n].first + spans[n].count - first_key(b, spans[n]));
+  SequenceSpan span = spans[first];
+  span.slot = 0;  // its K/V heads begin with the cache's first row, from which b.sequences counts
+  AttentionArgs<floatX> args = attention_args(b, i, span, int64_t(end - first), row);
+  args.T = longest, args.first_query = longest - span.count;
   args.sequences = b.sequences + first;
   return args;
 }
 
-// The i-th attention, of every part: of neighbours at once where they have as many queries and the device can.
+// The i-th attention, of every span: of neighbours at once where they have as many queries and the device can.
 inline void attend(const AttentionBranch& b, size_t i, const Batch& batch) {
-  const std::vector<SequencePart>& parts = batch.parts;
-  if (parts.empty()) return attention_forward(attention_args(b, i, batch));
+  const std::vector<SequenceSpan>& spans = batch.spans;
+  if (spans.empty()) return attention_forward(attention_args(b, i, batch));
   int64_t row = 0;
-  for (size_t first = 0, end; first < parts.size(); first = end) {
-    const int64_t queries = parts[first].count;
+  for (size_t first = 0, end; first < spans.size(); first = end) {
+    const int64_t queries = spans[first].count;
     end = first + 1;
     if (takes_sequences(queries, b.attentions_of_slot[0][i].kv_heads.args.topk))
-      while (end < parts.size() && parts[end].count == queries) end++;
-    attention_forward(end == first + 1 ? attention_args(b, i, parts[first], 1, row)
-                                       : attention_args(b, i, parts, first, end, row));
+      while (end < spans.size() && spans[end].count == queries) end++;
+    attention_forward(end == first + 1 ? attention_args(b, i, spans[first], 1, row)
+                                       : attention_args(b, i, spans, first, end, row));
     row += int64_t(end - first) * queries;
   }
 }

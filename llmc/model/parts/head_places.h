@@ -30,13 +30,13 @@ class HeadPlaces {
  public:
   explicit HeadPlaces(const AttentionPlan& plan)
       : num_heads_(plan.num_heads), num_layers_(plan.num_layers),
-        heads_(size_t(std::size(all_parts)) * size_t(plan.num_layers * plan.num_heads)) {}
+        heads_(size_t(std::size(all_qkv)) * size_t(plan.num_layers * plan.num_heads)) {}
 
-  PlacedHead& operator()(Part part, const ProjectedHead& h) { return heads_[index(part, h)]; }
-  const PlacedHead& operator()(Part part, const ProjectedHead& h) const { return heads_[index(part, h)]; }
+  PlacedHead& operator()(Qkv which, const ProjectedHead& h) { return heads_[index(which, h)]; }
+  const PlacedHead& operator()(Qkv which, const ProjectedHead& h) const { return heads_[index(which, h)]; }
   // Where an operation of layer l writes the gradient of a head.
-  HeadPlace gradient(int l, Part part, const ProjectedHead& h) const {
-    const PlacedHead& head = (*this)(part, h);
+  HeadPlace gradient(int l, Qkv which, const ProjectedHead& h) const {
+    const PlacedHead& head = (*this)(which, h);
     return h.layer == l ? head.dx : head.dx_of_others;
   }
 
@@ -44,17 +44,17 @@ class HeadPlaces {
   int num_heads_, num_layers_;
   std::vector<PlacedHead> heads_;
 
-  size_t index(Part part, const ProjectedHead& h) const {
-    return size_t((int(part) * num_layers_ + h.layer) * num_heads_ + h.head);
+  size_t index(Qkv which, const ProjectedHead& h) const {
+    return size_t((int(which) * num_layers_ + h.layer) * num_heads_ + h.head);
   }
 };
 
 // The column of a projected head in a tensor of its layer: q | k | v, or k | v.
-inline int64_t qkv_column(const Binding& binding, Part part, const ProjectedHead& h) {
-  return binding.plan().projected_index(part, h) * binding.head_size();
+inline int64_t qkv_column(const Binding& binding, Qkv which, const ProjectedHead& h) {
+  return binding.plan().projected_index(which, h) * binding.head_size();
 }
-inline int64_t kv_column(const Binding& binding, Part part, const ProjectedHead& h) {
-  return qkv_column(binding, part, h) - binding.q_width(h.layer);
+inline int64_t kv_column(const Binding& binding, Qkv which, const ProjectedHead& h) {
+  return qkv_column(binding, which, h) - binding.q_width(h.layer);
 }
 
 // Adds a copy to a list: heads that are neighbours in both of their tensors are one copy.

@@ -29,8 +29,8 @@ inline void declare(HeadRotation& r, ActivationList& list) {
   const AttentionPlan& plan = shape.attention_plan;
   r.has_norm = plan.table.qknorm;
   if (!r.has_norm || shape.generation) return;
-  const int64_t N = shape.rows, q = int64_t(plan.projected[Part::q][r.layer].size()),
-                k = int64_t(plan.projected[Part::k][r.layer].size());
+  const int64_t N = shape.rows, q = int64_t(plan.projected[Qkv::q][r.layer].size()),
+                k = int64_t(plan.projected[Qkv::k][r.layer].size());
   constexpr Recompute kept = Recompute::above_all_levels;
   if (has_one_qkv(shape, r.layer)) {
     if (q + k > 0) list.of_sublayer(kept, "qk_rstd", r.q_rstd, {N, q + k});
@@ -47,13 +47,13 @@ inline void bind_stage(HeadRotation& r, const StageOfLayers<HeadRotation>&, cons
                        const Binding& binding) {
   const AttentionPlan& plan = binding.plan();
   const int hs = int(binding.head_size());
-  auto first = [&](Part part) {
-    const std::vector<int>& heads = plan.projected[part][r.layer];
-    return heads.empty() ? PlacedHead() : in(part, {r.layer, heads[0]});
+  auto first = [&](Qkv which) {
+    const std::vector<int>& heads = plan.projected[which][r.layer];
+    return heads.empty() ? PlacedHead() : in(which, {r.layer, heads[0]});
   };
-  const PlacedHead q = first(Part::q), k = first(Part::k);
-  const int q_heads = int(plan.projected[Part::q][r.layer].size()),
-            k_heads = int(plan.projected[Part::k][r.layer].size());
+  const PlacedHead q = first(Qkv::q), k = first(Qkv::k);
+  const int q_heads = int(plan.projected[Qkv::q][r.layer].size()),
+            k_heads = int(plan.projected[Qkv::k][r.layer].size());
   const bool has_memory = binding.shape.training && plan.table.memory > 0;
   const bool is_one = has_one_qkv(binding.shape, r.layer);
   auto add = [&](std::vector<Rotation>& rotations, HeadPlace x, int heads, bool is_kept, bool has_memory_rows,

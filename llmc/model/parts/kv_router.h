@@ -24,11 +24,11 @@ struct KVRouter : HeadStage {
   bool is_kept = false;  // the backward pass finds the sums as the forward pass left them
 
   static bool is_in(const AttentionPlan& plan, int l, bool) {
-    return plan.table.router && !(plan.projected[Part::k][l].empty() && plan.projected[Part::v][l].empty());
+    return plan.table.router && !(plan.projected[Qkv::k][l].empty() && plan.projected[Qkv::v][l].empty());
   }
   static bool reads_other_layers(const AttentionPlan& plan, int) { return plan.table.router; }
   double matmul_elements(const ModelConfig& c, const AttentionPlan& plan) const {
-    const int projected = int(plan.projected[Part::k][layer].size() + plan.projected[Part::v][layer].size());
+    const int projected = int(plan.projected[Qkv::k][layer].size() + plan.projected[Qkv::v][layer].size());
     return layer > 0 ? double(projected) * c.head_size() * (layer + 1) * plan.table.num_kv_heads : 0;
   }
 };
@@ -39,9 +39,9 @@ inline void declare(KVRouter& r, ActivationList& list) {
   const AttentionPlan& plan = shape.attention_plan;
   const int64_t N = shape.rows, kv = plan.table.num_kv_heads;
   const int64_t width = qkv_rows(shape.config, plan, r.layer) -
-                        int64_t(plan.projected[Part::q][r.layer].size()) * shape.config.head_size();
+                        int64_t(plan.projected[Qkv::q][r.layer].size()) * shape.config.head_size();
   r.is_kept = shape.training && (shape.training->recompute < Recompute::block ||
-                                 !plan.shared[Part::k][r.layer].empty() || !plan.shared[Part::v][r.layer].empty());
+                                 !plan.shared[Qkv::k][r.layer].empty() || !plan.shared[Qkv::v][r.layer].empty());
   if (shape.training)
     list.in_slot({"router_scratch", MemoryGroup::backward}, r.scratch,
                  {head_mix_partial_sums(N), kv * kv * (r.layer + 1)});
@@ -60,8 +60,8 @@ inline void bind_stage(KVRouter& r, const StageOfLayers<KVRouter>& layers, const
   // The weights of layer j's heads in the sums of layer l, (kv, kv).
   auto weights = [&](int l, int j) { return binding.weights(l).router + j * kv; };
   // A head in a tensor k | v of its layer.
-  auto place = [&](Part part, const ProjectedHead& h, floatX* of_kv) {
-    return HeadPlace{of_kv + kv_column(binding, part, h), binding.QKV(h.layer) - binding.q_width(h.layer)};
+  auto place = [&](Qkv which, const ProjectedHead& h, floatX* of_kv) {
+    return HeadPlace{of_kv + kv_column(binding, which, h), binding.QKV(h.layer) - binding.q_width(h.layer)};
   };
   auto add = [&](std::vector<OwnedHeadMix>& mixes, HeadPlace to, bool accumulate, const floatX* dout,
                  const std::vector<MixedHeads<floatX>>& sources) {
@@ -69,27 +69,27 @@ inline void bind_stage(KVRouter& r, const StageOfLayers<KVRouter>& layers, const
     mixes.back()
         .mix = {to.x, to.stride, binding.head_size(), kv, accumulate, mixes.back().sources.data, int(sources.size())};
   };
-  for (Part part : {Part::k, Part::v}) {
+  for (Qkv which : {Qkv::k, Qkv::v}) {
     const ProjectedHead own = {l, 0};
-    if (plan.projected[part][l].empty()) continue;
+    if (plan.projected[which][l].empty()) continue;
     for (int i = 0; i < kv && l > 0; i++) {
-      PlacedHead& head = out(part, {l, i});
-      head.x = place(part, {l, i}, r.routed);
-      if (binding.shape.training) head.dx = place(part, {l, i}, r.drouted);
+      PlacedHead& head = out(which, {l, i});
+      head.x = place(which, {l, i}, r.routed);
+      if (binding.shape.training) head.dx = place(which, {l, i}, r.drouted);
     }
     std::vector<MixedHeads<floatX>> below, above;
     for (int j = 0; j <= l; j++) {
-      const HeadPlace x = in(part, {j, 0}).x;
+      const HeadPlace x = in(which, {j, 0}).x;
       below.push_back({x.x, x.stride, weights(l, j), int64_t(l + 1) * kv, 1});
     }
-    if (l > 0) add(r.sums, out(part, own).x, /*accumulate=*/false, out(part, own).dx.x, below);
+    if (l > 0) add(r.sums, out(which, own).x, /*accumulate=*/false, out(which, own).dx.x, below);
     if (!binding.shape.training) continue;
-    for (int j = std::max(l, 1); j < L && !plan.projected[part][j].empty(); j++) {
-      const HeadPlace d = place(part, {j, 0}, layers[size_t(j)]->drouted);
+    for (int j = std::max(l, 1); j < L && !plan.projected[which][j].empty(); j++) {
+      const HeadPlace d = place(which, {j, 0}, layers[size_t(j)]->drouted);
       above.push_back({d.x, d.stride, weights(j, l), 1, int64_t(j + 1) * kv});
     }
     // Layer 0's attention uses what it projected, so that its gradient is there.
-    add(r.dprojected, in(part, own).dx, /*accumulate=*/l == 0, nullptr, above);
+    add(r.dprojected, in(which, own).dx, /*accumulate=*/l == 0, nullptr, above);
   }
 }
 

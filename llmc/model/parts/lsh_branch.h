@@ -19,7 +19,7 @@ struct LshCache {
   int* buckets = nullptr;              // (slots, capacity, h, rounds)
   const int* rows = nullptr;           // (N, groups), from this layer's group on: where the rows of a pass go
   int64_t rows_stride = 0;             // groups
-  const KeyRows* sequences = nullptr;  // (slots): where the keys of each part's sequence lie
+  const KeyRows* sequences = nullptr;  // (slots): where the keys of each span's sequence lie
 };
 
 struct LshBranch {
@@ -123,25 +123,25 @@ inline void attend(const LshBranch& b, const Batch& batch) {
   lsh_forward(args);
 }
 
-// Attention of parts of sequences, whose q, v and buckets go into the cache. Neighbouring parts that have the same
+// Attention of spans of sequences, whose q, v and buckets go into the cache. Neighbouring spans that have the same
 // number of queries are computed at once.
 inline void attend(const LshBranch& b, const LshCache& cache, const Batch& batch) {
-  const std::vector<SequencePart>& parts = batch.parts;
+  const std::vector<SequenceSpan>& spans = batch.spans;
   copy_rows({cache.qv, 2 * b.C(), b.qv, 2 * b.C(), 2 * b.C(), cache.rows, cache.rows_stride}, batch.rows());
   LshHash hash = hash_args(b, cache.buckets, batch.rows());
   hash.dst_rows = cache.rows, hash.dst_rows_stride = cache.rows_stride;
   lsh_hash(hash);
   int64_t row = 0;
-  for (size_t first = 0, end; first < parts.size(); first = end) {
+  for (size_t first = 0, end; first < spans.size(); first = end) {
     int64_t longest = 0;
-    for (end = first; end < parts.size() && parts[end].count == parts[first].count; end++)
-      longest = std::max(longest, parts[end].first + parts[end].count);
+    for (end = first; end < spans.size() && spans[end].count == spans[first].count; end++)
+      longest = std::max(longest, spans[end].first + spans[end].count);
     LshDecode args;
     args.shape = b.shape, args.shape.B = int64_t(end - first), args.shape.T = longest;
-    args.first_query = longest - parts[first].count, args.sequences = cache.sequences + first;
+    args.first_query = longest - spans[first].count, args.sequences = cache.sequences + first;
     args.qv = cache.qv, args.buckets = cache.buckets, args.out = b.att + row * b.C();
     lsh_decode(args);
-    row += args.shape.B * parts[first].count;
+    row += args.shape.B * spans[first].count;
   }
 }
 

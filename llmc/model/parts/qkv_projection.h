@@ -12,13 +12,13 @@
 // Whether layer l's q, k and v are one tensor in training: if q is kept, because the level of recomputation keeps it
 // or because other layers' attention uses it. With `memory` k and v have more rows than q.
 inline bool keeps_qkv(const TrainingShape& training, const AttentionPlan& plan, int l) {
-  return (training.recompute < Recompute::block || !plan.shared[Part::q][l].empty()) && plan.table.memory == 0;
+  return (training.recompute < Recompute::block || !plan.shared[Qkv::q][l].empty()) && plan.table.memory == 0;
 }
 
 // Whether layer l's k and v are kept for the backward pass: always, unless the layer is reversible and no other layer's
 // attention uses them.
 inline bool keeps_kv(const AttentionPlan& plan, int l) {
-  return !plan.table.reversible || !plan.shared[Part::k][l].empty() || !plan.shared[Part::v][l].empty();
+  return !plan.table.reversible || !plan.shared[Qkv::k][l].empty() || !plan.shared[Qkv::v][l].empty();
 }
 
 // Whether q, k and v of layer l are one tensor.
@@ -64,7 +64,7 @@ inline void declare(QkvProjection& p, ActivationList& list) {
   const ModelShape& shape = list.shape;
   const AttentionPlan& plan = shape.attention_plan;
   const int64_t N = shape.rows, hs = shape.config.head_size();
-  const int64_t q = int64_t(plan.projected[Part::q][p.layer].size()) * hs;
+  const int64_t q = int64_t(plan.projected[Qkv::q][p.layer].size()) * hs;
   constexpr Recompute kept = Recompute::above_all_levels;
   p.C = shape.config.channels, p.QKV = qkv_rows(shape.config, plan, p.layer);
   if (shape.generation) {
@@ -108,19 +108,19 @@ inline void bind_projection(QkvProjection& p, const Norm& norm, HeadPlaces& plac
     project(p.kv, q_width, p.QKV - q_width, keeps_kv(plan, p.layer), p.memory ? &*p.memory : nullptr);
   }
   // A head of q | k | v that are one tensor, or two.
-  auto place = [&](Part part, int64_t column, floatX* one, floatX* of_q, floatX* of_kv) {
+  auto place = [&](Qkv which, int64_t column, floatX* one, floatX* of_q, floatX* of_kv) {
     if (one != nullptr) return HeadPlace{one + column, p.QKV};
-    return part == Part::q ? HeadPlace{of_q + column, q_width} : HeadPlace{of_kv + column - q_width, p.QKV - q_width};
+    return which == Qkv::q ? HeadPlace{of_q + column, q_width} : HeadPlace{of_kv + column - q_width, p.QKV - q_width};
   };
-  for (Part part : all_parts)
-    for (int i : plan.projected[part][p.layer]) {
+  for (Qkv which : all_qkv)
+    for (int i : plan.projected[which][p.layer]) {
       const ProjectedHead h = {p.layer, i};
-      const int64_t column = qkv_column(binding, part, h);
-      PlacedHead& head = places(part, h);
-      head.x = place(part, column, p.qkv, p.q, p.kv);
+      const int64_t column = qkv_column(binding, which, h);
+      PlacedHead& head = places(which, h);
+      head.x = place(which, column, p.qkv, p.q, p.kv);
       if (binding.shape.generation) continue;
-      head.dx = place(part, column, p.dkv == nullptr ? p.dqkv : nullptr, p.dqkv, p.dkv);
-      if (const int shared = plan.shared_index(part, h); shared >= 0)
+      head.dx = place(which, column, p.dkv == nullptr ? p.dqkv : nullptr, p.dqkv, p.dkv);
+      if (const int shared = plan.shared_index(which, h); shared >= 0)
         head.dx_of_others = {p.accumulator + shared * hs, plan.accumulator_heads * hs};
     }
 }
@@ -129,14 +129,14 @@ inline void bind_projection(QkvProjection& p, const Norm& norm, HeadPlaces& plac
 inline void bind_load_dqkv(QkvProjection& p, const HeadPlaces& places, const Binding& binding) {
   const AttentionPlan& plan = binding.plan();
   const int l = p.layer;
-  for (Part part : all_parts)
-    for (int head : plan.shared[part][l]) {
-      const HeadPlace to = places(part, {l, head}).dx, from = places(part, {l, head}).dx_of_others;
+  for (Qkv which : all_qkv)
+    for (int head : plan.shared[which][l]) {
+      const HeadPlace to = places(which, {l, head}).dx, from = places(which, {l, head}).dx_of_others;
       add_copy(p.load_dqkv, {to.x, to.stride, from.x, from.stride, binding.head_size()});
     }
-  for (Part part : all_parts)
-    for (int head : plan.unused(part, l)) {
-      const HeadPlace to = places(part, {l, head}).dx;
+  for (Qkv which : all_qkv)
+    for (int head : plan.unused(which, l)) {
+      const HeadPlace to = places(which, {l, head}).dx;
       add_copy(p.load_dqkv, {to.x, to.stride, nullptr, 0, binding.head_size()});
     }
 }

@@ -62,9 +62,9 @@ inline RelativePositions<floatX> positions_of(const RelativeAttention& relative,
 
 // r =, for all distances in generation. While a text continues weights do not change, and r stays.
 inline void distances_forward(const RelativeAttention& relative, const Batch& batch) {
-  const auto begins = [](const SequencePart& part) { return part.first == 0; };
-  const bool is_generation = !batch.parts.empty();
-  if (is_generation && std::none_of(batch.parts.begin(), batch.parts.end(), begins)) return;
+  const auto begins = [](const SequenceSpan& span) { return span.first == 0; };
+  const bool is_generation = !batch.spans.empty();
+  if (is_generation && std::none_of(batch.spans.begin(), batch.spans.end(), begins)) return;
   const int64_t C = relative.C, first = is_generation ? 0 : first_distance_row(relative, batch);
   matmul_forward(relative.r + first * C, relative.sines + first * C, relative.w, nullptr, relative.distances - first, C,
                  C);

@@ -10,7 +10,7 @@ struct StoreKV : HeadStage {
   std::vector<RowCopy> copies;  // of the new rows
 
   static bool is_in(const AttentionPlan& plan, int l, bool is_generation) {
-    return is_generation && !(plan.projected[Part::k][l].empty() && plan.projected[Part::v][l].empty());
+    return is_generation && !(plan.projected[Qkv::k][l].empty() && plan.projected[Qkv::v][l].empty());
   }
   floatX* row(int slot, int64_t i) const { return cache + (slot * capacity + i) * width; }
 };
@@ -18,7 +18,7 @@ struct StoreKV : HeadStage {
 inline void declare(StoreKV& store, ActivationList& list) {
   const ModelShape& shape = list.shape;
   const AttentionPlan& plan = shape.attention_plan;
-  const int64_t q = int64_t(plan.projected[Part::q][store.layer].size()) * shape.config.head_size();
+  const int64_t q = int64_t(plan.projected[Qkv::q][store.layer].size()) * shape.config.head_size();
   store.capacity = shape.generation->capacity(store.layer);
   store.width = qkv_rows(shape.config, plan, store.layer) - q;
   list.add(MemoryGroup::kv_cache, "kv", store.cache, {shape.generation->slots, store.capacity, store.width});
@@ -28,13 +28,13 @@ inline void bind_stage(StoreKV& store, const StageOfLayers<StoreKV>&, const Head
                        const Binding& binding) {
   const KVCachePlan& plan = *binding.shape.generation;
   const int* rows = binding.acts.cache_rows + plan.group_of_layer[store.layer];
-  for (Part part : {Part::k, Part::v})
-    for (int i : binding.plan().projected[part][store.layer]) {
+  for (Qkv which : {Qkv::k, Qkv::v})
+    for (int i : binding.plan().projected[which][store.layer]) {
       const ProjectedHead h = {store.layer, i};
-      const HeadPlace from = in(part, h).x, to = {store.cache + kv_column(binding, part, h), store.width};
+      const HeadPlace from = in(which, h).x, to = {store.cache + kv_column(binding, which, h), store.width};
       add_copy(store.copies,
                {to.x, to.stride, from.x, from.stride, binding.head_size(), rows, int64_t(plan.groups.size())});
-      out(part, h).x = to, out(part, h).slot_stride = store.capacity * store.width;
+      out(which, h).x = to, out(which, h).slot_stride = store.capacity * store.width;
     }
 }
 

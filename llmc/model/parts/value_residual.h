@@ -21,9 +21,9 @@ struct ValueResidual : HeadStage {
 inline bool declare_values(floatX*& values, int l, ActivationList& list) {
   const ModelShape& shape = list.shape;
   const AttentionPlan& plan = shape.attention_plan;
-  const int64_t width = int64_t(plan.projected[Part::v][l].size()) * shape.config.head_size();
+  const int64_t width = int64_t(plan.projected[Qkv::v][l].size()) * shape.config.head_size();
   const bool is_kept =
-      shape.training && (shape.training->recompute < Recompute::block || !plan.shared[Part::v][l].empty());
+      shape.training && (shape.training->recompute < Recompute::block || !plan.shared[Qkv::v][l].empty());
   if (is_kept) list.add(MemoryGroup::activations, "values", values, {shape.rows, width});
   else list.in_slot({"values of one layer"}, values, {shape.rows, width});
   return is_kept;
@@ -38,7 +38,7 @@ inline void declare(ValueResidual& r, ActivationList& list) {
 // The place of a head in the mixed values of its layer.
 inline HeadPlace values_place(const Binding& binding, const ProjectedHead& h, floatX* values) {
   const int64_t first = binding.QKV(h.layer) - binding.v_width(h.layer);
-  return {values + qkv_column(binding, Part::v, h) - first, binding.v_width(h.layer)};
+  return {values + qkv_column(binding, Qkv::v, h) - first, binding.v_width(h.layer)};
 }
 
 inline void bind_stage(ValueResidual& r, const StageOfLayers<ValueResidual>&, const HeadPlaces& in, HeadPlaces& out,
@@ -49,10 +49,10 @@ inline void bind_stage(ValueResidual& r, const StageOfLayers<ValueResidual>&, co
   r.weights = binding.weights(r.layer).value_mix, r.dweights = binding.gradients(r.layer).value_mix;
   for (size_t i = 0; i < heads.size(); i++) {
     const ProjectedHead own = {r.layer, heads[i]}, first_head = {0, heads[i]};
-    const HeadPlace v = in(Part::v, own).x, first = in(Part::v, first_head).x;
-    if (r.values != nullptr) out(Part::v, own).x = values_place(binding, own, r.values);
-    const HeadPlace sum = out(Part::v, own).x, d = in.gradient(r.layer, Part::v, own),
-                    dfirst = in.gradient(r.layer, Part::v, first_head);
+    const HeadPlace v = in(Qkv::v, own).x, first = in(Qkv::v, first_head).x;
+    if (r.values != nullptr) out(Qkv::v, own).x = values_place(binding, own, r.values);
+    const HeadPlace sum = out(Qkv::v, own).x, d = in.gradient(r.layer, Qkv::v, own),
+                    dfirst = in.gradient(r.layer, Qkv::v, first_head);
     const bool accumulate = plan.first_values_accumulate[r.layer][i] != 0;
     // A layer's heads are neighbours, and so are all heads of layer 0, in its accumulator as well.
     if (i > 0 && heads[i - 1] == heads[i] - 1 && r.mixes.back().accumulate == accumulate) r.mixes.back().width += hs;
