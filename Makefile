@@ -84,7 +84,7 @@ CUDA_RPATH := $(if $(filter found,$(CUDA_RPATH)),,$(CUDA_RPATH))
 HAVE_NCCL := $(if $(HAVE_NVCC),$(and $(call have_header,nccl.h,-I$(dir $(shell command -v $(NVCC)))../include),$(call \
   links_with,-lnccl)))
 NCCL_LIBS := $(if $(HAVE_NCCL),-lnccl)
-# oneDNN, which the CPU's programs need, and libarchive with zlib, without which data/tokenize reads plain files only.
+# oneDNN, which the CPU's programs need, and libarchive with zlib, which data/tokenize needs.
 HAVE_DNNL := $(call have_header,dnnl.h)
 HAVE_ARCHIVE := $(and $(call have_header,archive.h),$(call have_header,zlib.h))
 # Chart.js, of Debian's and Ubuntu's libjs-chart.js: version 3 and 4 have different names.
@@ -239,7 +239,7 @@ empty :=
 # join_all WORDS: with commas.
 join_all = $(subst $(empty) ,$(comma) ,$(strip $(1)))
 built_in = $(if $(is_fp16),,for the CPU in $(cpu_precision)$(comma) )for a GPU in $(gpu_precision)
-BUILT := $(if $(is_fp16),,$(if $(HAVE_DNNL),$(PROGRAMS:%=%_cpu))) report data/tokenize data/convert data/probe \
+BUILT := $(if $(is_fp16),,$(if $(HAVE_DNNL),$(PROGRAMS:%=%_cpu))) report $(if $(HAVE_ARCHIVE),data/tokenize) data/convert data/probe \
   $(if $(HAVE_CUBLASLT),$(if $(gpu_problem),,$(PROGRAMS)))
 what-is-here:
 	@echo 'nvcc     $(call found,$(HAVE_NVCC))'
@@ -258,9 +258,9 @@ what-is-here:
 	  echo 'leaves out: $(call join_all,$(PROGRAMS)) (the linker finds no libcublasLt.so; LIBRARY_PATH=folder)',:)
 	@$(if $(HAVE_DNNL),:,echo 'leaves out: $(call join_all,$(PROGRAMS:%=%_cpu)) (they need oneDNN)')
 	@$(if $(is_fp16),echo 'leaves out: $(call join_all,$(PROGRAMS:%=%_cpu)) (they have no fp16)',:)
-	@$(if $(HAVE_ARCHIVE),:,echo 'leaves out: compressed corpora and tar files in data/tokenize (they need libarchive)')
+	@$(if $(HAVE_ARCHIVE),:,echo 'leaves out: data/tokenize (it needs libarchive and zlib)')
 	@$(if $(CHART_JS),:,echo 'leaves out: curves in reports (they need Chart.js)')
-	@scripts/setup.sh --check gpu $(if $(HAVE_CUBLASLT),--optional cpu extras,cpu --optional extras)
+	@scripts/setup.sh --check gpu $(if $(HAVE_CUBLASLT),--optional cpu,cpu --optional) corpora extras
 
 programs: $(BUILT)
 
@@ -275,14 +275,14 @@ on_gpu := $(if $(gpu_problem),,$(gpus))
 paper:
 	@$(if $(and $(gpus),$(gpu_problem)),\
 	  echo 'note: $(gpus) is not used$(comma) and training is on the CPU: $(gpu_problem)',:)
-	@scripts/setup.sh gpu $(if $(on_gpu),,cpu) --optional extras
+	@scripts/setup.sh gpu $(if $(on_gpu),,cpu) corpora --optional extras
 	@$(MAKE) --no-print-directory -j$(shell nproc) \
 	  $(addsuffix $(if $(on_gpu),,_cpu),train_gpt2_sla evaluate_gpt2_sla) report data/tokenize
 	@$(if $(on_gpu),,TRAINER=$${TRAINER:-./train_gpt2_sla_cpu}) scripts/paper.sh $(SIZE)
 
 # The experiment of dev/bench/results/sla: QUESTIONS="block controls documents modern", in this order; SIZE=cpu or gpu.
 evidence:
-	@scripts/setup.sh gpu $(if $(on_gpu),,cpu) gcide --optional extras
+	@scripts/setup.sh gpu $(if $(on_gpu),,cpu) corpora gcide --optional extras
 	@$(MAKE) --no-print-directory -j$(shell nproc) train_gpt2_sla$(if $(on_gpu),,_cpu) report data/tokenize
 	@$(if $(on_gpu),,TRAINER=$${TRAINER:-./train_gpt2_sla_cpu}) scripts/evidence.sh $(QUESTIONS)
 
@@ -419,12 +419,8 @@ $(HOST_LIB): $(HOST_OBJS)
 	@rm -f $@
 	$(AR) rcs $@ $^
 
-# Without libarchive it reads plain files only.
-$(OBJ)/data/archives: force ; $(call remember,$(HAVE_ARCHIVE))
-SOURCE_STREAM := $(if $(HAVE_ARCHIVE),archive_stream,plain_stream)
-data/tokenize: $(addprefix $(OBJ)/data/,tokenize.o corpus.o $(SOURCE_STREAM).o shards.o archives) $(HOST_LIB) \
-  $(BUILD)/flags
-	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(if $(HAVE_ARCHIVE),-larchive -lz) -lpthread -o $@
+data/tokenize: $(addprefix $(OBJ)/data/,tokenize.o corpus.o archive_stream.o shards.o) $(HOST_LIB) $(BUILD)/flags
+	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -larchive -lz -lpthread -o $@
 
 report data/convert: %: $(OBJ)/%.o
 data/probe: $(OBJ)/data/probe.o $(OBJ)/data/shards.o
