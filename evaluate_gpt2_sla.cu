@@ -217,7 +217,7 @@ void add_file(Evaluator& e, const std::string& path, const ModelConfig& config) 
   } else {
     need_tokenizer(e, config.vocab_size);
     const std::string bytes = read_whole_file(path, most_text_bytes);
-    const std::string why = why_no_text(bytes);
+    const std::string why = foreign_format(bytes);
     if (!why.empty()) user_error("%s: %s", path, why);
     if (is_binary(bytes) || bytes.find('\0') != std::string::npos)
       user_error("%s: is no text: it has bytes of zero or many control characters; the name of a file of headerless "

@@ -96,7 +96,7 @@ static bool are_json_lines(std::string_view block) {
 
 // Ends a file whose next block is no text: a file that the user named is an error, others are left out, in a note.
 void CorpusReader::judge_block(bool begins) {
-  const std::string why = begins ? why_no_text(rest_) : "";
+  const std::string why = begins ? foreign_format(rest_) : "";
   if (!why.empty()) user_error("%s: %s, or leave it out", stream_.name(), why);
   std::string text(rest_);
   text.erase(std::remove(text.begin(), text.end(), '\0'), text.end());

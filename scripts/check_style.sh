@@ -6,7 +6,7 @@ CDPATH='' cd -- "$(dirname -- "$0")/.."
 sources() { git ls-files "${@/#/*.}" | grep -v '^dev/bench/results/'; }
 status=0
 awk 'length > 120 { printf "%s:%d: %d columns\n", FILENAME, FNR, length; n++ } END { exit n > 0 }' \
-  $(sources cu h cpp py js css sh sbatch) Makefile || status=1
+  $(sources cu h cpp py js css sh sbatch mk) Makefile || status=1
 version=$(clang-format --version 2>/dev/null)
 case $version in
   *" version 14."*) clang-format --dry-run -Werror $(sources cu h cpp) || status=1 ;;

@@ -3,8 +3,9 @@
 #
 #   gpu      a compiler and the header-only libraries: all that the programs for a GPU need beside nvcc
 #   cpu      what the programs for the CPU need besides
-#   extras   what reads compressed corpora, and draws curves in reports
-#   build    all three
+#   corpora  what reads compressed corpora: data/tokenize needs it
+#   extras   what draws curves in reports
+#   build    all four
 #   test, browser, python, arm64, style, curl, gcide      for the tests, the form of the sources, and the corpora
 #
 # Without the right to install, or with --check, it prints the one command to run and stops. The exit status is 0 if
@@ -43,17 +44,17 @@ needs_of_gpu() {
   need libtomlplusplus-dev "TOML: a run's options in a file" header toml++/toml.h
 }
 needs_of_cpu() { need libdnnl-dev "oneDNN, the matmuls on a CPU" header dnnl.h; }
-needs_of_extras() {
+needs_of_corpora() {
   need libarchive-dev "reads compressed corpora and tar files" header archive.h
   need zlib1g-dev "reads what gzip has compressed" header zlib.h
-  need libjs-chart.js "Chart.js, the charts in reports" chart_js
 }
+needs_of_extras() { need libjs-chart.js "Chart.js, the charts in reports" chart_js; }
 
 for group in "$@"; do
   case $group in
     --optional) optional=1 ;;
-    gpu | cpu | extras) "needs_of_$group" ;;
-    build) needs_of_gpu; needs_of_cpu; needs_of_extras ;;
+    gpu | cpu | corpora | extras) "needs_of_$group" ;;
+    build) needs_of_gpu; needs_of_cpu; needs_of_corpora; needs_of_extras ;;
     test)
       need libgtest-dev "GoogleTest, the unit tests" header gtest/gtest.h
       need libboost-context-dev "fibers, as threads of the emulated GPU" header boost/context/fiber.hpp
@@ -77,8 +78,8 @@ for group in "$@"; do
       ;;
     gcide) lists=1 ;;  # apt-get download needs only the package lists
     *)
-      echo "error: scripts/setup.sh: unknown group '$group'; known are gpu, cpu, extras, build, test, browser," \
-        "python, arm64, style, curl and gcide" >&2
+      echo "error: scripts/setup.sh: unknown group '$group'; known are gpu, cpu, corpora, extras, build, test," \
+        "browser, python, arm64, style, curl and gcide" >&2
       exit 1
       ;;
   esac

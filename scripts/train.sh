@@ -21,7 +21,7 @@ elif [ -n "$gpus" ]; then
 fi
 
 say "packages"
-groups=(gpu)
+groups=(gpu corpora)
 if [ $trainer = ./train_gpt2_sla_cpu ]; then groups+=(cpu); fi
 case $DATA in
   gcide) fetching=gcide ;;

@@ -8,7 +8,7 @@
 //   tensor_core.cpp    what an mma, an ldmatrix and a cp.async do
 //   runtime.cpp        the runtime API: streams, events, copies, launches
 //   cublaslt.cpp       cuBLASLt on oneDNN's sgemm
-//   nccl.cpp           NCCL on MPI
+//   nccl.cpp           NCCL on a file that the ranks of a machine share
 //   symbols.cpp        the names of functions
 //   ptx/               executes nvcc's PTX in place of the kernels that g++ has compiled
 #pragma once

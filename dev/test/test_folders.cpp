@@ -2,7 +2,7 @@
 // And what control groups leave a process. Runs from the repository's root, where the programs of fp32 on the CPU,
 // report and data/convert lie.
 // COVERS llmc/utils/files.cpp llmc/utils/cgroup.h llmc/io/checkpoint.cpp llmc/io/model_file.cpp
-// COVERS llmc/model/config_json.cpp llmc/run/stop_signal.h llmc/text/tokenizer.cpp
+// COVERS llmc/model/config_json.cpp llmc/run/stop_signal.h llmc/text/vocabulary_file.cpp
 #include <sys/stat.h>
 #include <cmath>
 #include <limits>
@@ -45,7 +45,7 @@ TEST_F(SmallFile, IsARegularOneAtTheEndOfLinks) {
 using CheckpointFolder = CommandLine;
 
 // A vocabulary that is named alone is looked at as well as one that is read with its model.
-// BUG llmc/text/tokenizer.cpp: `verify_model(parent_folder(path), /*with_weights=*/false);` -> ``
+// BUG llmc/text/vocabulary_file.cpp: `verify_model(parent_folder(path), /*with_weights=*/false);` -> ``
 TEST_F(CheckpointFolder, ItsVocabularyIsReadIfItsChecksumFits) {
   const Outcome trained = run("build/fp32/train_gpt2_sla_cpu -i " + write("data.bin", shard_bytes(2000)) +
                               " --layers 1 --heads 1 --channels 8 --vocab-size 257 --max-seq-len 16 -t 16 -b 1 -x 1 -v "

@@ -158,14 +158,14 @@ TEST_F(MakefileOffline, LeavesOutOnlyWhatNeedsMissingPackages) {
   const Outcome o = make(includes + "what-is-here");
   EXPECT_EQ(o.exit_status, 0) << o.err;
   for (const char* sentence :
-       {"builds:  report, data/tokenize, data/convert, data/probe, train_gpt2_sla, sample_gpt2_sla, evaluate_gpt2",
+       {"builds:  report, data/convert, data/probe, train_gpt2_sla, sample_gpt2_sla, evaluate_gpt2",
         "leaves out: train_gpt2_sla_cpu, sample_gpt2_sla_cpu, evaluate_gpt2_sla_cpu (they need oneDNN)",
-        "leaves out: compressed corpora and tar files in data/tokenize (they need libarchive)", "libdnnl-dev: oneDNN"})
+        "leaves out: data/tokenize (it needs libarchive and zlib)", "libdnnl-dev: oneDNN"})
     EXPECT_TRUE(has(o, sentence)) << sentence << "\n" << o.out << o.err;
   EXPECT_FALSE(has(o, "nlohmann")) << o.err;
   const Outcome built = make(includes + "-n programs");
   EXPECT_EQ(built.exit_status, 0) << built.err;
-  EXPECT_TRUE(has(built, "-I" + in("headers")) && has(built, "data/plain_stream.cpp")) << built.out;
+  EXPECT_TRUE(has(built, "-I" + in("headers")) && has(built, "data/probe.cpp")) << built.out;
   EXPECT_FALSE(has(built, "-larchive") || has(built, "-ldnnl")) << built.out;
   break_library("cublasLt");
   const Outcome unlinked = make(includes + "what-is-here");
@@ -179,7 +179,7 @@ TEST_F(MakefileOffline, TakesPartsThatExist) {
     EXPECT_TRUE(has(make(std::string("-n list-tests PART=") + part), "it must be k/n, such as 2/3")) << part;
 }
 
-// BUG Makefile: `$(filter-out $(BUILD)/fp16/test_tile_emu,\` -> `$(filter-out none,\`
+// BUG dev/make/tests.mk: `$(filter-out $(BUILD)/fp16/test_tile_emu,\` -> `$(filter-out none,\`
 TEST_F(MakefileTest, LeavesOutPrecisionsAndArm) {
   const std::string command = run("make -n test-all LEAVE_OUT='bf16 fp16 arm64' | grep 'dev/run_tests.sh all'").out;
   for (const char* kept : {"build/fp32/test_ops_cpu", "build/fp16/test_tile_emu", "build/test_loss_scaling"})
@@ -229,7 +229,7 @@ using LongMakefileOffline = MakefileOffline;  // make reads the Makefile many ti
 // BUG scripts/gpu.sh: `[ "$number" -lt 75 ] && [ "${PRECISION:-}" != FP32 ]` -> `false`
 // BUG scripts/gpu.sh: `-lt 1203` -> `-lt 1202`
 // BUG scripts/gpu.sh: `&& ! nvcc_has "$number"` -> `&& false`
-// BUG Makefile: `ifneq ($(and $(gpu_problem)` -> `ifneq ($(and $(none)`
+// BUG dev/make/tests.mk: `ifneq ($(and $(gpu_problem)` -> `ifneq ($(and $(none)`
 // BUG scripts/train.sh: `  echo "note: $gpus is not used` -> `  : "note: $gpus is not used`
 // BUG Makefile: `./train_gpt2_sla_cpu}) scripts/paper.sh` -> `./train_gpt2_sla}) scripts/paper.sh`
 TEST_F(LongMakefileOffline, NamesAGpuThatItCannotCompileFor) {
@@ -274,7 +274,7 @@ TEST_F(LongMakefileOffline, NamesAGpuThatItCannotCompileFor) {
 
 // BUG scripts/gpu.sh: `[ ${#compiled[@]} = 0 ]; }; then` -> `true; }; then`
 // BUG Makefile: `--threads 0 $(NVCC_CXX)` -> `--threads 0`
-// BUG Makefile: `$(OBJ)/report.o: private march := $(HOST_MARCH)` -> `$(OBJ)/report.o: private march := $(MARCH)`
+// BUG scripts/make/rules.mk: `$(OBJ)/report.o: private march := $(HOST_MARCH)` -> `$(OBJ)/report.o: private march := $(MARCH)`
 // BUG Makefile: `$(addprefix -Xlinker -rpath=,$(CUDA_RPATH))` -> ``
 TEST_F(LongMakefileOffline, CompilesForItsGpusAndForOtherCpus) {
   add_gpus("Tesla T4\nNVIDIA L4\nNVIDIA H100", "7.5\n8.9\n9.0");

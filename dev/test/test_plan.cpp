@@ -780,8 +780,8 @@ TEST(Shard, CutsBucketsAlikeOnEveryRank) {
 }
 
 // GPT-2 124M: each matrix is on one rank, and no rank has more to do, or to keep, than its share and a little.
-// BUG llmc/utils/parameter_table.h: `*least += costly.cost;` -> ``
-// BUG llmc/utils/parameter_table.h: `return a.cost > b.cost;` -> `return a.cost < b.cost;`
+// BUG llmc/model/parameter_table.h: `*least += costly.cost;` -> ``
+// BUG llmc/model/parameter_table.h: `return a.cost > b.cost;` -> `return a.cost < b.cost;`
 TEST(Shard, DealsWholeMatricesOutInEqualShares) {
   ModelConfig d12;
   ASSERT_TRUE(config_from_preset("d12", d12));

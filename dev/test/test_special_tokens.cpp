@@ -160,7 +160,7 @@ TEST_F(SpecialTokens, LeaveDocumentsToTheVocabulary) {
 }
 
 // BUG llmc/model/gguf_file.cpp: `token.at("special") ? token_control : token_user_defined` -> `token_control`
-// BUG llmc/text/tokenizer.cpp: `{"special", special}` -> `{"special", true}`
+// BUG llmc/text/vocabulary_file.cpp: `{"special", special}` -> `{"special", true}`
 TEST_F(SpecialTokens, AreToldFromOtherAddedOnesInFiles) {
   make_model(turns);
   ASSERT_EQ(train("").exit_status, 0);

@@ -5,12 +5,13 @@
 using namespace std::string_literals;
 
 TEST_F(Corpus, WhatIsNoTextIsToldWhatItIs) {
-  std::string wide = "\xff\xfe", bare;
-  for (char c : std::string("It was the best of times, it was the worst of times.\n")) wide += {c, 0}, bare += {c, 0};
-  const std::vector<std::pair<std::string, std::string>> files = {{wide, "is UTF-16LE text; convert it to UTF-8 (iconv "
-                                                                         "-f UTF-16LE -t UTF-8), or leave it out"},
-                                                                  {bare, "is UTF-16LE text"},
-                                                                  {bare.substr(1) + "x", "is UTF-16BE text"},
+  const std::vector<std::pair<std::string, std::string>> files = {{"\xff\xfeI\0t\0"s, "is UTF-16LE text; convert it to "
+                                                                                      "UTF-8 (iconv "
+                                                                                      "-f UTF-16LE -t UTF-8), or leave "
+                                                                                      "it out"},
+                                                                  {"\xfe\xff\0I\0t"s, "is UTF-16BE text"},
+                                                                  {"\xff\xfe\0\0I\0\0\0"s, "is UTF-32LE text"},
+                                                                  {"\0\0\xfe\xff\0\0\0I"s, "is UTF-32BE text"},
                                                                   {std::string("PK\x03\x04\x14\0\0\0\0", 9), "is a zip "
                                                                                                              "archive"},
                                                                   {"version https://git-lfs.github.com/spec/v1\noid "

@@ -28,11 +28,11 @@ inline void muon_set_step(MuonStep* place, const MuonStep& s) { *place = s; }
 // grads = u, m = the new momentum and squares = ||u||^2 of all matrices. grads and m stay as they are if the loss or
 // the norm is not finite.
 inline void muon_momentum(const MuonArgs& args) {
-  if (!is_finite(*args.sums)) return;
+  if (!args.sums->is_finite()) return;
   const MuonStep s = *args.step;
   const ParameterChunk* const chunks = args.chunks;
   float *const grads = args.grads, *const m = args.m;
-  const float scale = grad_factor(*args.sums, s.grad_clip), momentum = s.momentum, rest = 1.0f - s.momentum;
+  const float scale = args.sums->grad_factor(s.grad_clip), momentum = s.momentum, rest = 1.0f - s.momentum;
   std::vector<double> chunk_squares(size_t(args.num_chunks));  // added up in order: the same bits on any threads
 #pragma omp parallel for schedule(static) if (is_worth_threads(16 * num_elements(chunks, args.num_chunks)))
   for (int64_t c = 0; c < args.num_chunks; c++) {
@@ -83,7 +83,7 @@ inline void muon_polynomial(floatX* p, const floatX* a, const floatX* a_squared,
 // Moves a batch's matrices by x (count, rows, columns), the result of the iteration. Nothing changes if the loss or the
 // norm is not finite.
 inline void muon_update(const MuonArgs& args, const floatX* x, const MuonBatch& batch) {
-  if (!is_finite(*args.sums)) return;
+  if (!args.sums->is_finite()) return;
   const MuonStep s = *args.step;
   const float keep = 1.0f - s.learning_rate * s.weight_decay,
               step = s.learning_rate * 0.2f * std::sqrt(float(batch.length()));

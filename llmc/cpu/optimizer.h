@@ -38,23 +38,13 @@ inline void sum_of_squares(double* sum, const float* x, const ParameterChunk* ch
 inline float* full_precision_weights(float* params, float*, int64_t) { return params; }
 inline float* full_precision_weights(bfloat16*, float* master, int64_t to_state) { return master + to_state; }
 
-// The loss and the gradients' norm are finite; else a step changes nothing.
-inline bool is_finite(const StepStats& sums) { return std::isfinite(sums.loss) && std::isfinite(sums.grad_squares); }
-
-// The factor for gradients: the weight of scored tokens, times the factor that clips gradients of that norm; grad_clip:
-// the largest norm, 0: none.
-inline float grad_factor(const StepStats& sums, double grad_clip) {
-  const double clip = grad_clip > 0 ? std::min(1.0, grad_clip / (sums.grad_norm() + 1e-6)) : 1.0;
-  return float(clip * sums.grad_weight());
-}
-
 // One step of AdamW over the chunks, as llmc/ops/adamw.h says. params, master, m, v and grads are the arenas' bases:
 // params and grads are indexed by a chunk's begin, the others by its state. If floatX is float, params themselves are
 // updated and master is not used; else params = master, rounded, in the same pass.
 inline void adamw_update(floatX* params, float* master, float* m, float* v, const float* grads,
                          const ParameterChunk* chunks, int64_t num_chunks, const AdamWStep& s, const StepStats* sums) {
-  if (!is_finite(*sums)) return;
-  const float grad_scale = grad_factor(*sums, s.grad_clip);
+  if (!sums->is_finite()) return;
+  const float factor = sums->grad_factor(s.grad_clip);
   const float step_size = s.learning_rate / s.bias_correction1;
   const float v_scale = 1.0f / std::sqrt(s.bias_correction2);
 #pragma omp parallel for schedule(static) if (is_worth_threads(28 * num_elements(chunks, num_chunks)))
@@ -64,7 +54,7 @@ inline void adamw_update(floatX* params, float* master, float* m, float* v, cons
     const float keep = 1.0f - s.learning_rate * (chunks[c].decays ? s.weight_decay : 0.0f);
 #pragma omp simd
     for (int64_t i = begin; i < end; i++) {
-      float g = grads[i] * grad_scale;
+      float g = grads[i] * factor;
       float m_new = s.beta1 * m[i + to_state] + (1.0f - s.beta1) * g;
       float v_new = s.beta2 * v[i + to_state] + (1.0f - s.beta2) * g * g;
       m[i + to_state] = m_new;

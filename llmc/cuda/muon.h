@@ -19,16 +19,16 @@ __global__ void muon_set_step_kernel(MuonStep* place, MuonStep s) { *place = s; 
 // chunk_squares (chunks): the sum of u^2 of each.
 __global__ void __launch_bounds__(chunk_threads) muon_momentum_kernel(MuonArgs args, double* chunk_squares) {
   auto* sums = reinterpret_cast<double*>(shared_memory);
-  float* scale = reinterpret_cast<float*>(sums + chunk_threads / warp_size);
-  if (threadIdx.x == 0) *scale = grad_scale(*args.sums, args.step->grad_clip);
+  float* factor = reinterpret_cast<float*>(sums + chunk_threads / warp_size);
+  if (threadIdx.x == 0) *factor = args.sums->grad_factor(args.step->grad_clip);
   __syncthreads();
-  if (std::isnan(*scale)) return;
+  if (std::isnan(*factor)) return;
   const ParameterChunk chunk = args.chunks[blockIdx.x];
   const float momentum = args.step->momentum;
   float *grads = args.grads + chunk.begin, *m = args.m + chunk.state;
   double squares = 0;
   for (int i = int(threadIdx.x); i < chunk.count; i += chunk_threads) {
-    const float g = grads[i] * *scale, m_new = momentum * m[i] + (1.0f - momentum) * g;
+    const float g = grads[i] * *factor, m_new = momentum * m[i] + (1.0f - momentum) * g;
     const float u = momentum * m_new + (1.0f - momentum) * g;
     m[i] = m_new, grads[i] = u;
     squares += double(u) * double(u);
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(chunk_threads)
 
 __global__ void __launch_bounds__(chunk_threads) muon_update_kernel(MuonArgs args, const floatX* x, MuonBatch batch) {
   const int64_t n = batch.elements(), i = int64_t(blockIdx.x) * chunk_threads + threadIdx.x;
-  if (!is_finite(*args.sums) || i >= n) return;
+  if (!args.sums->is_finite() || i >= n) return;
   const MuonMatrix& matrix = args.matrices[batch.first + blockIdx.y];
   floatX* params = args.params + matrix.begin;
   float* weights = has_master_weights ? args.master + matrix.state : reinterpret_cast<float*>(params);

@@ -40,30 +40,17 @@ __global__ void __launch_bounds__(sum_partials_threads)
 
 // The factors that all elements of a chunk share.
 struct AdamWFactors {
-  float beta1, beta2, eps, grad_scale;
+  float beta1, beta2, eps, grad_factor;
   float keep;       // 1 - learning_rate * weight_decay
   float step_size;  // learning_rate / bias_correction1
   float v_scale;    // 1 / sqrt(bias_correction2)
 };
 
 __device__ inline void adamw_element(float& p, float& m, float& v, float grad, const AdamWFactors& f) {
-  const float g = grad * f.grad_scale;
+  const float g = grad * f.grad_factor;
   m = f.beta1 * m + (1.0f - f.beta1) * g;
   v = f.beta2 * v + (1.0f - f.beta2) * g * g;
   p = p * f.keep - f.step_size * m / (sqrtf(v) * f.v_scale + f.eps);
-}
-
-// The loss and the gradients' norm are finite; else a step changes nothing.
-__device__ inline bool is_finite(const StepStats& sums) {
-  return std::isfinite(sums.loss) && std::isfinite(sums.grad_squares);
-}
-
-// The factor for gradients: the weight of scored tokens, times the factor that clips the gradients; NaN if nothing is
-// to be updated.
-__device__ inline float grad_scale(const StepStats& sums, double grad_clip) {
-  if (!is_finite(sums)) return NAN;
-  const double clip = grad_clip / (sums.grad_norm() + 1e-6);
-  return float((grad_clip > 0 && clip < 1 ? clip : 1.0) * sums.grad_weight());
 }
 
 // A block owns a chunk, a thread every 256th group of four elements, so that a warp's load is of 512 consecutive bytes.
@@ -73,16 +60,16 @@ __device__ inline float grad_scale(const StepStats& sums, double grad_clip) {
 __global__ void __launch_bounds__(chunk_threads, 4)
     adamw_kernel(floatX* params, float* weights, float* m, float* v, const float* grads, const ParameterChunk* chunks,
                  AdamWStep s, const StepStats* sums) {
-  float* scale = reinterpret_cast<float*>(shared_memory);
-  if (threadIdx.x == 0) *scale = grad_scale(*sums, s.grad_clip);
+  float* factor = reinterpret_cast<float*>(shared_memory);
+  if (threadIdx.x == 0) *factor = sums->grad_factor(s.grad_clip);
   __syncthreads();
-  if (std::isnan(*scale)) return;
+  if (std::isnan(*factor)) return;
   const ParameterChunk chunk = chunks[blockIdx.x];
   const float weight_decay = chunk.decays ? s.weight_decay : 0.0f;
   const AdamWFactors f = {s.beta1,
                           s.beta2,
                           s.eps,
-                          *scale,
+                          *factor,
                           1.0f - s.learning_rate * weight_decay,
                           s.learning_rate / s.bias_correction1,
                           1.0f / sqrtf(s.bias_correction2)};

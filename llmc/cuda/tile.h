@@ -23,7 +23,7 @@
 #pragma once
 #include <cstdint>
 #include <type_traits>
-#include "llmc/ops/host_device.h"
+#include "llmc/utils/host_device.h"
 #include "vec.h"
 
 // ----------------------------------------------------------------------------

@@ -10,7 +10,7 @@
 #include <functional>
 #include <string>
 #include <vector>
-#include "llmc/utils/parameter_table.h"
+#include "llmc/model/parameter_table.h"
 #include "safetensors.h"
 
 // Elements begin ... end - 1 of a parameter in the arena, and where they lie in a file's tensor: among elements first

@@ -3,7 +3,7 @@
 #pragma once
 #include <string>
 #include "config.h"
-#include "llmc/utils/parameter_table.h"
+#include "llmc/model/parameter_table.h"
 
 // Throws UserError, with what stands in the way, for a model that is not of that architecture.
 void check_is_llama(const ModelConfig& config);

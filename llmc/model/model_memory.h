@@ -9,7 +9,7 @@
 #include "llmc/io/checkpoint.h"
 #include "llmc/operations.h"
 #include "llmc/ops/precision.h"
-#include "llmc/utils/parameter_table.h"
+#include "llmc/model/parameter_table.h"
 #include "llmc/utils/random.h"
 #include "shape.h"
 

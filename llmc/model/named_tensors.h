@@ -7,7 +7,7 @@
 #include <vector>
 #include "config.h"
 #include "llmc/io/model_file.h"
-#include "llmc/utils/parameter_table.h"
+#include "llmc/model/parameter_table.h"
 
 struct NamedTensors {
   const ParameterTable& table;

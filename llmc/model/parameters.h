@@ -6,7 +6,7 @@
 #include <vector>
 #include "config.h"
 #include "attention_plan.h"
-#include "llmc/utils/parameter_table.h"
+#include "parameter_table.h"
 
 // Pointers into an arena of parameters (weights, gradients or optimizer state alike). Linear weights are (out, in),
 // row-major. Biases are null without --bias.

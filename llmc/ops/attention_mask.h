@@ -20,7 +20,7 @@
 #include <cstdint>
 #include <numeric>
 #include <string>
-#include "llmc/ops/host_device.h"
+#include "llmc/utils/host_device.h"
 #include "llmc/utils/error.h"
 
 #ifdef __CUDA_ARCH__  // the host's compiler does not know it

@@ -17,7 +17,7 @@
 #include <cmath>
 #include <cstdint>
 #include "llmc/ops/attention_args.h"
-#include "llmc/ops/host_device.h"
+#include "llmc/utils/host_device.h"
 #include "llmc/ops/precision.h"
 
 // The most buckets a round, which lsh_sort counts in 64 KB of shared memory on a GPU.

@@ -1,6 +1,6 @@
 #pragma once
 #include <cmath>
-#include "host_device.h"
+#include "llmc/utils/host_device.h"
 #include "precision.h"
 
 // Sums over a step, in the device's memory, where the operations add them up and the update reads them. Ranks sum them
@@ -28,6 +28,15 @@ struct StepStats {
   }
   // The 2-norm of the gradients of the mean over scored tokens.
   SLA_HOST_DEVICE double grad_norm() const { return sqrt(grad_squares) * grad_weight(); }
+  // The loss and the gradients' norm are finite; else an update changes nothing.
+  SLA_HOST_DEVICE bool is_finite() const { return std::isfinite(loss) && std::isfinite(grad_squares); }
+  // What an update multiplies gradients by: the weight of scored tokens, and the factor that clips gradients of that
+  // norm (grad_clip: the largest; 0: none); NaN if nothing is to be updated.
+  SLA_HOST_DEVICE float grad_factor(double grad_clip) const {
+    if (!is_finite()) return NAN;
+    const double clip = grad_clip / (grad_norm() + 1e-6);
+    return float((grad_clip > 0 && clip < 1 ? clip : 1.0) * grad_weight());
+  }
   // The mean over scored tokens of `loss` or `ponder`; NaN where none is scored. `rows`: the divisor, B T.
   double mean(double sum, double rows) const { return scored > 0 ? sum / (scored / rows) : NAN; }
 };

@@ -15,7 +15,7 @@
 #include <vector>
 #include "ranks.h"
 #include "llmc/utils/error.h"
-#include "llmc/utils/parameter_table.h"
+#include "llmc/model/parameter_table.h"
 #include "llmc/ops/precision.h"
 #include "watchdog.h"
 #include "llmc/cuda/device.h"

@@ -122,9 +122,13 @@ struct TokenFile {
     if (header[1] == shard_version && shard_header_bytes + int64_t(header[2]) * 2 == file_.bytes)
       user_error("%s: bad magic %d in what is otherwise a shard, which begins with %d; make it again", path, header[0],
                  shard_magic);
-    const std::string why = why_no_tokens(sample(), is_named_text() ? max_vocab_size : vocab_size);
-    if (!why.empty())
-      user_error("%s: %s. If these are tokens, a .npy of uint16 (numpy.save) or a shard's header says so", path, why);
+    // Of uint16 tokens many bytes are control characters: the upper ones of small ids.
+    std::string begin(size_t(std::min<int64_t>(file_.bytes, 1 << 16)), 0);
+    file_.read(0, int64_t(begin.size()), begin.data());
+    if (begin.size() >= 64 && !is_binary(begin))
+      user_error("%s: is text, not tokens; data/text.sh makes tokens of it. If these are tokens, a .npy of uint16 "
+                 "(numpy.save) or a shard's header says so",
+                 path);
     if (file_.bytes % 2 != 0)
       user_error("%s: odd size, %lld bytes: neither a shard (bad magic %d; it would be %d) nor a headerless file of "
                  "uint16 tokens; data/text.sh makes tokens of text",
@@ -141,21 +145,6 @@ struct TokenFile {
       user_error("%s: %s: its header says %lld tokens, which take %lld bytes, but the file has %lld; make it again",
                  path, file_.bytes < expected ? "truncated" : "longer than its header says", (long long)count,
                  (long long)expected, (long long)file_.bytes);
-  }
-
-  // Text may be taken for the ids of its bytes.
-  bool is_named_text() const { return path.size() > 4 && path.compare(path.size() - 4, 4, ".txt") == 0; }
-
-  // Words from all over a headerless file, as why_no_tokens wants them.
-  std::vector<uint16_t> sample() const {
-    constexpr int64_t pieces = 16, piece_words = 2048;
-    const int64_t words = file_.bytes / 2, stride = std::max(piece_words, words / pieces / 4 * 4);
-    std::vector<uint16_t> sample;
-    for (int64_t at = 0; at < words; at += stride) {
-      const std::vector<uint16_t> piece = read_unchecked(at, std::min(piece_words, words - at));
-      sample.insert(sample.end(), piece.begin(), piece.end());
-    }
-    return sample;
   }
 
   // Sets the checksum. Throws UserError, naming the first one, unless every token is below the vocabulary's size, and

@@ -24,6 +24,7 @@
 
 constexpr int byte_vocab_size = 257;
 constexpr uint16_t byte_end_of_text = 256;
+constexpr const char* end_of_text_name = "<|endoftext|>";
 constexpr int max_vocab_size = 65536;  // ids are the uint16 of token shards
 
 // (left id, right id) -> the id of the two together, which is the rank of the merge. Open addressing.

@@ -1,13 +1,13 @@
-// Parameters in flat arenas: where each lies, which rank keeps which part's optimizer state (ZeRO-1), and how it
-// maps to the tensor of a file. Which parameters there are is the model's to say (model/parameters.h).
+// Parameters in flat arenas: where each lies, which rank keeps which share's optimizer state (ZeRO-1), and how it maps
+// to the tensor of a file. parameters.h says which parameters there are.
 #pragma once
 #include <algorithm>
 #include <string>
 #include <vector>
-#include "arena.h"
 #include "llmc/ops/adamw.h"
-#include "error.h"
 #include "llmc/ops/muon.h"
+#include "llmc/utils/arena.h"
+#include "llmc/utils/error.h"
 
 // One parameter: its place in the arena, its form in a file, which is full-size GPT-2 in Conv1D layout (in, out), and
 // what it is in a new model: normal(init_mean, init_std).
