@@ -138,8 +138,11 @@ WITH_MODEL := $(PROGRAMS) test_gpt2_sla test_memory bench_gpu
 
 # Host code that includes heavy headers (JSON, command line) is compiled by itself, once, whatever the device, and
 # linked from a library.
-HOST_OBJS := $(patsubst %.cpp,$(OBJ)/%.o,$(wildcard llmc/*/*.cpp))
+HOST_OBJS := $(patsubst %.cpp,$(OBJ)/%.o,$(filter-out llmc/report/%,$(wildcard llmc/*/*.cpp)))
 HOST_LIB := $(OBJ)/libhost.a
+# Pages of runs, which `report` makes, and no other program.
+REPORT_OBJS := $(patsubst %.cpp,$(OBJ)/%.o,$(wildcard llmc/report/*.cpp))
+REPORT_LIB := $(OBJ)/libreport.a
 EMU_OBJS := $(patsubst %.cpp,$(EMU_OBJ)/%.o,$(wildcard dev/emu/*.cpp dev/emu/ptx/*.cpp))
 
 # Tests of host code; and tests of the model and its operations, on the CPU's and on the emulated GPU's.
@@ -408,7 +411,7 @@ $(filter %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(cpu_precision)/% force
 $(OBJ)/llmc/% $(OBJ)/data/% $(OBJ)/report.o: private march := $(HOST_MARCH)
 $(OBJ)/llmc/ranks/ranks.o: private CPPFLAGS += $(MPI_FLAGS)
 $(OBJ)/report.o $(OBJ)/data/tokenize.o $(OBJ)/data/convert.o $(OBJ)/data/probe.o: private CXXFLAGS += $(COLD)
-$(OBJ)/llmc/ranks/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o: private CXXFLAGS += $(COLD)
+$(OBJ)/llmc/ranks/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o $(REPORT_OBJS): private CXXFLAGS += $(COLD)
 # A test runs for milliseconds and takes seconds to compile, but for the reference's.
 $(OBJ)/dev/test/%.o: private CXXFLAGS += $(if $(filter %/test_reference.o,$@),$(COLD),-O0) -DSLA_CPU
 
@@ -421,14 +424,16 @@ $(OBJ)/charts/%: $(OBJ)/charts/flags
 	cat $($*) /dev/null > $@
 $(OBJ)/charts/chart.js: private chart.js := $(CHART_JS)
 $(OBJ)/charts/chart_licence.txt: private chart_licence.txt := $(CHART_LICENCE)
-$(OBJ)/llmc/run/report_parts.o: $(addprefix llmc/run/report.,css js) \
+$(OBJ)/llmc/report/parts.o: $(addprefix llmc/report/report.,css js) \
   $(addprefix $(OBJ)/charts/chart,.js _licence.txt)
-$(OBJ)/llmc/run/report_parts.o: private CXXFLAGS += -Wa,-I$(OBJ)/charts
+$(OBJ)/llmc/report/parts.o: private CXXFLAGS += -Wa,-I$(OBJ)/charts
 $(OBJ)/%.o: %.cpp $(OBJ)/flags
 	@mkdir -p $(@D)
 	$(COMPILE) -c $< -o $@
 
 $(HOST_LIB): $(HOST_OBJS)
+$(REPORT_LIB): $(REPORT_OBJS)
+$(HOST_LIB) $(REPORT_LIB):
 	@rm -f $@
 	$(AR) rcs $@ $^
 
@@ -440,10 +445,11 @@ data/tokenize: $(addprefix $(OBJ)/data/,tokenize.o corpus.o $(SOURCE_STREAM).o s
 	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(if $(HAVE_ARCHIVE),-larchive -lz) -lpthread -o $@
 
 report data/convert: %: $(OBJ)/%.o
+report: $(REPORT_LIB)
 data/probe: $(OBJ)/data/probe.o $(OBJ)/data/shards.o
 $(BUILD)/encode_records: $(OBJ)/dev/encode_records.o
 report data/convert data/probe $(BUILD)/encode_records: $(HOST_LIB) $(BUILD)/flags
-	$(CXX) $(CXXFLAGS) $(filter %.o,$^) $(HOST_LIB) -o $@
+	$(CXX) $(CXXFLAGS) $(filter-out $(HOST_LIB),$(filter %.o %.a,$^)) $(HOST_LIB) -o $@
 
 $(BUILD)/mutants: $(OBJ)/dev/test/mutants.o $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o,$^) -lpthread -o $@
@@ -451,7 +457,7 @@ $(BUILD)/mutants: $(OBJ)/dev/test/mutants.o $(BUILD)/flags
 $(BUILD)/test_corpus $(BUILD)/test_text_files $(BUILD)/test_emu_triton: GTEST += -larchive -lz
 $(BUILD)/test_corpus: $(OBJ)/data/shards.o
 $(BUILD)/test_text_files: $(OBJ)/data/archive_stream.o
-$(BUILD)/test_%: $(OBJ)/dev/test/test_%.o $(HOST_LIB) $(BUILD)/flags
+$(BUILD)/test_%: $(OBJ)/dev/test/test_%.o $(REPORT_LIB) $(HOST_LIB) $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(MPI_LIBS) $(GTEST) -o $@
 
 # The model's object comes before that of its tests: of an inline function that both have, the linker takes the first.
