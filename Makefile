@@ -62,8 +62,11 @@ WITH_MODEL := $(PROGRAMS) test_gpt2_sla test_memory bench_gpu
 
 # Host code that includes heavy headers (JSON, command line) is compiled by itself, once, whatever the device, and
 # linked from a library.
-HOST_OBJS := $(patsubst %.cpp,$(OBJ)/%.o,$(wildcard llmc/*/*.cpp))
+HOST_OBJS := $(patsubst %.cpp,$(OBJ)/%.o,$(filter-out llmc/report/%,$(wildcard llmc/*/*.cpp)))
 HOST_LIB := $(OBJ)/libhost.a
+# Pages of runs, which `report` makes, and no other program.
+REPORT_OBJS := $(patsubst %.cpp,$(OBJ)/%.o,$(wildcard llmc/report/*.cpp))
+REPORT_LIB := $(OBJ)/libreport.a
 
 .PHONY: all help train paper test test-all list-tests mutants bench-cpu memory-table gpu-model gpu-check fuzz clean
 .PHONY: setup evidence programs what-is-here gpu-checked gpu-bundle

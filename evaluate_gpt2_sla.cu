@@ -6,7 +6,6 @@
 #include "train_gpt2_sla.cu"
 #include <iostream>
 #include <numeric>
-#include "llmc/model/learned_sources.h"
 #include "llmc/sampling_engine.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/text/choice_file.h"
@@ -502,22 +501,11 @@ void check_outputs(const EvaluateOptions& o) {
   others.insert(others.end(), o.lambada.begin(), o.lambada.end());
   for (const std::string& file : {o.model + "/config.json", Tokenizer::file_in(o.model), o.tokenizer})
     if (!file.empty()) others.push_back(file);
-  for (const std::string& output : {o.json, o.positions, o.sources}) {
+  for (const std::string& output : {o.json, o.positions}) {
     if (output.empty()) continue;
     check_output(output, others);
     others.push_back(output);
   }
-}
-
-// What `router` and `dense` have learned.
-void tell_learned_sources(const EvaluateOptions& o, const ModelConfig& config) {
-  const LearnedSources sources = read_learned_sources(o.model, config);
-  if (sources.empty())
-    user_error("%s: the wiring, \"%s\", has neither `router` nor `dense`: there is nothing that it has learned of "
-               "sources",
-               o.model, config.wiring.text);
-  if (o.suggest_wiring) printf("%s", learned_sources_text(sources, config.wiring, config.num_heads).c_str());
-  if (!o.sources.empty()) write_file_durably(o.sources, learned_sources_csv(sources));
 }
 
 int run_evaluator(int argc, char** argv) {
@@ -526,8 +514,6 @@ int run_evaluator(int argc, char** argv) {
   const ModelConfig config = read_config_json(o.model);
   for (std::vector<std::string>* files : {&o.files, &o.lambada}) *files = all_matching_files(*files);
   check_outputs(o);
-  if (o.learned_sources()) tell_learned_sources(o, config);
-  if (o.files.empty() && o.lambada.empty() && !o.serve) return 0;
   Evaluator e(o);
   read_inputs(e, config);
   load_model(e.model, o.model, config, scoring_plan(o.slots, e.longest));

@@ -49,6 +49,7 @@ struct Trainer {
   int64_t counted_segment = -1;              // of the micro-batch before, and its FLOPs per token
   double counted_flops = 0;
   UpdateCost beside_model = {};  // of an update
+  LogFields planned;             // the numbers of the memory plan
 };
 
 // ----------------------------------------------------------------------------
@@ -113,8 +114,8 @@ inline HostMemory plan_host_memory(const Trainer& t) {
   return host;
 }
 
-// Prints the memory plan. Throws UserError if it does not fit into what is free.
-inline void print_memory(const GPT2& model, const PlanOptions& o, const HostMemory& host) {
+// Prints the memory plan, and returns its numbers. Throws UserError if it does not fit into what is free.
+inline LogFields print_memory(const GPT2& model, const PlanOptions& o, const HostMemory& host) {
   const MemoryPlan& plan = model.memory_plan;
   const TrainingShape& shape = *model.training;
   const int ranks = model.collectives.size();
@@ -138,9 +139,9 @@ inline void print_memory(const GPT2& model, const PlanOptions& o, const HostMemo
   printf(" of %s free on the %s\n", bytes_text(double(available)).c_str(), device_name());
   const size_t of_sequences = model.activations.layout.bytes - plan[MemoryGroup::logits] - plan[MemoryGroup::muon];
   auto plan_of = [&](int B) { return gpt2_memory_plan(model.config, B, o); };
+  const int most = largest_micro_batch(available - std::min(available, beside), plan_of);
   printf("  each sequence takes %s beside the logits; the largest micro-batch that fits is %d\n",
-         bytes_text(double(of_sequences) / shape.B).c_str(),
-         largest_micro_batch(available - std::min(available, beside), plan_of));
+         bytes_text(double(of_sequences) / shape.B).c_str(), most);
   const std::string of_batch =
       std::string("-b or -t") + (shape.recompute < Recompute::chunks ? ", or recompute more (-r 4)" : "");
   auto check = [&](const char* memory, size_t needed, size_t free, const std::string& other_advice) {
@@ -152,6 +153,9 @@ inline void print_memory(const GPT2& model, const PlanOptions& o, const HostMemo
   check("", total, available, is_model_too_large ? what_takes_most(model.config) : of_batch);
   if (!device_memory_is_host_memory)
     check("host ", host.total(), host_memory_available(), what_takes_most(model.config));
+  return {{"memory_needed", int64_t(total)},
+          {"memory_free", int64_t(available)},
+          {"largest_micro_batch", int64_t(most)}};
 }
 
 // The checksum of the weights in the folder of -e; "" if they are not there any more, nor needed.
@@ -300,7 +304,7 @@ inline void check_and_plan(Trainer& t, const std::string& checkpoint, std::optio
     printf("%s was trained with the wiring %s and continues with %s; what changes:\n%s", o.model.model.c_str(),
            in_folder->wiring.text.c_str(), config.wiring.text.c_str(),
            describe(plan_wiring_change(*in_folder, t.model.attention_plan)).c_str());
-  print_memory(t.model, plan, plan_host_memory(t));
+  t.planned = print_memory(t.model, plan, plan_host_memory(t));
   resume_progress(run, checkpoint, describe(t));
 }
 
@@ -584,7 +588,8 @@ inline int run_trainer(int argc, char** argv, Trainer& t) {
   if (!parse_options(argc, argv, run.options)) return 0;
   handle_stop_signals();  // before MPI and others have threads, which would be given the signals
   run.ranks = init_ranks(o.rendezvous, o.out);
-  if (run.ranks.rank > 0 && freopen("/dev/null", "w", stdout) == nullptr)
+  const FileDescriptor json_output(o.json && run.ranks.rank == 0 ? dup(STDOUT_FILENO) : -1);
+  if ((run.ranks.rank > 0 || o.json) && freopen("/dev/null", "w", stdout) == nullptr)
     user_error("cannot open /dev/null");                      // only rank 0 prints
   collectives.init(run.ranks, run.watchdog, o.hang_timeout);  // selects the GPU
   collectives.all_equal("the ranks' options or programs", [&] { return describe_start(run); });
@@ -597,7 +602,13 @@ inline int run_trainer(int argc, char** argv, Trainer& t) {
   if (!checkpoint.empty())
     collectives.all_equal("the checkpoint's checksums", [&] { return checkpoint_checksum(checkpoint); });
   collectives.together([&] { check_and_plan(t, checkpoint, in_folder); });  // no rank writes before all have looked
-  if (o.dry_run) return finalize(t), 0;
+  if (o.dry_run) {
+    LogFields numbers = describe(t);
+    numbers.insert(numbers.end(), t.planned.begin(), t.planned.end());
+    const std::string line = json_text(numbers) + "\n";
+    if (json_output.fd >= 0) write_all(json_output.fd, line.data(), line.size());
+    return finalize(t), 0;
+  }
   if (run.ranks.rank == 0) {  // before the plan is allocated: these matrices take 400 MB on a large GPU
     const Ceilings ceilings = measure_ceilings(t.model, 0.1);
     run.gemm_peak = ceilings.gemm, run.copy_bandwidth = ceilings.copy;

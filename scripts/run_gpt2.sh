@@ -60,11 +60,11 @@ train() {
 # the same memory, and so a resumed run the same micro-batch and the same bits.
 largest_batch() {
   local plan batch ranks fits
-  plan=$(BATCH=1 train "$@" --dry-run) || return
-  batch=$(sed -n '1s/.*"micro_batch":\([0-9]*\).*/\1/p' "$OUT/log.jsonl" 2>/dev/null)
-  ranks=$(sed -n 's/^memory plan .* on each of \([0-9]*\) ranks:$/\1/p' <<<"$plan")
-  batch=${batch:-$((524288 / T / ${ranks:-1}))}
-  fits=$(sed -n 's/.*the largest micro-batch that fits is //p' <<<"$plan")
+  plan=$(BATCH=1 train "$@" --dry-run --json) || return
+  number() { sed -n "1s/.*\"$1\":\([0-9]*\).*/\1/p"; }
+  batch=$(head -n 1 "$OUT/log.jsonl" 2>/dev/null | number micro_batch)
+  batch=${batch:-$((524288 / T / $(number ranks <<<"$plan")))}
+  fits=$(number largest_micro_batch <<<"$plan")
   while [ "$batch" -gt "$fits" ]; do batch=$((batch / 2)); done
   echo "$batch"
 }

@@ -32,7 +32,7 @@ if [ -z "$TEXT" ] && [ ! -e "data/$DATA/train_000000.bin" ]; then groups+=("$fet
 scripts/setup.sh "${groups[@]}" --optional extras
 
 say "programs"
-targets=("${trainer#./}" data/tokenize)
+targets=("${trainer#./}" data/tokenize report)
 # A line for each source that is compiled, with its number of how many: those that make would compile if only they were
 # missing or older. Other lines than make's commands are shown.
 stamps=$(find build -name '*flags' -printf '-o %p ' 2>/dev/null) || true
@@ -141,6 +141,7 @@ while true; do
   echo "at this speed $now updates take five minutes, not $STEPS"
   STEPS=$now
 done
+[ ! -e "$OUT/log.jsonl" ] || ./report "$OUT" >/dev/null || true
 [ "$status" -eq 0 ] || exit "$status"
 
 say "done"
@@ -158,6 +159,7 @@ printf -v again '%q ' --config "$OUT/config.toml" --wiring plain -o "$OUT-plain"
 printf -v sample '%q ' "$last" --prompt "$prompt"
 cat <<END
 model, to load anywhere as GPT-2 of full size:  $last (config.json, model.safetensors, tokenizer.json)
+the run as a page, for a browser:               $OUT/report.html
 losses, one JSON object a line:                 $OUT/log.jsonl
 this run's options:                             $OUT/config.toml
 corpus, as tokens:                              $data

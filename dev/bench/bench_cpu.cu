@@ -20,7 +20,7 @@
 #include "llmc/model/flops.h"
 #include "llmc/model/limit.h"
 #include "llmc/run/print.h"
-#include "llmc/run/statistics.h"
+#include "llmc/report/statistics.h"
 #include "llmc/utils/program.h"
 #include "llmc/utils/text.h"
 #include "random_tokens.h"

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <vector>
-#include "llmc/run/statistics.h"
+#include "llmc/report/statistics.h"
 
 // A launch takes the host 3 to 8 us, which is noise in so much work.
 constexpr double least_queued_seconds = 1e-3;

@@ -86,6 +86,12 @@ class CommandLine : public FolderTest {
     int status = system(("{ " + command + "\n} >'" + in("stdout") + "' 2>'" + in("stderr") + "' </dev/null").c_str());
     return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_file(in("stdout")), read_file(in("stderr"))};
   }
+  // The page that `report` makes of the run in this folder.
+  std::string page_of(const std::string& out) const {
+    const Outcome o = run("./report '" + out + "'");
+    EXPECT_EQ(o.exit_status, 0) << o.err;
+    return read_file(out + "/report.html");
+  }
   // Resumes the run of `command` in the folder "out" to step `last`, and expects the bits of a run without an
   // interruption.
   void expect_the_end_of_an_undisturbed_run(const std::string& command, int64_t last) const {

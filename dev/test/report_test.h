@@ -4,7 +4,7 @@
 #include <cmath>
 #include <string>
 #include "browser.h"
-#include "llmc/run/report.h"
+#include "llmc/report/report.h"
 
 // What a trainer would have written.
 struct LogOf {

@@ -106,8 +106,7 @@ TEST_F(CommandLine, AFullOutputLosesNothingThatWasComplete) {
   EXPECT_NE(o.err.find("error: " + in("out")), std::string::npos) << o.err;
   EXPECT_NE(o.err.find("File too large"), std::string::npos) << o.err;
   EXPECT_NE(o.err.find("error: the last checkpoint of the run could not be written"), std::string::npos) << o.err;
-  EXPECT_EQ(names_in(in("out")),
-            (std::set<std::string>{"config.toml", "lock", "log.jsonl", "report.html", "step_00000002"}));
+  EXPECT_EQ(names_in(in("out")), (std::set<std::string>{"config.toml", "lock", "log.jsonl", "step_00000002"}));
   EXPECT_EQ(read_file(in("out/step_00000002/optimizer.safetensors")), complete);
   EXPECT_EQ(run(with + " -x 4").exit_status, 0) << "and resumes when there is room";
 }
@@ -141,8 +140,8 @@ TEST_F(LongSmallDisk, ThatIsFullEndsNoTrainingAndLosesNothingComplete) {
   EXPECT_EQ(o.exit_status, 1);
   EXPECT_NE(o.err.find("No space left on device; earlier checkpoints are as they were"), std::string::npos) << o.err;
   EXPECT_NE(o.err.find("error: the last checkpoint of the run could not be written"), std::string::npos) << o.err;
-  EXPECT_EQ(names_in(in("full")), (std::set<std::string>{"config.toml", "lock", "log.jsonl", "report.html",
-                                                         "step_00000002", "step_00000004", "step_00000006"}));
+  EXPECT_EQ(names_in(in("full")), (std::set<std::string>{"config.toml", "lock", "log.jsonl", "step_00000002",
+                                                         "step_00000004", "step_00000006"}));
   for (int64_t step : {2, 4, 6}) expect_the_same_checkpoint(in("full"), in("undisturbed"), step);
   EXPECT_EQ(steps_of(read_log(in("full"))), steps_of(read_log(in("undisturbed")))) << "it was trained to the end";
   int errors = 0;
@@ -152,8 +151,8 @@ TEST_F(LongSmallDisk, ThatIsFullEndsNoTrainingAndLosesNothingComplete) {
   // Three fit, so a run that keeps two and needs room for another has enough.
   const Outcome kept = with_disk(with + out + " --keep 2" + save + in("kept") + "; exit $status");
   EXPECT_EQ(kept.exit_status, 0) << kept.err;
-  EXPECT_EQ(names_in(in("kept")), (std::set<std::string>{"config.toml", "lock", "log.jsonl", "report.html",
-                                                         "step_00000008", "step_00000009"}));
+  EXPECT_EQ(names_in(in("kept")),
+            (std::set<std::string>{"config.toml", "lock", "log.jsonl", "step_00000008", "step_00000009"}));
 
   const Outcome stopped = with_disk(with + out + " -x 60 --stop-on-save-error");
   EXPECT_EQ(stopped.exit_status, 1);
@@ -183,8 +182,7 @@ TEST_F(LongSmallDisk, WithRoomAgainHasAllOfTheRun) {
                              "No space left on device; earlier checkpoints are as they were"})
       EXPECT_NE(read_file(err).find(part), std::string::npos) << read_file(err);
     EXPECT_EQ(names_in(in("full")), (std::set<std::string>{"config.toml", "lock", "log.jsonl", "step_00000030"}));
-    EXPECT_EQ(names_in(in("done")),
-              (std::set<std::string>{"config.toml", "lock", "log.jsonl", "report.html", "step_00000300"}));
+    EXPECT_EQ(names_in(in("done")), (std::set<std::string>{"config.toml", "lock", "log.jsonl", "step_00000300"}));
     expect_the_same_checkpoint(in("done"), in("undisturbed"), 300);
     EXPECT_EQ(steps_of(read_log(in("done"))), steps_of(read_log(in("undisturbed"))));
     fs::remove_all(in("full"));
@@ -213,8 +211,7 @@ TEST_F(LongSmallDisk, ThatObsoleteCheckpointsFillIsResumedWithFewer) {
                               " -n 2 -x 9 -y --keep 1; status=$?; cp -a " + out + " " + in("done") + "; exit $status");
   EXPECT_EQ(o.exit_status, 0) << o.err;
   EXPECT_EQ(o.err, "");
-  EXPECT_EQ(names_in(in("done")),
-            (std::set<std::string>{"config.toml", "lock", "log.jsonl", "report.html", "step_00000009"}));
+  EXPECT_EQ(names_in(in("done")), (std::set<std::string>{"config.toml", "lock", "log.jsonl", "step_00000009"}));
   expect_the_same_checkpoint(in("done"), in("undisturbed"), 9);
 }
 
@@ -235,8 +232,7 @@ TEST_F(LongCommandLine, ARunThatDivergesStopsAndKeepsItsLastCheckpoint) {
   EXPECT_NE(o.out.find(format("step %lld/200", (long long)last - 1)), std::string::npos) << o.out;
   EXPECT_NE(o.out.find("skipped, nothing was updated: 3 in a row, 3 in all"), std::string::npos) << o.out;
   // The last good step was saved, none of the bad ones, and nothing was removed for them.
-  std::set<std::string> expected = {"config.toml", "lock", "log.jsonl", "report.html",
-                                    format("step_%08lld", (long long)last - 4)};
+  std::set<std::string> expected = {"config.toml", "lock", "log.jsonl", format("step_%08lld", (long long)last - 4)};
   EXPECT_EQ(names_in(in("out")), expected);
 }
 
@@ -310,7 +306,7 @@ TEST_F(LongImprobableToken, ChangesNothingAboutAResumedRun) {
   write_file(in("with.bin"), data(1, 20, {2, 5, 6, 9, 10}));
   const std::string with = command() + "-i " + in("with.bin") + " --max-bad-steps 3 -n 1 -x 12 ";
   ASSERT_EQ(run(with + "-o " + in("whole")).exit_status, 0);
-  std::set<std::string> expected = {"config.toml", "lock", "log.jsonl", "report.html"};
+  std::set<std::string> expected = {"config.toml", "lock", "log.jsonl"};
   for (int step : {1, 3, 4, 7, 8, 11, 12}) expected.insert(format("step_%08d", step));
   EXPECT_EQ(names_in(in("whole")), expected) << "no checkpoints of skipped steps";
   fs::create_directories(in("half"));
@@ -361,8 +357,7 @@ TEST_F(LongImprobableToken, InTheValidationEndsTheRunWithoutACheckpoint) {
   EXPECT_EQ(o.exit_status, 1);
   EXPECT_NE(o.err.find("error: the validation loss after step 4 is inf"), std::string::npos) << o.err;
   EXPECT_NE(o.err.find("no checkpoint of this step is written"), std::string::npos) << o.err;
-  EXPECT_EQ(names_in(in("out")),
-            (std::set<std::string>{"config.toml", "lock", "log.jsonl", "report.html", "step_00000003"}));
+  EXPECT_EQ(names_in(in("out")), (std::set<std::string>{"config.toml", "lock", "log.jsonl", "step_00000003"}));
   EXPECT_EQ(run(with + " -y -v 0").exit_status, 0);
 }
 

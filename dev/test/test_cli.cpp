@@ -254,6 +254,23 @@ TEST_F(CommandLine, OfTokensThatHaltTheMeanIsPrintedAndLogged) {
   for (const json& step : steps_of(log)) EXPECT_NEAR(step.at("ponder").get<double>(), 2 + 1 - 0.731, 0.05);
 }
 
+// Scripts read these numbers.
+// BUG llmc/training.h: `(run.ranks.rank > 0 || o.json) && freopen` -> `run.ranks.rank > 0 && freopen`
+// BUG llmc/training.h: `{"largest_micro_batch", int64_t(most)}` -> `{"largest_micro_batch", int64_t(shape.B)}`
+TEST_F(CommandLine, ADryRunAsJsonIsOneLineOfNumbers) {
+  const Outcome o = run(trainer + small_model + "-x 7 --dry-run --json -o " + in("never"));
+  ASSERT_EQ(o.exit_status, 0) << o.err;
+  EXPECT_EQ(o.out.find('\n'), o.out.size() - 1) << o.out;
+  const json plan = json::parse(o.out);
+  EXPECT_EQ(plan.at("steps"), 7);
+  EXPECT_EQ(plan.at("ranks"), 1);
+  EXPECT_GT(plan.at("flops_per_token"), 1e4);
+  EXPECT_GT(plan.at("memory_needed"), 1e5);
+  EXPECT_GT(plan.at("memory_free"), plan.at("memory_needed"));
+  EXPECT_GT(plan.at("largest_micro_batch"), plan.at("micro_batch"));
+  EXPECT_FALSE(fs::exists(in("never")));
+}
+
 // The prompt is an end of text and three bytes, two of them a character; 10 tokens are drawn.
 TEST_F(CommandLine, SamplesOfTokensThatHaltHaveThePonderOfEach) {
   write_file(in("tokens.bin"), shard_bytes(2000));
@@ -271,7 +288,7 @@ TEST_F(CommandLine, SamplesOfTokensThatHaltHaveThePonderOfEach) {
   EXPECT_EQ(std::accumulate(tokens.begin() + 1, tokens.end(), std::string()), line->at("sample"));
   EXPECT_EQ(ponder.size(), 13u) << "the last token has not gone through the model";
   for (double x : ponder) EXPECT_TRUE(x > 1 && x <= 5) << x;
-  EXPECT_NE(read_file(in("out/report.html")).find("<pre class=\"shaded\"><span"), std::string::npos);
+  EXPECT_NE(page_of(in("out")).find("<pre class=\"shaded\"><span"), std::string::npos);
   ASSERT_EQ(run(command + "-o " + in("plain")).exit_status, 0);
   for (const json& j : read_log(in("plain"))) EXPECT_FALSE(j.contains("ponder") || j.contains("tokens")) << j;
 }

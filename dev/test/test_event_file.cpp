@@ -1,14 +1,14 @@
-// TensorBoard's event files, read as the format's description has them. Runs from the repository's root, where the
-// trainer is.
+// TensorBoard's event files, read as the format's description has them. Runs from the repository's root, where
+// `report` is.
 #include <gtest/gtest.h>
 #include <cstdint>
 #include <cstring>
 #include <string>
 #include <vector>
-#include "command_line.h"
 #include "llmc/utils/crc32c.h"
+#include "report_test.h"
 
-using EventFiles = CommandLine;
+using EventFiles = Report;
 
 namespace {
 
@@ -51,7 +51,7 @@ std::vector<Field> fields_of(const std::string& message) {
   return fields;
 }
 
-// What a file's records hold, as "step tag value" lines, value as JSON; also "version ..." and "start step".
+// What a file's records hold, as "step tag value" lines, value as JSON; also "version ...".
 std::vector<std::string> read_events(const std::string& path) {
   const auto mask = [](const std::string& bytes) {
     const uint32_t crc = crc32c_by_table(bytes.data(), bytes.size());
@@ -69,7 +69,6 @@ std::vector<std::string> read_events(const std::string& path) {
     for (const Field& f : fields_of(event)) {
       if (f.number == 2) step = f.value;
       if (f.number == 3) lines.push_back("version " + f.bytes);
-      if (f.number == 7) lines.push_back("start " + std::to_string(step));
       if (f.number != 5) continue;
       for (const Field& value : fields_of(f.bytes)) {
         const std::vector<Field> parts = fields_of(value.bytes);
@@ -85,40 +84,27 @@ std::vector<std::string> read_events(const std::string& path) {
 
 }  // namespace
 
-// BUG llmc/run/event_file.cpp: `(crc >> 15 | crc << 17) + 0xa282ead8u` -> `crc`
+// A part of the run is trained again after a resume, and a step has no loss.
+// BUG llmc/report/event_file.cpp: `(crc >> 15 | crc << 17) + 0xa282ead8u` -> `crc`
+// BUG llmc/report/event_file.cpp: `val->step < before` -> `val->step < before - 1`
+// BUG llmc/report/event_file.cpp: `if (std::isfinite(point.*what))` -> ``
 TEST_F(EventFiles, HaveWhatTheLogHas) {
-  write_file(in("tokens.bin"), shard_bytes(20000));
-  const std::string command = trainer + "-i " + in("tokens.bin") + " -j " + in("tokens.bin") +
-                              " --layers 2 --heads 2 --channels 16 --vocab-size 257 "
-                              "--max-seq-len 16 -t 16 -b 1 -m 1 -v 100 -k constant --tensorboard -y -o " +
-                              in("out");
-  const auto event_files = [&] {
-    std::vector<std::string> paths;
-    for (const std::string& name : names_in(in("out")))
-      if (name.rfind("events.out.tfevents.", 0) == 0) paths.push_back(in("out/" + name));
-    return paths;
-  };
-  ASSERT_EQ(run(command + " -x 200").exit_status, 0);
-  const std::vector<std::string> first = event_files();
-  ASSERT_EQ(first.size(), 1u);
-  std::vector<std::string> expected = {"version brain.Event:2", "start 1"};
-  for (const json& line : read_log(in("out"))) {
-    const auto add = [&](const char* tag, const char* key) {
-      if (line.contains(key))
-        expected.push_back(std::to_string(line.at("step").get<int>()) + " " + tag + " " +
-                           json(line.at(key).get<float>()).dump());
+  std::string log = LogOf().head() + LogOf::val(0, "4.5") + LogOf::steps(1, 6, 9) + LogOf::val(5, "3.25") +
+                    LogOf::steps(4, 9) + LogOf::step(10, "null") + LogOf::val(10, "2.5");
+  const std::string out = write_run("out", log);
+  ASSERT_EQ(run("./report --tensorboard " + out).exit_status, 0);
+  std::vector<std::string> expected = {"version brain.Event:2", "0 val/loss 4.5"};
+  for (int step = 1; step <= 10; step++) {
+    const auto add = [&](const char* tag, double value) {
+      expected.push_back(std::to_string(step) + " " + tag + " " + json(float(value)).dump());
     };
-    add("train/loss", "loss"), add("train/grad_norm", "grad_norm"), add("train/learning_rate", "lr");
-    add("train/tokens_per_second", "tokens_per_second"), add("val/loss", "val_loss");
-    add("val/bits_per_byte", "val_bits_per_byte");
+    if (step < 10) add("train/loss", (step < 4 ? 9 : 3) - 0.01 * step);
+    add("train/grad_norm", 1.5), add("train/learning_rate", 0.001), add("train/tokens_per_second", 800);
   }
-  EXPECT_EQ(expected.size(), 2u + 4 * 200 + 2 * 3);
-  EXPECT_EQ(read_events(first[0]), expected);
-  ASSERT_EQ(run(command + " -x 201").exit_status, 0);
-  ASSERT_EQ(event_files().size(), 2u);
-  for (const std::string& path : event_files())
-    EXPECT_EQ(read_events(path).at(1), path == first[0] ? "start 1" : "start 201");
-  const Outcome o = run(trainer + "-i " + in("tokens.bin") + " --tensorboard");
-  EXPECT_EQ(o.exit_status, 1);
-  EXPECT_EQ(o.err, "error: --tensorboard: event files need a folder; name it with -o\n");
+  expected.push_back("10 val/loss 2.5");
+  const std::string file = out + "/events.out.tfevents.report";
+  EXPECT_EQ(read_events(file), expected);
+  write_file(out + "/log.jsonl", log + LogOf::step(11, "2"));
+  ASSERT_EQ(run("./report --tensorboard " + out).exit_status, 0);
+  EXPECT_EQ(read_events(file).size(), expected.size() + 4) << "the same file has what is new";
 }

@@ -205,7 +205,7 @@ TEST_F(Folders, PipesAndDevicesInThemAreRefusedByEveryProgram) {
       fs::remove(path), fs::rename(away, path);
     }
   fs::create_directory(in("run"));
-  for (const char* name : {"log.jsonl", "config.toml", "positions.csv", "sources.csv"}) {
+  for (const char* name : {"log.jsonl", "config.toml", "positions.csv"}) {
     write("run/log.jsonl", "{\"run\":{}}\n");
     fs::remove(in("run/") + name);
     ASSERT_EQ(mkfifo((in("run/") + name).c_str(), 0666), 0);

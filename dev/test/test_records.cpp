@@ -11,7 +11,7 @@
 #include "helpers.h"
 #include "llmc/model/stream_memory.h"
 #include "llmc/run/print.h"
-#include "llmc/run/report.h"
+#include "llmc/report/report.h"
 #include "llmc/run/run.h"
 #include "llmc/run/settings.h"
 
@@ -104,7 +104,7 @@ TEST_F(Records, OfAResumedRunSayByWhatEachStepWasDone) {
       << report_page(run).substr(0, 3000);
 }
 
-// BUG llmc/run/report_comparison.cpp: `|| !std::all_of(all.begin(), all.end(), says_it)) continue;` -> `) continue;`
+// BUG llmc/report/comparison.cpp: `|| !std::all_of(all.begin(), all.end(), says_it)) continue;` -> `) continue;`
 TEST_F(Records, ThatAnOlderVersionWroteAreAveragedWithNewerOnes) {
   std::vector<RunHistory> runs;
   for (const char* run : {R"("seed":1)", R"("seed":2,"val_every":5)"})
@@ -346,7 +346,7 @@ TEST_F(Resumed, WithOtherOptionsTheRecordsSaySo) {
   EXPECT_EQ(parts[1].at("run").at("steps"), 4);
   EXPECT_EQ(parts[1].at("run").at("learning_rate"), 1e-4);
   EXPECT_TRUE(parts[1].at("run").at("process").contains("host"));
-  const std::string page = read_file(in("out/report.html"));
+  const std::string page = page_of(in("out"));
   EXPECT_TRUE(has(page, ">4 of 4<"));
   EXPECT_FALSE(has(page, "not finished"));
   EXPECT_TRUE(has(page, "resumed after step 2 with other options: ")) << page.substr(0, 3000);

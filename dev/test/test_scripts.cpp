@@ -105,14 +105,13 @@ class LongMicroBatch : public Scripts {
     write_program("of_five", R"(
       echo "$*" >>"$OUT.calls"
       if [ -e "$OUT.fails" ]; then rm "$OUT.fails"; echo "error: the GPU is busy" >&2; exit 1; fi
-      [[ "$*" = *--dry-run ]] || exit 0
-      echo "memory plan for B 1, T 16384, recompute level 0${ON_RANKS-}:"
-      echo "  each sequence takes 1 GB beside the logits; the largest micro-batch that fits is ${FITS-5}"
+      [[ "$*" = *"--dry-run --json" ]] || exit 0
+      echo "{\"micro_batch\":1,\"ranks\":${RANKS-1},\"largest_micro_batch\":${FITS-5}}"
     )");
     setenv("TRAINER", in("of_five").c_str(), 1);
   }
   void TearDown() override {
-    for (const char* name : {"FITS", "ON_RANKS"}) unsetenv(name);
+    for (const char* name : {"FITS", "RANKS"}) unsetenv(name);
     Scripts::TearDown();
   }
   // The calls that the script makes, and what it prints.
@@ -125,19 +124,20 @@ class LongMicroBatch : public Scripts {
 };
 
 TEST_F(LongMicroBatch, IsTheLargestThatFitsByOneDryRun) {
-  EXPECT_EQ(micro_batches(), "1 --dry-run\n4\n");
-  EXPECT_EQ(micro_batches("FITS=100"), "1 --dry-run\n32\n") << "as many tokens as a step has";
-  EXPECT_EQ(micro_batches("FITS=100 ON_RANKS=', on each of 8 ranks'"), "1 --dry-run\n4\n");
+  EXPECT_EQ(micro_batches(), "1 --dry-run --json\n4\n");
+  EXPECT_EQ(micro_batches("FITS=100"), "1 --dry-run --json\n32\n") << "as many tokens as a step has";
+  EXPECT_EQ(micro_batches("FITS=100 RANKS=8"), "1 --dry-run --json\n4\n");
   fs::create_directory(in("out"));
   write_file(in("out/log.jsonl"), "{\"run\":{\"model\":\"d12\",\"micro_batch\":2,\"seq_len\":16384}}\n{\"step\":1}\n");
-  EXPECT_EQ(micro_batches(), "1 --dry-run\n2\n") << "resumed";
-  EXPECT_EQ(micro_batches("FITS=1"), "1 --dry-run\n1\n") << "resumed with less memory";
+  EXPECT_EQ(micro_batches(), "1 --dry-run --json\n2\n") << "resumed";
+  EXPECT_EQ(micro_batches("FITS=1"), "1 --dry-run --json\n1\n") << "resumed with less memory";
   EXPECT_EQ(micro_batches("BATCH=3"), "3\n");
 }
 
 TEST_F(LongMicroBatch, ADryRunThatFailsIsShownAndRepeated) {
   write_file(in("out.fails"), "");
-  EXPECT_EQ(micro_batches(), "1 --dry-run\n1 --dry-run\n4\nerror: the GPU is busy\nthe run ended with status 1; it "
+  EXPECT_EQ(micro_batches(), "1 --dry-run --json\n1 --dry-run --json\n4\nerror: the GPU is busy\nthe run ended with "
+                             "status 1; it "
                              "starts again in 1 s\n");
   write_program("of_five", "echo 'error: no such option' >&2; exit 1");
   const Outcome o = run("scripts/run_gpt2.sh 124M sla 16384");

@@ -1,6 +1,7 @@
 // Where masks leave no token to score there is no loss: in steps, validations, reports and evaluations.
 #include "command_line.h"
-#include "llmc/run/report.h"
+#include "llmc/report/event_file.h"
+#include "llmc/report/report.h"
 
 static const std::string evaluator = "build/fp32/evaluate_gpt2_sla_cpu ";
 
@@ -21,7 +22,7 @@ using LongUnscored = Unscored;  // for the test of a program that `make test` do
 TEST_F(Unscored, AValidationWithoutAScoredTokenHasNoLoss) {
   const std::string val = write_masked("val", 4, [](int sequence) { return sequence >= 2; });
   const Outcome o = run(alone + trainer + "-i " + write("train.bin", shard_bytes(2000)) + " -j " + val + small_model +
-                        "-x 1 -v 1 -m 1 --tensorboard -o " + in("out"));
+                        "-x 1 -v 1 -m 1 -o " + in("out"));
   EXPECT_EQ(o.exit_status, 0) << o.err;
   EXPECT_NE(o.out.find("val loss - after step 0 (0 tokens"), std::string::npos) << o.out;
   EXPECT_NE(o.err.find("of the 64 tokens that were validated none is scored"), std::string::npos) << o.err;
@@ -33,9 +34,8 @@ TEST_F(Unscored, AValidationWithoutAScoredTokenHasNoLoss) {
     EXPECT_FALSE(line.contains("val_accuracy")) << line;
   }
   EXPECT_EQ(validations, 2);
-  for (const std::string& name : names_in(in("out")))
-    if (name.find("events") == 0) { EXPECT_EQ(read_file(in("out/" + name)).find("val/loss"), std::string::npos); }
-  const std::string page = read_file(in("out/report.html"));
+  EXPECT_EQ(event_file(read_run(in("out"))).find("val/loss"), std::string::npos);
+  const std::string page = page_of(in("out"));
   EXPECT_NE(page.find("the validation after step 1 had no token to score"), std::string::npos);
   EXPECT_NE(page.find("validation loss</span><b>-</b>"), std::string::npos);
 }
@@ -53,7 +53,7 @@ TEST_F(Unscored, AStepWithoutAScoredTokenHasNoLoss) {
     EXPECT_EQ(steps[i].at("loss").is_null(), i % 2 == 1) << steps[i];
     EXPECT_EQ(steps[i].contains("ponder"), i % 2 == 0) << steps[i];
   }
-  const std::string page = read_file(in("out/report.html"));
+  const std::string page = page_of(in("out"));
   EXPECT_NE(page.find("2 of 4 steps had no token to score, and have no loss"), std::string::npos);
   EXPECT_EQ(page.find("not finite"), std::string::npos);
 }

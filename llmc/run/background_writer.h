@@ -1,4 +1,4 @@
-// A thread that writes checkpoints, or the report, while training continues. It uses host memory and files only: the
+// A thread that writes checkpoints while training continues. It uses host memory and files only: the
 // device belongs to the training thread.
 #pragma once
 #include <omp.h>

@@ -36,8 +36,6 @@ static void declare_options(CLI::App& app, EvaluateOptions& o) {
       ->default_str("");
   app.add_flag("--serve", o.serve,
                "answer requests, a JSON object a line, from stdin to stdout (llmc/run/evaluation.h)");
-  app.add_flag("--suggest-wiring", o.suggest_wiring,
-               "print what `router` and `dense` have learned, and the wirings without a router that come nearest");
   app.add_option("--context", o.context, "tokens that the model reads at most; 0: its context length");
   app.add_option("--stride", o.stride,
                  "texts are scored in windows of --context tokens that begin so many tokens apart; each token "
@@ -52,9 +50,6 @@ static void declare_options(CLI::App& app, EvaluateOptions& o) {
   app.add_option("--positions", o.positions,
                  "write the losses by position in the window to this file, as CSV; with `act` also the mean of N + R, "
                  "ponder");
-  app.add_option("--sources", o.sources,
-                 "write the weights of `router` and `dense` to this file, as CSV; in a run's folder, as sources.csv, "
-                 "the report draws them");
   app.add_flag("-q,--quiet", o.quiet, "do not tell the progress and the speed");
 }
 
@@ -72,10 +67,7 @@ bool parse_evaluate_options(int argc, char** argv, EvaluateOptions& o) {
   o.model = model_folder(o.model);
   const bool has_files = !o.files.empty() || !o.lambada.empty();
   if (has_files && o.serve) user_error("--serve takes no files");
-  if (o.learned_sources() && o.serve)
-    user_error("--serve prints answers alone: leave --suggest-wiring and --sources out");
-  if (!has_files && !o.serve && !o.learned_sources())
-    user_error("name a file to evaluate, --lambada FILE, --serve or --suggest-wiring");
+  if (!has_files && !o.serve) user_error("name a file to evaluate, --lambada FILE or --serve");
   return true;
 }
 

@@ -15,16 +15,14 @@ struct EvaluateOptions {
   std::vector<std::string> files;  // texts, token files, multiple-choice questions
   std::vector<std::string> lambada;
   bool serve = false;
-  bool suggest_wiring = false;
   int64_t context = 0;  // tokens that the model reads at most; 0: its context length
   int64_t stride = 0;   // between the windows of a text; 0: the context
   int64_t windows = 0;  // how many windows of each text are scored, at most; 0: all
   int slots = 8;        // sequences at a time
-  std::string tokenizer, json, positions, sources;
+  std::string tokenizer, json, positions;
   bool quiet = false;
 
   // Whether what `router` and `dense` have learned is asked for.
-  bool learned_sources() const { return suggest_wiring || !sources.empty(); }
 };
 
 // Fills `options`. Returns false if the program has nothing else to do (--help was printed). Throws UserError.

@@ -66,7 +66,9 @@ static json to_json(const LogFields& fields) {
   return j;
 }
 
-void RunLog::write(const LogFields& fields) { write_line(dump_json(to_json(fields))); }
+std::string json_text(const LogFields& fields) { return dump_json(to_json(fields)); }
+
+void RunLog::write(const LogFields& fields) { write_line(json_text(fields)); }
 void RunLog::write(const char* key, const LogFields& fields) { write_line(dump_json(json{{key, to_json(fields)}})); }
 
 // Notices, and says once, that nobody will ever read what is written.

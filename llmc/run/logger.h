@@ -14,6 +14,9 @@ struct LogField {
   std::variant<int64_t, double, bool, std::string, std::vector<double>, std::vector<std::string>, LogFields> value;
 };
 
+// {"key": value, ...}
+std::string json_text(const LogFields& fields);
+
 struct ResumedLog {
   int num_damaged = 0;            // lines that were moved to log.damaged.jsonl
   std::set<int64_t> checkpoints;  // steps whose checkpoint has a line

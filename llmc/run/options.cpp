@@ -176,13 +176,13 @@ static void add_output_options(OptionTable& t, TrainOptions& o) {
   t.add("--dry-run", o.dry_run,
         "print the model, its wiring and the memory plan, and end: nothing is trained or written")
       .not_in_config();
+  t.add("--json", o.json, "print these as a JSON object in place of text")
+      .not_in_config()
+      .needing("--dry-run", "is the form of what --dry-run prints; give that too");
   t.add("--log-level", o.log_level,
         "debug: log.jsonl tells when the parts of each step ran on the device, too; slower, since no step is replayed "
         "as a CUDA graph then",
         one_of({"info", "debug"}));
-  t.add("--tensorboard", o.tensorboard,
-        "write losses, norms, rates and speeds as TensorBoard's event files into -o, too")
-      .needing("-o", "event files need a folder; name it with -o");
   t.add("--stop-on-save-error", o.stop_on_save_error,
         "stop if a checkpoint cannot be written; otherwise say so and train on");
 }

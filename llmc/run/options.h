@@ -45,9 +45,8 @@ struct TrainOptions {
   int64_t keep = 0, keep_every = 0;
   bool stop_on_save_error = false;
   std::string log_level = "info";
-  bool tensorboard = false;
 
-  bool dry_run = false;
+  bool dry_run = false, json = false;
 
   std::string config;   // the file that --config names
   std::string as_toml;  // these options as --config reads them, without the options of this process alone

@@ -17,7 +17,6 @@
 #include "llmc/utils/utf8.h"
 #include "option.h"
 #include "print.h"
-#include "report.h"
 #include "settings.h"
 #include "stop_signal.h"
 
@@ -330,7 +329,6 @@ void open_output(Run& run, const std::string& checkpoint, LogFields description)
   description.push_back({"process", describe_process(run)});
   if (checkpoint.empty()) run.log.write("run", description);
   else run.log.write({{"step", run.step}, {"run", description}});
-  if (o.tensorboard) run.events.open(o.out, run.step);
 }
 
 static long long num_tokens(const std::unique_ptr<DataLoader>& data) {
@@ -410,28 +408,18 @@ void count_step(Run& run, const StepResult& result) {
   if (run.loss_scale && !result.skipped) run.loss_scale->count_good_update();
 }
 
-using Scalars = std::vector<std::pair<std::string, double>>;
-
 static void log_step(Run& run, const StepResult& r) {
   const double rate = double(run.tokens_per_step()) / r.seconds;
   LogFields fields = {{"step", run.step},          {"loss", r.loss},
                       {"grad_norm", r.grad_norm},  {"lr", r.learning_rate},
                       {"ms", r.seconds * 1e3},     {"data_ms", r.data_seconds * 1e3},
                       {"tokens_per_second", rate}, {"limit_ms", r.limit_seconds * 1e3}};
-  Scalars scalars = {{"train/loss", r.loss},
-                     {"train/grad_norm", r.grad_norm},
-                     {"train/learning_rate", r.learning_rate},
-                     {"train/tokens_per_second", rate}};
-  if (r.ponder > 0) fields.push_back({"ponder", r.ponder}), scalars.push_back({"train/ponder", r.ponder});
-  if (r.scored_tokens == 0) scalars.erase(scalars.begin());  // which has no loss
-  if (run.loss_scale) {
+  if (r.ponder > 0) fields.push_back({"ponder", r.ponder});
+  if (run.loss_scale)
     fields.push_back({"loss_scale", r.loss_scale}), fields.push_back({"good_updates", run.loss_scale->good_updates});
-    scalars.push_back({"train/loss_scale", double(r.loss_scale)});
-  }
   if (run.has_memory) fields.push_back({"flops_per_token", r.flops_per_token});
   if (r.scored_tokens != run.tokens_per_step()) fields.push_back({"scored_tokens", r.scored_tokens});
   run.log.write(fields);
-  run.events.write(run.step, scalars);
   if (r.skipped)
     run.log.write({{"step", run.step}, {"skipped_steps", run.skipped_steps}, {"in_a_row", run.bad_steps_in_row}});
 }
@@ -484,43 +472,23 @@ void check_progress(const Run& run, const StepResult& result) {
              (long long)run.step, result.loss, result.grad_norm, (long long)run.bad_steps_in_row);
 }
 
-// Says so if a report could not be written. Nothing else depends on it, and `./report` can write it later.
-static void warn_of_unwritten_report(const std::optional<SaveResult>& written) {
-  if (!written || written->error.empty()) return;
-  print_line("");
-  print_warning(written->error + "; training is not affected");
-}
-
-// Writes the report from the log as it is now: what is to be in the report must have been logged before.
-static void write_report(Run& run) {
-  const std::string& out = run.options.out;
-  if (out.empty() || run.ranks.rank > 0) return;
-  warn_of_unwritten_report(run.report_writer.result(/*wait=*/true));
-  run.report_writer.start(run.step, [&out](SaveResult&) {
-    write_file_durably(out + "/report.html", report_page(read_run(out)));
-  });
-}
-
 void report_validation(Run& run, const Validation& v) {
   LogFields fields = {{"step", run.step}, {"val_loss", v.loss}};
-  Scalars scalars = {{"val/loss", v.loss}};
-  if (v.scored_tokens == 0) scalars.clear(), fields.push_back({"val_scored_tokens", v.scored_tokens});
-  if (v.ponder > 0) fields.push_back({"val_ponder", v.ponder}), scalars.push_back({"val/ponder", v.ponder});
+  if (v.scored_tokens == 0) fields.push_back({"val_scored_tokens", v.scored_tokens});
+  if (v.ponder > 0) fields.push_back({"val_ponder", v.ponder});
   std::string bits_text, accuracy_text;
   if (const std::optional<double> bits = v.bits_per_byte()) {
-    fields.push_back({"val_bits_per_byte", *bits}), scalars.push_back({"val/bits_per_byte", *bits});
+    fields.push_back({"val_bits_per_byte", *bits});
     bits_text = format(" | %.5f bits/byte", *bits);
   }
   if (const std::optional<double> accuracy = v.accuracy()) {
-    fields.push_back({"val_accuracy", *accuracy / 100}), scalars.push_back({"val/accuracy", *accuracy / 100});
+    fields.push_back({"val_accuracy", *accuracy / 100});
     accuracy_text = format(" | accuracy %.1f %%", *accuracy);
   }
   run.log.write(fields);
-  run.events.write(run.step, scalars);
   print_line("val loss %s%s%s%s after step %lld (%lld tokens, %s)\n", loss_text(v.loss, v.scored_tokens), bits_text,
              ponder_text(v.ponder), accuracy_text, (long long)run.step, (long long)v.scored_tokens,
              time_text(v.seconds));
-  if (!run.report_writer.is_busy()) write_report(run);
   if (v.scored_tokens == 0)
     warn(run,
          "-j %s: of the %lld tokens that were validated none is scored, by the masks beside them, so that there is no "
@@ -655,8 +623,6 @@ void finish_output(Run& run) {
   for (int tenths = 0; run.shards_are_written && run.ranks.rank == 0 && tenths < 100; tenths++) usleep(100000);
   count_shards_as_written(run);
   report_saved(run, /*wait=*/true);
-  write_report(run);
-  warn_of_unwritten_report(run.report_writer.result(/*wait=*/true));
   run.log.finish();
 }
 

@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 #include "background_writer.h"
-#include "event_file.h"
 #include "llmc/ranks/ranks.h"
 #include "llmc/ranks/watchdog.h"
 #include "llmc/io/checkpoint.h"
@@ -32,7 +31,6 @@ struct Run {
   std::string model_checksum;              // of the weights in the folder of -e, on rank 0; "" without one
   Schedule schedule;
   RunLog log;
-  EventFile events;  // with --tensorboard
   int B = 0, T = 0;
   bool has_memory = false;                          // rows are streams (DataLoader::streams)
   int64_t grad_accum_steps = 1;                     // micro-batches of each rank in an update
@@ -55,8 +53,7 @@ struct Run {
   std::shared_ptr<std::atomic<bool>> shards_are_written;
   // Declared last, and so destroyed first: their threads use what is above.
   Watchdog watchdog;
-  BackgroundWriter writer;         // of checkpoints
-  BackgroundWriter report_writer;  // of OUT/report.html
+  BackgroundWriter writer;  // of checkpoints
 
   int64_t num_micro_batches() const { return grad_accum_steps * ranks.size; }  // in an update
   int64_t tokens_per_step() const { return num_micro_batches() * B * T; }
@@ -149,9 +146,8 @@ struct Validation {
   }
 };
 
-// The line of a validation in the log and on the terminal; then the report is written anew, on
-// another thread. Throws UserError if the loss of scored tokens is not finite: the weights may be what is wrong, so
-// that no checkpoint of them may replace another.
+// The line of a validation in the log and on the terminal. Throws UserError if the loss of scored tokens is not finite:
+// the weights may be what is wrong, so that no checkpoint of them may replace another.
 void report_validation(Run& run, const Validation& v);
 
 // True after every `every`-th step and after the last one; never if `every` is 0.
@@ -192,7 +188,7 @@ void count_shards_as_written(Run& run);
 // written and the options say to stop then.
 void report_saved(Run& run, bool wait);
 
-// Waits for the last checkpoint and the log, and writes the report, whatever ended the training.
+// Waits for the last checkpoint and the log, whatever ended the training.
 void finish_output(Run& run);
 
 // Throws UserError if this rank's data have ended the run.

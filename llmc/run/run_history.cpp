@@ -136,7 +136,7 @@ static void add_up(RunHistory& run) {
 }
 
 std::vector<std::string> files_of_run(const std::string& out) {
-  return {out + "/log.jsonl", out + "/config.toml", out + "/positions.csv", out + "/sources.csv"};
+  return {out + "/log.jsonl", out + "/config.toml", out + "/positions.csv"};
 }
 
 RunHistory read_run(const std::string& out) {
@@ -149,7 +149,6 @@ RunHistory read_run(const std::string& out) {
   run.description = run.process = json::object();
   run.options = try_read_file(files[1]).value_or("");
   if (const auto csv = try_read_file(files[2])) run.positions = ranges_of(parse_positions(files[2], *csv));
-  if (const auto csv = try_read_file(files[3])) run.sources = parse_learned_sources(files[3], *csv);
   size_t begin = 0;
   for (size_t end; (end = log->find('\n', begin)) != std::string::npos; begin = end + 1) {
     run.num_unreadable += !add_line(run, parse_json(std::string_view(*log).substr(begin, end - begin)));

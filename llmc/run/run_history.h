@@ -1,6 +1,6 @@
-// What a run leaves behind, as the report shows it: read from OUT/log.jsonl and OUT/config.toml, while the run trains,
-// too; and from OUT/positions.csv and OUT/sources.csv, if evaluate_gpt2_sla --positions and --sources have written
-// them.
+// What a run leaves behind, as pages show it and as a run that is resumed compares its options with: read from
+// OUT/log.jsonl and OUT/config.toml, while the run trains, too; and from OUT/positions.csv, if evaluate_gpt2_sla
+// --positions has written it.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -8,7 +8,6 @@
 #include <set>
 #include <string>
 #include <vector>
-#include "llmc/model/learned_sources.h"
 #include "position_losses.h"
 
 // Values that the log has not, or as null because they were not finite, are NaN.
@@ -62,7 +61,6 @@ struct RunHistory {
   std::vector<ValPoint> validations;     // ascending, each step once
   std::vector<Sample> samples;           // ascending, each step once
   std::vector<PositionRange> positions;  // losses by position in the context; empty where nobody has measured them
-  LearnedSources sources;                // of `router` and `dense`; empty where nobody has asked for them
   int64_t num_repeated = 0;       // steps logged twice, because a run was resumed before them: the later ones count
   int64_t num_unreadable = 0;     // lines that are not valid, but for an incomplete last one
   bool ends_in_mid_line = false;  // the last line is incomplete, as when a process was killed

@@ -28,7 +28,7 @@ $(filter %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(cpu_precision)/% force
 $(OBJ)/llmc/% $(OBJ)/data/% $(OBJ)/report.o: private march := $(HOST_MARCH)
 $(OBJ)/llmc/ranks/ranks.o: private CPPFLAGS += $(MPI_FLAGS)
 $(OBJ)/report.o $(OBJ)/data/tokenize.o $(OBJ)/data/convert.o $(OBJ)/data/probe.o: private CXXFLAGS += $(COLD)
-$(OBJ)/llmc/ranks/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o: private CXXFLAGS += $(COLD)
+$(OBJ)/llmc/ranks/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o $(REPORT_OBJS): private CXXFLAGS += $(COLD)
 # A test runs for milliseconds and takes seconds to compile, but for the reference's.
 $(OBJ)/dev/test/%.o: private CXXFLAGS += $(if $(filter %/test_reference.o,$@),$(COLD),-O0) -DSLA_CPU
 
@@ -41,14 +41,16 @@ $(OBJ)/charts/%: $(OBJ)/charts/flags
 	cat $($*) /dev/null > $@
 $(OBJ)/charts/chart.js: private chart.js := $(CHART_JS)
 $(OBJ)/charts/chart_licence.txt: private chart_licence.txt := $(CHART_LICENCE)
-$(OBJ)/llmc/run/report_parts.o: $(addprefix llmc/run/report.,css js) \
+$(OBJ)/llmc/report/parts.o: $(addprefix llmc/report/report.,css js) \
   $(addprefix $(OBJ)/charts/chart,.js _licence.txt)
-$(OBJ)/llmc/run/report_parts.o: private CXXFLAGS += -Wa,-I$(OBJ)/charts
+$(OBJ)/llmc/report/parts.o: private CXXFLAGS += -Wa,-I$(OBJ)/charts
 $(OBJ)/%.o: %.cpp $(OBJ)/flags
 	@mkdir -p $(@D)
 	$(COMPILE) -c $< -o $@
 
 $(HOST_LIB): $(HOST_OBJS)
+$(REPORT_LIB): $(REPORT_OBJS)
+$(HOST_LIB) $(REPORT_LIB):
 	@rm -f $@
 	$(AR) rcs $@ $^
 
@@ -56,10 +58,11 @@ data/tokenize: $(addprefix $(OBJ)/data/,tokenize.o corpus.o archive_stream.o sha
 	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -larchive -lz -lpthread -o $@
 
 report data/convert: %: $(OBJ)/%.o
+report: $(REPORT_LIB)
 data/probe: $(OBJ)/data/probe.o $(OBJ)/data/shards.o
 $(BUILD)/encode_records: $(OBJ)/dev/encode_records.o
 report data/convert data/probe $(BUILD)/encode_records: $(HOST_LIB) $(BUILD)/flags
-	$(CXX) $(CXXFLAGS) $(filter %.o,$^) $(HOST_LIB) -o $@
+	$(CXX) $(CXXFLAGS) $(filter-out $(HOST_LIB),$(filter %.o %.a,$^)) $(HOST_LIB) -o $@
 
 # The model's object comes before that of its tests: of an inline function that both have, the linker takes the first.
 linked = $(filter %/model.o,$^) $(filter-out %/model.o,$(filter %.o %.a,$^))

@@ -10,7 +10,7 @@
 #include "dev/test/long.h"
 #include "dev/test/model/model.h"
 #include "dev/test/values.h"
-#include "llmc/run/statistics.h"
+#include "llmc/report/statistics.h"
 #include "dev/test/reference/reference.h"
 
 struct GraphCase {

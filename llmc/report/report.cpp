@@ -1,7 +1,11 @@
 #include "report.h"
 #include <algorithm>
-#include "print.h"
-#include "report_parts.h"
+#include "llmc/io/checkpoint.h"
+#include "llmc/model/config_json.h"
+#include "llmc/run/print.h"
+#include "llmc/utils/error.h"
+#include "learned_sources.h"
+#include "parts.h"
 
 using namespace report;
 
@@ -100,18 +104,26 @@ std::string samples(const RunHistory& run) {
   return text;
 }
 
-// Maps of what `router` and `dense` have learned, and the wirings that come nearest to the router.
+// Maps of what `router` and `dense` have learned by the run's newest checkpoint, and the wirings that come nearest to
+// the router. A checkpoint that cannot be read is said in their place: a run that trains may have removed it meanwhile.
 std::string learned_sources(const RunHistory& run) {
-  if (run.sources.empty()) return "";
-  std::string rows;
   const std::optional<DescribedWiring> w = wiring_of(run);
-  if (w && w->num_layers == run.sources.num_layers)  // else they are another model's than the log's
-    for (const NearWiring& near : nearest_wirings(run.sources, w->wiring, w->num_heads))
+  if (!w) return "";
+  const WiringTable table = wiring_table(w->wiring, w->num_layers, w->num_heads);
+  if (!table.router && !table.dense) return "";
+  try {
+    const std::string checkpoint = newest_checkpoint(run.name);
+    if (checkpoint.empty()) return "";
+    const ModelConfig config = read_config_json(checkpoint);
+    const LearnedSources sources = read_learned_sources(checkpoint, config);
+    std::string rows;
+    for (const NearWiring& near : nearest_wirings(sources, config.wiring, config.num_heads))
       rows += row({"<code>" + html(near.text) + "</code>", percent_text(near.share)});
-  return learned_sources_picture(run.sources) +
-         (rows.empty() ? ""
-                       : "<table class=\"left\">\n" + row({"wiring without router", near_share_name}, "th") + rows +
-                             "</table>\n");
+    return learned_sources_picture(sources) +
+           (rows.empty() ? ""
+                         : "<table class=\"left\">\n" + row({"wiring without router", near_share_name}, "th") + rows +
+                               "</table>\n");
+  } catch (const UserError& e) { return warning_lines({e.what()}); }
 }
 
 std::string machine(const RunHistory& run) {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 #include "llmc/model/wiring.h"
-#include "run_history.h"
+#include "llmc/run/run_history.h"
 
 namespace report {
 

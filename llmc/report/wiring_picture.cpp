@@ -1,7 +1,7 @@
 #include "wiring_picture.h"
 #include <algorithm>
 #include <map>
-#include "attention_plan.h"
+#include "llmc/model/attention_plan.h"
 #include "llmc/utils/error.h"
 
 namespace {

@@ -1,9 +1,7 @@
 #include "learned_sources.h"
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
-#include <utility>
 #include "llmc/io/checkpoint.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/number.h"
@@ -25,10 +23,11 @@ std::vector<double> LearnedSources::router_shares(int layer, int kv_head, bool a
 }
 
 LearnedSources read_learned_sources(const std::string& folder, const ModelConfig& config) {
-  verify_model(folder);
   const WiringTable table = config.wiring_table();
   const int64_t kv = table.num_kv_heads;
   LearnedSources s = {config.num_layers, table.num_kv_heads, {}, {}};
+  if (!table.router && !table.dense) return s;
+  verify_model(folder);
   std::vector<SafetensorsSpec> specs;
   std::vector<std::vector<float>*> places;  // of the tensors' values
   auto add = [&](int layer, const char* name, int64_t size, std::vector<float>& values) {
@@ -53,87 +52,18 @@ LearnedSources read_learned_sources(const std::string& folder, const ModelConfig
 // ----------------------------------------------------------------------------
 // CSV
 
-namespace {
-
-constexpr const char* csv_head = "term,layer,head,source,source_head,weight";
-
-// What a line is about: a term, a layer, a K/V head, a source layer and its K/V head.
-struct Place {
-  std::string term;
-  std::array<int, 4> numbers;
-  bool operator==(const Place& o) const { return term == o.term && numbers == o.numbers; }
-};
-
-// Calls visit(place, weight) for each weight, in the order of the file's lines.
-template <class Sources, class Visit>
-void visit_weights(Sources& s, Visit visit) {
-  for (int l = 1; l < int(s.router.size()); l++)
-    for (int g = 0, n = 0; g < s.num_kv_heads; g++)
-      for (int j = 0; j <= l; j++)
-        for (int i = 0; i < s.num_kv_heads; i++, n++)
-          visit(Place{"router", {l, g, j, i}}, s.router[size_t(l)][size_t(n)]);
-  for (int l = 0; l < int(s.dense.size()); l++)
-    for (int j = 0; j <= l + 1; j++) visit(Place{"dense", {l + 1, 0, j, 0}}, s.dense[size_t(l)][size_t(j)]);
-}
-
-}  // namespace
-
 std::string learned_sources_csv(const LearnedSources& s) {
-  std::string csv = csv_head + std::string("\n");
-  visit_weights(s, [&](const Place& p, float weight) {
-    csv += p.term;
-    for (int number : p.numbers) csv += "," + std::to_string(number);
-    csv += "," + shortest(double(weight)) + "\n";
-  });
-  return csv;
-}
-
-LearnedSources parse_learned_sources(const std::string& path, const std::string& csv) {
-  const std::vector<std::string> lines = lines_of(csv);
-  size_t number = 0;
-  auto check = [&](bool is_right, const char* what) {
-    if (!is_right)
-      user_error("%s:%zu: is not a line of learned sources, as evaluate_gpt2_sla --sources writes them: %s",
-                 path.c_str(), number + 1, what);
+  std::string csv = "term,layer,head,source,source_head,weight\n";
+  const auto add = [&](const char* term, size_t layer, int head, int source, int source_head, float weight) {
+    csv += format("%s,%zu,%d,%d,%d,%s\n", term, layer, head, source, source_head, shortest(double(weight)).c_str());
   };
-  check(!lines.empty() && lines[0] == csv_head, csv_head);
-  std::vector<std::pair<Place, float>> weights;
-  LearnedSources s;
-  int router_layers = 0, dense_layers = 0;
-  constexpr int most = 4096;  // layers, and heads: more than any model has
-  for (number = 1; number < lines.size(); number++) {
-    const std::vector<std::string> cells = split(lines[number], ',');
-    Place place = {cells[0], {}};
-    check(place.term == "router" || place.term == "dense", "it begins with router or dense");
-    check(cells.size() == place.numbers.size() + 2, "it has five numbers");
-    try {
-      for (size_t i = 0; i < place.numbers.size(); i++) place.numbers[i] = parse_number<int>(cells[i + 1]);
-      weights.push_back({place, parse_number<float>(cells.back())});
-    } catch (const UserError& e) { check(false, e.what()); }
-    const auto [layer, head, source, source_head] = place.numbers;
-    check(1 <= layer && layer < most && 0 <= head && head < most, "layers begin at 1, heads at 0");
-    (place.term == "router" ? router_layers : dense_layers) = layer;
-    if (place.term == "router") s.num_kv_heads = std::max(s.num_kv_heads, head + 1);
-  }
-  number = lines.size();
-  check(!weights.empty() && csv.back() == '\n', "the file is incomplete");
-  check(router_layers == 0 || dense_layers == 0 || dense_layers == router_layers + 1, "router and dense are of the "
-                                                                                      "same layers");
-  s.num_layers = std::max(router_layers + 1, dense_layers);
-  const int64_t kv = s.num_kv_heads, L = s.num_layers;
-  check((router_layers > 0 ? kv * kv * (L * (L + 1) / 2 - 1) : 0) + (dense_layers > 0 ? L * (L + 3) / 2 : 0) ==
-            int64_t(weights.size()),
-        "each weight stands there once");
-  for (int64_t l = 0; l < L; l++) {
-    if (router_layers > 0) s.router.push_back(std::vector<float>(l > 0 ? size_t(kv * (l + 1) * kv) : 0));
-    if (dense_layers > 0) s.dense.push_back(std::vector<float>(size_t(l) + 2));
-  }
-  number = 1;
-  visit_weights(s, [&](const Place& place, float& weight) {
-    check(weights[number - 1].first == place, "layers, heads and sources ascend");
-    weight = weights[number++ - 1].second;
-  });
-  return s;
+  for (size_t l = 1; l < s.router.size(); l++)
+    for (int g = 0, n = 0; g < s.num_kv_heads; g++)
+      for (int j = 0; j <= int(l); j++)
+        for (int i = 0; i < s.num_kv_heads; i++, n++) add("router", l, g, j, i, s.router[l][size_t(n)]);
+  for (size_t l = 0; l < s.dense.size(); l++)
+    for (int j = 0; j <= int(l) + 1; j++) add("dense", l + 1, 0, j, 0, s.dense[l][size_t(j)]);
+  return csv;
 }
 
 // ----------------------------------------------------------------------------

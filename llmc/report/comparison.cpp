@@ -1,14 +1,14 @@
 #include <algorithm>
 #include <set>
 #include <tuple>
+#include "llmc/run/option.h"
+#include "llmc/run/options.h"
+#include "llmc/run/print.h"
+#include "llmc/run/settings.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/text.h"
-#include "option.h"
-#include "options.h"
-#include "print.h"
+#include "parts.h"
 #include "report.h"
-#include "report_parts.h"
-#include "settings.h"
 #include "statistics.h"
 
 namespace report {

@@ -1,14 +1,14 @@
-#include "report_parts.h"
+#include "parts.h"
 #include <filesystem>
-#include "llmc/model/wiring_picture.h"
 #include "llmc/utils/embed.h"
 #include "llmc/utils/error.h"
 #include "llmc/utils/json.h"
 #include "llmc/utils/number.h"
 #include "llmc/utils/utf8.h"
+#include "wiring_picture.h"
 
-EMBED(sla_report_css, "llmc/run/report.css");
-EMBED(sla_report_js, "llmc/run/report.js");
+EMBED(sla_report_css, "llmc/report/report.css");
+EMBED(sla_report_js, "llmc/report/report.js");
 // The chart library and its licence are the package's, copied by the Makefile; they are empty where there is none.
 EMBED(sla_chart_js, "chart.js");
 EMBED(sla_chart_licence, "chart_licence.txt");

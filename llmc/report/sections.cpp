@@ -5,8 +5,8 @@
 #include "llmc/utils/error.h"
 #include "llmc/utils/files.h"
 #include "llmc/utils/text.h"
+#include "parts.h"
 #include "report.h"
-#include "report_parts.h"
 #include "statistics.h"
 
 std::vector<ReportSection> read_outline(const std::string& path) {

@@ -1,10 +1,9 @@
-// What a trained model with `router` or `dense` has learned of where layers look: the weights of their sums, as
-// evaluate_gpt2_sla --sources writes them and reports draw them, and the wirings without a router that come nearest,
-// which --suggest-wiring prints.
+// What a trained model with `router` or `dense` has learned of where layers look: the weights of their sums, which
+// pages of runs draw, and the wirings without a router that come nearest.
 #pragma once
 #include <string>
 #include <vector>
-#include "config.h"
+#include "llmc/model/config.h"
 
 struct LearnedSources {
   int num_layers = 0, num_kv_heads = 0;
@@ -28,8 +27,6 @@ LearnedSources read_learned_sources(const std::string& folder, const ModelConfig
 // A line a weight: term, layer (num_layers: the final norm), K/V head, source layer (for `dense` 0 is the embeddings
 // and j layer j - 1), its K/V head, weight. `dense` has 0 for heads.
 std::string learned_sources_csv(const LearnedSources& s);
-// Reads that; `path` is for errors. Throws UserError, with the line, for anything else.
-LearnedSources parse_learned_sources(const std::string& path, const std::string& csv);
 
 // A wiring without `router`, and the share of the router's |weights| that lies where its heads look, on the average of
 // heads and layers: on the K/V head of the same number, in the layer that the wiring names, and positive.
