@@ -121,7 +121,7 @@ inline int64_t full_qkv_size(const ModelConfig& c, const AttentionPlan& plan) {
 // For each row of a layer's qkvw, its row in the full-size c_attn.
 inline std::vector<int> full_qkv_rows(const ModelConfig& c, const AttentionPlan& plan, int layer) {
   std::vector<int> rows;
-  int first = 0;  // row of the full-size c_attn where the part begins
+  int first = 0;  // row of the full-size c_attn where q, k or v begins
   for (Qkv which : all_qkv) {
     for (int head : plan.projected[which][layer])
       for (int i = 0; i < c.head_size(); i++) rows.push_back(first + head * c.head_size() + i);
