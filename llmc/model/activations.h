@@ -95,7 +95,7 @@ inline void set_rotary_table(const Activations& acts, const ModelShape& shape, c
 }
 
 // In generation: acts.positions = the positions of a pass's rows, by which they are embedded or rotated. With `memory`
-// the table of angles is that of these rows.
+// the table has the angles of these rows.
 inline void set_positions(const Activations& acts, const ModelShape& shape, std::vector<int> positions) {
   if (shape.attention_plan.table.memory > 0 && shape.attention_plan.table.rope > 0) {
     set_rotary_table(acts, shape, positions);

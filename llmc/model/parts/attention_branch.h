@@ -271,10 +271,10 @@ inline void branch_forward(const AttentionBranch& b, const Batch& batch, bool ag
   project_out(b, batch);
 }
 
-// Computes the branch's activations again in the backward pass; those of K/V have been kept.
+// Computes the branch's activations again in the backward pass, but not K/V, which has been kept.
 inline void branch_again(const AttentionBranch& b, const Batch& batch) { branch_forward(b, batch, /*again=*/true); }
 
-// From datt, the gradient of att: those of q, k, v and of the gates, of this layer and of those below.
+// From datt, the gradient of att: the gradients of q, k, v and of the gates, of this layer and of the layers below.
 inline void attend_by_maps_backward(const AttentionBranch& b, const MixedMaps& mixed, const Batch& batch) {
   const int64_t N = batch.rows();
   for (size_t i = 0; i < b.attentions_of_slot[0].size(); i++) {
@@ -317,8 +317,8 @@ inline void branch_backward(const AttentionBranch& b, const floatX* dout, const 
 // ----------------------------------------------------------------------------
 // Cost
 
-// Elements of the weights that a token is multiplied with. k and v of the memory's positions are counted with those of
-// the segment's tokens.
+// Elements of the weights that a token is multiplied with. Products for k and v of the memory's positions are counted
+// with the segment's tokens.
 inline double matmul_elements(const AttentionBranch& b, const ModelConfig& c, const AttentionPlan& plan,
                               const Segments& segments) {
   const double C = c.channels, qkv = double(qkv_rows(c, plan, b.layer));

@@ -1,5 +1,5 @@
 // The stage of `depth`: from layer 1 on the layer's values are what its queries find, at each token, in what the layers
-// up to it have projected there. These are kept as they were projected; in generation those of new tokens, and the
+// up to it have projected there. They are kept as they were projected; generation keeps new tokens' alone, and the
 // cache has the mixed values. Each layer gives its gradients to all below, where they wait in `dprojected`.
 #pragma once
 #include <vector>

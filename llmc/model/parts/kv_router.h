@@ -13,13 +13,13 @@
 struct OwnedHeadMix {
   DeviceArray<MixedHeads<floatX>> sources;
   HeadMix<floatX> mix;
-  const floatX* dout = nullptr;  // rows as far apart as those of mix.out
+  const floatX* dout = nullptr;  // rows as far apart as the rows of mix.out
 };
 
 struct KVRouter : HeadStage {
   floatX *routed = nullptr, *drouted = nullptr;  // (N, QKV - C): the sums k | v, and their gradient; null in layer 0
   std::vector<OwnedHeadMix> sums;        // k, v: what attention uses, of what has been projected; none in layer 0
-  std::vector<OwnedHeadMix> dprojected;  // k, v: the gradient of what the layer projected, from those of sums
+  std::vector<OwnedHeadMix> dprojected;  // k, v: the gradient of what the layer projected, from the sums' gradients
   float *dweights = nullptr, *scratch = nullptr;
   bool is_kept = false;  // the backward pass finds the sums as the forward pass left them
 
@@ -98,8 +98,8 @@ inline void stage_forward(const KVRouter& r, const Batch& batch, bool again) {
   for (const OwnedHeadMix& sum : r.sums) mix_heads(sum.mix, batch.rows());
 }
 
-// From the gradients of the sums of this layer and of those above: that of the weights +=, and of what this layer
-// projected = or +=.
+// From the gradients of the sums of this layer and of the layers above: the weights' gradient +=, and the gradient of
+// what this layer projected = or +=.
 inline void stage_backward(const KVRouter& r, const Batch& batch) {
   const int64_t N = batch.rows();
   for (const OwnedHeadMix& sum : r.sums)

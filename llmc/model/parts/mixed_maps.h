@@ -1,5 +1,5 @@
 // What attention with `blend` and `gate` has beside other attention: the outputs of several attention maps, the layer's
-// own and those of the layers below on its own v, are summed with weights (llmc/ops/map_weights.h). A model of L layers
+// own and the layers' below, on its own v, are summed with weights (llmc/ops/map_weights.h). A model of L layers
 // computes L (L + 1) / 2 attentions.
 #pragma once
 #include <cstdint>

@@ -33,7 +33,7 @@ inline void declare(RelativeAttention& relative, ActivationList& list) {
   list.in_slot({"relative_dr_of_sequences", backward}, relative.dr_of_sequences, {shape.training->B, D, C});
 }
 
-// Sets the pointers, and those of the attention, whose q and dq are those of the layer until then.
+// Sets the pointers, and the attention's: its q and dq, which are the layer's so far, become q + u and its gradient.
 inline void bind_relative(RelativeAttention& relative, const AttentionParams<floatX>& w,
                           const AttentionParams<float>& g, const Activations& acts, AttentionArgs<floatX>& args) {
   RelativeQueries<floatX>& queries = relative.queries;
@@ -80,7 +80,7 @@ inline void relative_forward(const RelativeAttention& relative, const Batch& bat
   queries_forward(relative, batch);
 }
 
-// From the gradients of both queries and of r: dq =, and those of u, v and W +=.
+// From the gradients of both queries and of r: dq =, and the gradients of u, v and W +=.
 inline void relative_backward(const RelativeAttention& relative, const Batch& batch) {
   const int64_t N = batch.rows(), C = relative.C, first = first_distance_row(relative, batch);
   bias_backward(relative.g.relativeu, relative.gradients.of_keys, N, C);

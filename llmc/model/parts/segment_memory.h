@@ -1,7 +1,7 @@
 // The memory of a layer's attention in training (terms/memory.h): its input, the residual stream before its
 // LayerNorm, at the last positions of each stream, as earlier segments left it. It is a constant, but the LayerNorm,
 // k and v of it are computed with today's weights, which get gradients from them. A layer's k and v have rows for the
-// memory before those of the segment, so that queries begin at key m; layers that share K/V read those rows too.
+// memory before the rows of the segment, so that queries begin at key m; layers that share K/V read those rows too.
 //
 // B: streams, T: tokens of a segment, M: positions that the memory has room for, m: those that it holds
 // (Batch::remembered).
@@ -20,7 +20,7 @@ struct SegmentMemory {
   floatX *extended = nullptr, *dextended = nullptr;
 };
 
-// Declares what a layer's memory is, and what all layers share. `list.shape` is that of training.
+// Declares what a layer's memory is, and what all layers share. `list.shape` is the training's.
 inline void declare(SegmentMemory& memory, ActivationList& list) {
   const int64_t B = list.shape.training->B, T = list.shape.training->T, C = list.shape.config.channels;
   const int64_t M = list.shape.attention_plan.table.memory, N = B * (M + T);
@@ -78,7 +78,7 @@ inline void extend_by_memory_backward(const SegmentMemory& memory, floatX* din, 
 // How many positions of each stream are remembered after the batch.
 inline int64_t remembered_after(int64_t M, const Batch& batch) { return std::min(M, batch.remembered + batch.T); }
 
-// The memory becomes that of the last positions of the memory and the segment.
+// The memory moves on to the last positions of the memory and the segment.
 inline void remember(const SegmentMemory& memory, const Batch& batch) {
   const int64_t B = batch.B, T = batch.T, m = batch.remembered, C = memory.C;
   const int64_t kept = remembered_after(memory.M, batch), old = std::max<int64_t>(0, kept - T), taken = kept - old;

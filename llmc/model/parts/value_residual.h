@@ -67,8 +67,8 @@ inline void stage_forward(const ValueResidual& r, const Batch& batch, bool again
   for (const ValueMix<floatX>& mix : r.mixes) mix_values(mix, r.weights, batch.rows());
 }
 
-// From the gradient of the sum: those of a, b and what layer 0 projected, = or += as the plan says; it becomes that of
-// what the layer projected.
+// From the gradient of the sum: the gradients of a, b and what layer 0 projected, = or += as the plan says. The sum's
+// gradient becomes the gradient of what the layer projected.
 inline void stage_backward(const ValueResidual& r, const Batch& batch) {
   for (const ValueMix<floatX>& mix : r.mixes) mix_values_backward(mix, r.dweights, r.weights, r.scratch, batch.rows());
 }
