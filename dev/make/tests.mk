@@ -72,6 +72,20 @@ $(error $(firstword $(filter $(GPU_GOALS),$(MAKECMDGOALS))): $(gpu_problem))
 endif
 
 # ----------------------------------------------------------------------------
+# The tests of one file of operations, by dev/test/kernels.txt, on ON=cpu, emu or gpu.
+
+ON := emu
+kernel_precision = $(if $(filter cpu,$(ON)),$(cpu_precision),$(gpu_precision))
+.PHONY: test-kernel
+test-kernel:
+	@set -f; set -- $$(sed -n 's|^$(notdir $(or $(FILE),none)) ||p' dev/test/kernels.txt); \
+	  case $$#$(ON) in 2cpu|2emu) name=$$1_$(ON) ;; 2gpu) name=$$1 ;; \
+	  *) echo 'error: test-kernel: FILE is a file of dev/test/kernels.txt, such as llmc/cuda/gru.h; ON is cpu, emu or gpu' >&2; \
+	    exit 1 ;; esac; \
+	  case $$1 in test_makefile) program=$(BUILD)/$$1 ;; *) program=$(BUILD)/$(kernel_precision)/$$name ;; esac; \
+	  set -x; $(MAKE) --no-print-directory $$program && $$program --gtest_filter="$$2"
+
+# ----------------------------------------------------------------------------
 # Host tests
 
 $(BUILD)/mutants: $(OBJ)/dev/test/mutants.o $(BUILD)/flags

@@ -157,10 +157,11 @@ TEST_F(MakefileOffline, LeavesOutOnlyWhatNeedsMissingPackages) {
   const std::string includes = "INCLUDES='" + in("headers") + "' ";
   const Outcome o = make(includes + "what-is-here");
   EXPECT_EQ(o.exit_status, 0) << o.err;
-  for (const char* sentence :
-       {"builds:  report, data/convert, data/probe, train_gpt2_sla, sample_gpt2_sla, evaluate_gpt2",
-        "leaves out: train_gpt2_sla_cpu, sample_gpt2_sla_cpu, evaluate_gpt2_sla_cpu (they need oneDNN)",
-        "leaves out: data/tokenize (it needs libarchive and zlib)", "libdnnl-dev: oneDNN"})
+  for (const char* sentence : {"builds:  report, data/convert, data/probe, train_gpt2_sla, sample_gpt2_sla, "
+                               "evaluate_gpt2",
+                               "leaves out: train_gpt2_sla_cpu, sample_gpt2_sla_cpu, evaluate_gpt2_sla_cpu (they need "
+                               "oneDNN)",
+                               "leaves out: data/tokenize (it needs libarchive and zlib)", "libdnnl-dev: oneDNN"})
     EXPECT_TRUE(has(o, sentence)) << sentence << "\n" << o.out << o.err;
   EXPECT_FALSE(has(o, "nlohmann")) << o.err;
   const Outcome built = make(includes + "-n programs");
@@ -340,4 +341,41 @@ TEST(GpuCode, IsOfTheGpusMajorVersionOrCompiledFromPtx) {
   EXPECT_EQ(remark_on_gpu_code("GPU", 8, 0, {890}, true).find("this program has no machine code for GPU (8.0)"), 0u);
   EXPECT_THROW(remark(12, 0, false), UserError);
   EXPECT_THROW(remark(7, 5, true), UserError);
+}
+
+// ----------------------------------------------------------------------------
+// dev/test/kernels.txt
+
+// BUG dev/test/kernels.txt: `halting.h test_ops Halting.*` -> ``
+// BUG dev/test/kernels.txt: `qknorm.h test_ops Qknorm.*` -> `qknorm.h test_ops QkNorm.*`
+TEST(Kernels, HaveTestsThatTheirIndexNames) {
+  std::string suites;  // of all programs, one a line
+  for (const auto& file : fs::recursive_directory_iterator("dev/test"))
+    if (file.is_regular_file()) {
+      std::istringstream lines(read_file(file.path()));
+      for (std::string line; std::getline(lines, line);)
+        if (std::smatch m; std::regex_search(line, m, std::regex("^TEST(_[FP])?\\((LONG_ON_EMU\\()?(\\w+)")))
+          suites += m[3].str() + ".\n";
+    }
+  std::set<std::string> indexed, files;
+  std::istringstream lines(read_file("dev/test/kernels.txt"));
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string file, program, filter;
+    words >> file >> program >> filter;
+    if (file == "#") continue;
+    EXPECT_TRUE(indexed.insert(file).second) << file;
+    EXPECT_TRUE(fs::exists("dev/test/" + program + ".cu") || fs::exists("dev/test/" + program + ".cpp") ||
+                fs::exists(program + ".cu"))
+        << line;
+    std::istringstream patterns(filter);
+    for (std::string pattern; std::getline(patterns, pattern, ':');) {
+      const std::string suite = pattern.substr(
+          pattern.find_first_not_of('*') == std::string::npos ? pattern.size() : pattern.find_first_not_of('*'));
+      EXPECT_NE(suites.find(suite.substr(0, suite.find('*'))), std::string::npos) << line;
+    }
+  }
+  for (const char* folder : {"llmc/cuda", "llmc/cpu"})
+    for (const auto& file : fs::directory_iterator(folder)) files.insert(file.path().filename());
+  EXPECT_EQ(indexed, files);
 }
