@@ -80,7 +80,7 @@ kernel_precision = $(if $(filter cpu,$(ON)),$(cpu_precision),$(gpu_precision))
 test-kernel:
 	@set -f; set -- $$(sed -n 's|^$(notdir $(or $(FILE),none)) ||p' dev/test/kernels.txt); \
 	  case $$#$(ON) in 2cpu|2emu) name=$$1_$(ON) ;; 2gpu) name=$$1 ;; \
-	  *) echo 'error: test-kernel: FILE is a file of dev/test/kernels.txt, such as llmc/cuda/gru.h; ON is cpu, emu or gpu' >&2; \
+	  *) echo 'error: test-kernel: FILE: one of dev/test/kernels.txt, such as llmc/cuda/gru.h; ON: cpu, emu or gpu' >&2; \
 	    exit 1 ;; esac; \
 	  case $$1 in test_makefile) program=$(BUILD)/$$1 ;; *) program=$(BUILD)/$(kernel_precision)/$$name ;; esac; \
 	  set -x; $(MAKE) --no-print-directory $$program && $$program --gtest_filter="$$2"

@@ -58,7 +58,7 @@ TEST_F(CommandLine, BadModelsAreRefusedWithTheTensorsName) {
   expect_error(data + in("model"), {"config.json: is JSON that is cut short"});
 }
 
-// BUG llmc/training.h: `run.train ? token_buffer_bytes(run) : 0` -> `0`
+// BUG llmc/run/plan_run.h: `run.train ? token_buffer_bytes(run) : 0` -> `0`
 TEST_F(CommandLine, ImpossibleRunsAreRefused) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   const std::string with = "-i " + in("tokens.bin") + small_model;

@@ -230,8 +230,8 @@ TEST_F(CommandLine, ALimitIsOfAllMicroBatchesOfAnUpdate) {
 }
 
 // A validation puts aside what two streams remember, 32 positions of 32 channels in 4 layers; a checkpoint has a copy.
-// BUG llmc/training.h: `host.segments += copies *` -> `host.segments +=`
-// BUG llmc/training.h: `return 4 * sizeof(int) *` -> `return 2 * sizeof(int) *`
+// BUG llmc/run/plan_run.h: `host.segments += copies *` -> `host.segments +=`
+// BUG llmc/run/plan_run.h: `return 4 * sizeof(int) *` -> `return 2 * sizeof(int) *`
 TEST_F(CommandLine, ThePlanHasTheHostsBuffers) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   const Outcome o = run(trainer + "-i " + in("tokens.bin") + " -j " + in("tokens.bin") + small_model +
@@ -256,7 +256,7 @@ TEST_F(CommandLine, OfTokensThatHaltTheMeanIsPrintedAndLogged) {
 
 // Scripts read these numbers.
 // BUG llmc/training.h: `(run.ranks.rank > 0 || o.json) && freopen` -> `run.ranks.rank > 0 && freopen`
-// BUG llmc/training.h: `{"largest_micro_batch", int64_t(most)}` -> `{"largest_micro_batch", int64_t(shape.B)}`
+// BUG llmc/run/plan_run.h: `{"largest_micro_batch", int64_t(most)}` -> `{"largest_micro_batch", int64_t(shape.B)}`
 TEST_F(CommandLine, ADryRunAsJsonIsOneLineOfNumbers) {
   const Outcome o = run(trainer + small_model + "-x 7 --dry-run --json -o " + in("never"));
   ASSERT_EQ(o.exit_status, 0) << o.err;

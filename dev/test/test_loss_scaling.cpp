@@ -126,7 +126,7 @@ TEST_F(LongFp16Training, GoldenCasesAreThoseOfTheIndependentImplementation) {
 // The scale is planted in a checkpoint. Gradients of logits are infinite until it is 2^20. Such steps change nothing
 // but the scale, and are not among those that --max-bad-steps counts.
 // BUG llmc/run/run.cpp: `if (result.overflowed) return run.loss_scale->count_overflow();` -> ``
-// BUG llmc/run/run.cpp: `run.loss_scale = {saved.loss_scale, saved.good_updates}` -> `run.loss_scale = LossScale()`
+// BUG llmc/run/resuming.cpp: `run.loss_scale = {saved.loss_scale, saved.good_updates}` -> `run.loss_scale = LossScale()`
 // BUG llmc/training.h: `if (double(result.loss_scale) != model.loss_scale) gpt2_set_loss_scale` ->
 //   `if (run.step == run.first_step) gpt2_set_loss_scale`
 TEST_F(LongFp16Training, AfterAnOverflowTheScaleHalvesAndTrainingContinues) {

@@ -1,7 +1,7 @@
 // What a run writes down of itself, which of it is compared at a resume, and what it says while it trains. The
 // trainer and scripts run from the repository's root, with a tiny model.
 //
-// COVERS llmc/run/run. llmc/run/settings llmc/run/run_history llmc/run/schedule.h scripts/compare.sh scripts/probe.sh
+// COVERS llmc/run/run. llmc/run/resuming llmc/run/settings llmc/run/run_history llmc/run/schedule.h scripts/compare.sh scripts/probe.sh
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <algorithm>
@@ -270,7 +270,7 @@ class Resumed : public Records {
   }
 };
 
-// BUG llmc/run/run.cpp: `if (!found.empty() && saved.step == run.steps)` -> `if (false)`
+// BUG llmc/run/resuming.cpp: `if (!found.empty() && saved.step == run.steps)` -> `if (false)`
 TEST_F(Resumed, AfterItsLastStepNothingMayDiffer) {
   ASSERT_EQ(run(common + "-x 2 -l 1e-3").exit_status, 0);
   expect_refused("-x 2 -l 1e-2 -c 0.5 -k constant",
@@ -285,7 +285,7 @@ TEST_F(Resumed, AfterItsLastStepNothingMayDiffer) {
   EXPECT_EQ(same.err, "");
 }
 
-// BUG llmc/run/run.cpp: `if (!found.empty() && run.options.same_options)` -> `if (false)`
+// BUG llmc/run/resuming.cpp: `if (!found.empty() && run.options.same_options)` -> `if (false)`
 TEST_F(Resumed, WithSameOptionsNothingMayDifferBefore) {
   ASSERT_EQ(run(common + "-x 4 -n 2 -l 1e-3").exit_status, 0);
   fs::remove_all(in("out/step_00000004"));
@@ -355,7 +355,7 @@ TEST_F(Resumed, WithOtherOptionsTheRecordsSaySo) {
       << "config.toml has the options of the last process";
 }
 
-// BUG llmc/run/run.cpp: `if (run.step == run.steps || schedule(next)` -> `if (true || schedule(next)`
+// BUG llmc/run/resuming.cpp: `if (run.step == run.steps || schedule(next)` -> `if (true || schedule(next)`
 TEST_F(Resumed, AJumpOfTheLearningRateIsSaid) {
   ASSERT_EQ(run(common + "-x 10 -l 1e-3").exit_status, 0);
   const Outcome o = run(common + "-x 20 -l 1e-3");
@@ -368,7 +368,7 @@ TEST_F(Resumed, AJumpOfTheLearningRateIsSaid) {
   EXPECT_EQ(run(common + "-x 20 -l 1e-3 -k constant").err, "");
 }
 
-// BUG llmc/run/run.cpp: `return d.key == train_checksum_key || ` -> `return `
+// BUG llmc/run/resuming.cpp: `return d.key == train_checksum_key || ` -> `return `
 // BUG llmc/text/dataloader.h: `checksum = mask.checksum(checksum);` -> ``
 TEST_F(Resumed, OtherDataOfTheSameSizeIsRefused) {
   ASSERT_EQ(run(common + "-x 2 -k constant").exit_status, 0);
@@ -387,7 +387,7 @@ TEST_F(Resumed, OtherDataOfTheSameSizeIsRefused) {
   EXPECT_EQ(run(common + "-x 4 -k constant").err, "");
 }
 
-// BUG llmc/run/run.cpp: `d.key == val_checksum_key && ` -> `false && `
+// BUG llmc/run/resuming.cpp: `d.key == val_checksum_key && ` -> `false && `
 TEST_F(Resumed, OtherValidationDataAreSaid) {
   write_file(in("val.bin"), shard_bytes(1000));
   ASSERT_EQ(run(common + "-x 2 -k constant -m 2 -j " + in("val.bin")).exit_status, 0);
@@ -420,7 +420,7 @@ TEST_F(Resumed, TheFolderOfTheFirstModelMayBeGone) {
 }
 
 // After five steps of two streams sequence 10 is next; four streams begin at a multiple of four.
-// BUG llmc/run/run.cpp: `next_sequence / data.streams * data.streams` -> `next_sequence`
+// BUG llmc/run/resuming.cpp: `next_sequence / data.streams * data.streams` -> `next_sequence`
 TEST_F(Resumed, OfOtherStreamsTheSegmentsBeginTogether) {
   const std::string memory = "--wiring 'relative memory(32)' -k constant ";
   ASSERT_EQ(run(common + memory + "-x 5").exit_status, 0);

@@ -1,7 +1,7 @@
 // Runs of the trainer that end before their last step, by a signal or a kill, and those that resume them: a process
 // with arguments, files and an exit status. Runs from the repository's root.
 //
-// COVERS train_gpt2_sla.cu llmc/training.h llmc/io/checkpoint llmc/run/run. llmc/run/stop_signal.h
+// COVERS train_gpt2_sla.cu llmc/training.h llmc/io/checkpoint llmc/run/run. llmc/run/resuming llmc/run/stop_signal.h
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -17,7 +17,7 @@
 
 // BUG llmc/training.h: `run.schedule(run.step + 1)` -> `run.schedule(run.step + 1 - run.first_step)`
 // BUG llmc/training.h: `{uint64_t(o.seed), run.step + 1,` -> `{uint64_t(o.seed), run.step + 1 - run.first_step,`
-// BUG llmc/training.h: `if (config.whole_model().documents) find_documents(t, config);` ->
+// BUG llmc/run/plan_run.h: `if (config.whole_model().documents) find_documents(t, config);` ->
 // `if (config.whole_model().documents) find_documents(t, config), config.end_of_text -= !checkpoint.empty();`
 TEST_F(CommandLine, AResumedRunHasTheBitsOfAnUninterruptedOne) {
   write_file(in("tokens.bin"), shard_of_documents(20000));
@@ -408,7 +408,7 @@ TEST_F(LongCommandLine, WhatIsNotUsedIsSaid) {
                                            "the learning rate only reaches 0.000909091 of -l 0.001\n");
 }
 
-// BUG llmc/run/run.cpp: `if (is_refused(d) && d.option != nullptr)` -> `if (false)`
+// BUG llmc/run/resuming.cpp: `if (is_refused(d) && d.option != nullptr)` -> `if (false)`
 TEST_F(CommandLine, ResumingAsAnotherRunIsRefused) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   write_file(in("other.bin"), shard_bytes(10000));

@@ -14,6 +14,7 @@
 inline const char model_checksum_key[] = "model_checksum";
 inline const char train_checksum_key[] = "train_checksum";
 inline const char val_checksum_key[] = "val_checksum";
+inline const char streams_key[] = "streams";  // in a checkpoint's state: DataLoader::streams
 
 // Settings by their keys in a log's description of a run.
 using Settings = std::map<std::string, Scalar>;
