@@ -160,7 +160,6 @@ TEST(AdamW, ClipsTheGradientByItsNormAsPyTorchDoes) {
 // BUG (build/fp32/test_ops_cpu) llmc/ops/step_stats.h: `return sqrt(grad_squares) * grad_weight();` ->
 //   `return sqrt(grad_squares);`
 // BUG (build/fp32/test_ops_cpu) llmc/ops/step_stats.h: `: 1.0) * grad_weight());` -> `: 1.0));`
-//   `return float(clip);`
 TEST(AdamW, TakesTheGradientOfTheMeanOverScoredTokens) {
   auto stats = [](double scored, double tokens) { return StepStats{16, 3, 0, scored, tokens}; };
   EXPECT_EQ(grad_scale_of(stats(5, 20), 1), float(4 * (1 / (16 + 1e-6))));
