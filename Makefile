@@ -140,7 +140,7 @@ WITH_MODEL := $(PROGRAMS) test_gpt2_sla test_memory bench_gpu
 # linked from a library.
 HOST_OBJS := $(patsubst %.cpp,$(OBJ)/%.o,$(filter-out llmc/report/%,$(wildcard llmc/*/*.cpp)))
 HOST_LIB := $(OBJ)/libhost.a
-# Pages of runs, which `report` makes, and no other program.
+# Pages of runs, which no other program than `report` makes.
 REPORT_OBJS := $(patsubst %.cpp,$(OBJ)/%.o,$(wildcard llmc/report/*.cpp))
 REPORT_LIB := $(OBJ)/libreport.a
 EMU_OBJS := $(patsubst %.cpp,$(EMU_OBJ)/%.o,$(wildcard dev/emu/*.cpp dev/emu/ptx/*.cpp))
@@ -189,16 +189,18 @@ LEFT_OUT := $(filter-out $(BUILD)/fp16/test_tile_emu,\
 # What the tests of the command line, of the corpora, of scripts and of several ranks run.
 TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) \
   $(BUILD)/fp32/sample_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_emu \
-  report data/tokenize data/convert data/probe \
+  report experiment data/tokenize data/convert data/probe \
   $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/fp16/train_gpt2_sla_emu \
   $(BUILD)/bf16/bench_gpu_emu \
   $(BUILD)/fp32/bench_cpu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants \
   $(BUILD)/emulated_amx.so $(BUILD)/onednn_cpuid.txt
 # What the tests of `make test` run.
-QUICK_TESTED_PROGRAMS := $(PROGRAMS:%=$(BUILD)/fp32/%_cpu) report data/tokenize data/convert data/probe
+QUICK_TESTED_PROGRAMS := $(PROGRAMS:%=$(BUILD)/fp32/%_cpu) report experiment \
+  data/tokenize data/convert data/probe
 
-.PHONY: all help train paper test test-all list-tests mutants bench-cpu memory-table gpu-model gpu-check fuzz clean
-.PHONY: setup evidence programs what-is-here gpu-checked gpu-bundle
+EXPERIMENTS := paper night evidence probe
+.PHONY: all help train $(EXPERIMENTS) test test-all list-tests mutants bench-cpu memory-table gpu-model gpu-check
+.PHONY: fuzz clean setup programs what-is-here gpu-checked gpu-bundle
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -222,8 +224,8 @@ help:
 	@echo 'make            build what this machine can build, and say what it is'
 	@echo 'make train      install, build, fetch a corpus, train a small model for up to 5 minutes, sample'
 	@echo '                TEXT=path: your own text file or folder; STEPS=n: so many updates; DATA=tinyshakespeare'
-	@echo 'make paper      SIZE=tiny|small|full|night: the tables of the SLA paper and other wirings, over seeds'
-	@echo '                (tiny: within two hours on 2 cores; night: 8 to 9 hours)'
+	@echo 'make paper      the tables of the SLA paper and other wirings, over seeds (1.6 hours on 2 cores);'
+	@echo '                make night, evidence, probe: the other files of scripts/experiments'
 	@echo 'make test       install, build and run the tests of every part, those for GPUs on an emulated one'
 	@echo '                (4 to 16 minutes on 2 cores)'
 	@echo 'make test-all   every test there is (an hour or more); the last line of both says how many passed'
@@ -243,7 +245,7 @@ help:
 	@echo 'make setup      only install the packages that are missing (scripts/setup.sh)'
 	@echo 'make clean      remove what was built; corpora in data/ and runs in runs/ stay'
 	@echo 'programs        train_gpt2_sla (GPU), train_gpt2_sla_cpu, train_gpt2_sla_emu (emulated GPU), sample_...,'
-	@echo '                evaluate_..., report, test_gpt2_sla, test_gpt2_sla_emu'
+	@echo '                evaluate_..., report, experiment, test_gpt2_sla, test_gpt2_sla_emu'
 	@echo 'PRECISION=FP32  weights and activations in fp32, or in BF16: the default on a GPU, and on a CPU with'
 	@echo '                instructions for it; or in FP16, on a GPU alone, with loss scaling (ATTENTION=FMA: with'
 	@echo '                attention in fp32, for a V100, and for topk and lsh on a T4)'
@@ -255,8 +257,8 @@ empty :=
 # join_all WORDS: with commas.
 join_all = $(subst $(empty) ,$(comma) ,$(strip $(1)))
 built_in = $(if $(is_fp16),,for the CPU in $(cpu_precision)$(comma) )for a GPU in $(gpu_precision)
-BUILT := $(if $(is_fp16),,$(if $(HAVE_DNNL),$(PROGRAMS:%=%_cpu))) report data/tokenize data/convert data/probe \
-  $(if $(HAVE_CUBLASLT),$(if $(gpu_problem),,$(PROGRAMS)))
+BUILT := $(if $(is_fp16),,$(if $(HAVE_DNNL),$(PROGRAMS:%=%_cpu))) report experiment \
+  data/tokenize data/convert data/probe $(if $(HAVE_CUBLASLT),$(if $(gpu_problem),,$(PROGRAMS)))
 what-is-here:
 	@echo 'nvcc     $(call found,$(HAVE_NVCC))'
 	@echo 'cuBLASLt $(call found,$(HAVE_CUBLASLT))'
@@ -286,21 +288,15 @@ setup:
 train:
 	@scripts/train.sh
 
-SIZE ?= tiny
+# The experiments of scripts/experiments. ARGS: options of ./experiment, such as ARGS="--seeds 1 -o runs/one".
 on_gpu := $(if $(gpu_problem),,$(gpus))
-paper:
+$(EXPERIMENTS):
 	@$(if $(and $(gpus),$(gpu_problem)),\
 	  echo 'note: $(gpus) is not used$(comma) and training is on the CPU: $(gpu_problem)',:)
-	@scripts/setup.sh gpu $(if $(on_gpu),,cpu) --optional extras
-	@$(MAKE) --no-print-directory -j$(shell nproc) \
-	  $(addsuffix $(if $(on_gpu),,_cpu),train_gpt2_sla evaluate_gpt2_sla) report data/tokenize
-	@$(if $(on_gpu),,TRAINER=$${TRAINER:-./train_gpt2_sla_cpu}) scripts/paper.sh $(SIZE)
-
-# The experiment of dev/bench/results/sla: QUESTIONS="block controls documents modern", in this order; SIZE=cpu or gpu.
-evidence:
-	@scripts/setup.sh gpu $(if $(on_gpu),,cpu) gcide --optional extras
-	@$(MAKE) --no-print-directory -j$(shell nproc) train_gpt2_sla$(if $(on_gpu),,_cpu) report data/tokenize
-	@$(if $(on_gpu),,TRAINER=$${TRAINER:-./train_gpt2_sla_cpu}) scripts/evidence.sh $(QUESTIONS)
+	@scripts/setup.sh gpu $(if $(on_gpu),,cpu) $(if $(filter evidence,$@),gcide) --optional extras
+	@$(MAKE) --no-print-directory -j$(shell nproc) train_gpt2_sla$(if $(on_gpu),,_cpu) report experiment \
+	  data/tokenize data/probe
+	@./experiment scripts/experiments/$@.toml $(if $(on_gpu),,--trainer ./train_gpt2_sla_cpu) $(ARGS)
 
 # What a test program counted lies in build/test_counts; dev/README.md says which tests are the quick ones.
 test:
@@ -376,7 +372,7 @@ fuzz:
 	$(BUILD)/fuzz_safetensors $(SECONDS) $$RANDOM
 
 clean:
-	rm -rf $(BUILD) $(TOP_LEVEL) report data/tokenize data/convert data/probe
+	rm -rf $(BUILD) $(TOP_LEVEL) report experiment data/tokenize data/convert data/probe
 
 # ----------------------------------------------------------------------------
 # What is built. A stamp for each compiler rebuilds what is concerned when its flags change: the objects of a folder,
@@ -408,9 +404,9 @@ $(filter %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(cpu_precision)/% force
 # Host code
 
 # `private`: not for the stamp that they depend on.
-$(OBJ)/llmc/% $(OBJ)/data/% $(OBJ)/report.o: private march := $(HOST_MARCH)
+$(OBJ)/llmc/% $(OBJ)/data/% $(OBJ)/scripts/% $(OBJ)/report.o: private march := $(HOST_MARCH)
 $(OBJ)/llmc/ranks/ranks.o: private CPPFLAGS += $(MPI_FLAGS)
-$(OBJ)/report.o $(OBJ)/data/tokenize.o $(OBJ)/data/convert.o $(OBJ)/data/probe.o: private CXXFLAGS += $(COLD)
+$(OBJ)/report.o $(OBJ)/scripts/%.o $(addprefix $(OBJ)/data/,tokenize.o convert.o probe.o): private CXXFLAGS += $(COLD)
 $(OBJ)/llmc/ranks/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o $(REPORT_OBJS): private CXXFLAGS += $(COLD)
 # A test runs for milliseconds and takes seconds to compile, but for the reference's.
 $(OBJ)/dev/test/%.o: private CXXFLAGS += $(if $(filter %/test_reference.o,$@),$(COLD),-O0) -DSLA_CPU
@@ -446,9 +442,10 @@ data/tokenize: $(addprefix $(OBJ)/data/,tokenize.o corpus.o $(SOURCE_STREAM).o s
 
 report data/convert: %: $(OBJ)/%.o
 report: $(REPORT_LIB)
+experiment: $(OBJ)/scripts/experiments/experiment.o
 data/probe: $(OBJ)/data/probe.o $(OBJ)/data/shards.o
 $(BUILD)/encode_records: $(OBJ)/dev/encode_records.o
-report data/convert data/probe $(BUILD)/encode_records: $(HOST_LIB) $(BUILD)/flags
+report experiment data/convert data/probe $(BUILD)/encode_records: $(HOST_LIB) $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter-out $(HOST_LIB),$(filter %.o %.a,$^)) $(HOST_LIB) -o $@
 
 $(BUILD)/mutants: $(OBJ)/dev/test/mutants.o $(BUILD)/flags
