@@ -64,12 +64,13 @@ WITH_MODEL := $(PROGRAMS) test_gpt2_sla test_memory bench_gpu
 # linked from a library.
 HOST_OBJS := $(patsubst %.cpp,$(OBJ)/%.o,$(filter-out llmc/report/%,$(wildcard llmc/*/*.cpp)))
 HOST_LIB := $(OBJ)/libhost.a
-# Pages of runs, which `report` makes, and no other program.
+# Pages of runs, which no other program than `report` makes.
 REPORT_OBJS := $(patsubst %.cpp,$(OBJ)/%.o,$(wildcard llmc/report/*.cpp))
 REPORT_LIB := $(OBJ)/libreport.a
 
-.PHONY: all help train paper test test-all list-tests mutants bench-cpu memory-table gpu-model gpu-check fuzz clean
-.PHONY: setup evidence programs what-is-here gpu-checked gpu-bundle
+EXPERIMENTS := paper night evidence probe
+.PHONY: all help train $(EXPERIMENTS) test test-all list-tests mutants bench-cpu memory-table gpu-model gpu-check
+.PHONY: fuzz clean setup programs what-is-here gpu-checked gpu-bundle
 .DELETE_ON_ERROR:
 .SECONDARY:
 
@@ -85,8 +86,8 @@ help:
 	@echo 'make            build what this machine can build, and say what it is'
 	@echo 'make train      install, build, fetch a corpus, train a small model for up to 5 minutes, sample'
 	@echo '                TEXT=path: your own text file or folder; STEPS=n: so many updates; DATA=tinyshakespeare'
-	@echo 'make paper      SIZE=tiny|small|full|night: the tables of the SLA paper and other wirings, over seeds'
-	@echo '                (tiny: within two hours on 2 cores; night: 8 to 9 hours)'
+	@echo 'make paper      the tables of the SLA paper and other wirings, over seeds (1.6 hours on 2 cores);'
+	@echo '                make night, evidence, probe: the other files of scripts/experiments'
 	@echo 'make test       install, build and run the tests of every part, those for GPUs on an emulated one'
 	@echo '                (4 to 16 minutes on 2 cores)'
 	@echo 'make test-all   every test there is (an hour or more); the last line of both says how many passed'
@@ -106,7 +107,7 @@ help:
 	@echo 'make setup      only install the packages that are missing (scripts/setup.sh)'
 	@echo 'make clean      remove what was built; corpora in data/ and runs in runs/ stay'
 	@echo 'programs        train_gpt2_sla (GPU), train_gpt2_sla_cpu, train_gpt2_sla_emu (emulated GPU), sample_...,'
-	@echo '                evaluate_..., report, test_gpt2_sla, test_gpt2_sla_emu'
+	@echo '                evaluate_..., report, experiment, test_gpt2_sla, test_gpt2_sla_emu'
 	@echo 'PRECISION=FP32  weights and activations in fp32, or in BF16: the default on a GPU, and on a CPU with'
 	@echo '                instructions for it; or in FP16, on a GPU alone, with loss scaling'
 	@echo 'DEBUG=1         with any of them: debug information, activations filled with NaN, a wait after every kernel'
@@ -117,8 +118,8 @@ empty :=
 # join_all WORDS: with commas.
 join_all = $(subst $(empty) ,$(comma) ,$(strip $(1)))
 built_in = $(if $(is_fp16),,for the CPU in $(cpu_precision)$(comma) )for a GPU in $(gpu_precision)
-BUILT := $(if $(is_fp16),,$(if $(HAVE_DNNL),$(PROGRAMS:%=%_cpu))) report $(if $(HAVE_ARCHIVE),data/tokenize) \
-  data/convert data/probe $(if $(HAVE_CUBLASLT),$(if $(gpu_problem),,$(PROGRAMS)))
+BUILT := $(if $(is_fp16),,$(if $(HAVE_DNNL),$(PROGRAMS:%=%_cpu))) report experiment \
+  $(if $(HAVE_ARCHIVE),data/tokenize) data/convert data/probe $(if $(HAVE_CUBLASLT),$(if $(gpu_problem),,$(PROGRAMS)))
 what-is-here:
 	@echo 'nvcc     $(call found,$(HAVE_NVCC))'
 	@echo 'cuBLASLt $(call found,$(HAVE_CUBLASLT))'
@@ -148,21 +149,15 @@ setup:
 train:
 	@scripts/train.sh
 
-SIZE ?= tiny
+# The experiments of scripts/experiments. ARGS: options of ./experiment, such as ARGS="--seeds 1 -o runs/one".
 on_gpu := $(if $(gpu_problem),,$(gpus))
-paper:
+$(EXPERIMENTS):
 	@$(if $(and $(gpus),$(gpu_problem)),\
 	  echo 'note: $(gpus) is not used$(comma) and training is on the CPU: $(gpu_problem)',:)
-	@scripts/setup.sh gpu $(if $(on_gpu),,cpu) corpora --optional extras
-	@$(MAKE) --no-print-directory -j$(shell nproc) \
-	  $(addsuffix $(if $(on_gpu),,_cpu),train_gpt2_sla evaluate_gpt2_sla) report data/tokenize
-	@$(if $(on_gpu),,TRAINER=$${TRAINER:-./train_gpt2_sla_cpu}) scripts/paper.sh $(SIZE)
-
-# The experiment of dev/bench/results/sla: QUESTIONS="block controls documents modern", in this order; SIZE=cpu or gpu.
-evidence:
-	@scripts/setup.sh gpu $(if $(on_gpu),,cpu) corpora gcide --optional extras
-	@$(MAKE) --no-print-directory -j$(shell nproc) train_gpt2_sla$(if $(on_gpu),,_cpu) report data/tokenize
-	@$(if $(on_gpu),,TRAINER=$${TRAINER:-./train_gpt2_sla_cpu}) scripts/evidence.sh $(QUESTIONS)
+	@scripts/setup.sh gpu $(if $(on_gpu),,cpu) corpora $(if $(filter evidence,$@),gcide) --optional extras
+	@$(MAKE) --no-print-directory -j$(shell nproc) train_gpt2_sla$(if $(on_gpu),,_cpu) report experiment \
+	  data/tokenize data/probe
+	@./experiment scripts/experiments/$@.toml $(if $(on_gpu),,--trainer ./train_gpt2_sla_cpu) $(ARGS)
 
 # What a test program counted lies in build/test_counts; dev/README.md says which tests are the quick ones.
 test:
@@ -235,6 +230,6 @@ fuzz:
 	$(BUILD)/fuzz_safetensors $(SECONDS) $$RANDOM
 
 clean:
-	rm -rf $(BUILD) $(TOP_LEVEL) report data/tokenize data/convert data/probe
+	rm -rf $(BUILD) $(TOP_LEVEL) report experiment data/tokenize data/convert data/probe
 
 include scripts/make/rules.mk dev/make/tests.mk

@@ -15,12 +15,3 @@ stoppable() {
   done
   trap - TERM INT USR1
 }
-# wait_for <pid ...>: waits until all have ended, and fails with the status of the last that has failed.
-wait_for() {
-  local pid failed=0
-  for pid in "$@"; do
-    while kill -0 "$pid" 2>/dev/null; do wait "$pid"; done  # a signal ends wait, but not the process
-    wait "$pid" || failed=$?
-  done
-  return "$failed"
-}

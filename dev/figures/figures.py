@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the pictures of the READMEs beside itself: wiring.svg; router.svg from router.csv in
 dev/bench/results/layer-sources, which `report --sources` wrote; and probe.svg from the logs of
-scripts/probe.sh in dev/bench/results/probe.
+`make probe` in dev/bench/results/probe.
 
     dev/figures/figures.py
 
@@ -135,7 +135,7 @@ def router():
 
 
 def read_probe():
-    """The sections of probe.sh's outline: (task, accuracy of a guess, {wiring: accuracies after the last update})."""
+    """The sections of the probes' outline: (task, accuracy of a guess, {wiring: accuracies after the last update})."""
     sections = []
     with tarfile.open(PROBE) as archive:
         read = lambda name: archive.extractfile(name).read().decode().splitlines()

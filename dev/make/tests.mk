@@ -56,13 +56,14 @@ LEFT_OUT := $(filter-out $(BUILD)/fp16/test_tile_emu,\
 # What the tests of the command line, of the corpora, of scripts and of several ranks run.
 TESTED_PROGRAMS := $(foreach p,fp32 bf16,$(BUILD)/$(p)/train_gpt2_sla_cpu) \
   $(BUILD)/fp32/sample_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_cpu $(BUILD)/fp32/evaluate_gpt2_sla_emu \
-  report data/tokenize data/convert data/probe \
+  report experiment data/tokenize data/convert data/probe \
   $(BUILD)/fp32/train_gpt2_sla_emu $(BUILD)/bf16/train_gpt2_sla_emu $(BUILD)/fp16/train_gpt2_sla_emu \
   $(BUILD)/bf16/bench_gpu_emu \
   $(BUILD)/fp32/bench_cpu $(BUILD)/fuzz_safetensors $(BUILD)/emu_ranks $(BUILD)/mutants \
   $(BUILD)/emulated_amx.so $(BUILD)/onednn_cpuid.txt
 # What the tests of `make test` run.
-QUICK_TESTED_PROGRAMS := $(PROGRAMS:%=$(BUILD)/fp32/%_cpu) report data/tokenize data/convert data/probe
+QUICK_TESTED_PROGRAMS := $(PROGRAMS:%=$(BUILD)/fp32/%_cpu) report experiment \
+  data/tokenize data/convert data/probe
 
 # Said before anything is compiled.
 GPU_GOALS := $(PROGRAMS) test_gpt2_sla gpu-checked gpu-bundle \

@@ -407,26 +407,3 @@ TEST_F(Hostile, TextOfAnyNameBecomesTokens) {
   }
   EXPECT_EQ(folders.size(), std::size(names));
 }
-
-TEST_F(Hostile, PaperMeasuresAnewWhatIsIncompleteAndTakesAnyFolder) {
-  const std::string data = in("a [1] *");
-  fs::create_directory(data);
-  write_file(data + "/train_000000.bin", shard_bytes(40000));
-  write_file(data + "/val_000000.bin", shard_bytes(20000));
-  write_file(in("smaller"), "#!/usr/bin/env bash\nset -- \"${@/#512/64}\"; exec build/fp32/train_gpt2_sla_cpu "
-                            "\"${@/#128/16}\"\n");
-  chmod(in("smaller").c_str(), 0755);
-  const std::string paper = "TRAINER=" + in("smaller") +
-                            " EVALUATOR=build/fp32/evaluate_gpt2_sla_cpu STEPS=2 SEEDS=1 DATA='" + data +
-                            "' OUT=" + in("paper") + " scripts/paper.sh tiny 2";
-  Outcome o = run(paper);
-  ASSERT_EQ(o.exit_status, 0) << o.err;
-  const std::string positions = in("paper/T512/plain-1/positions.csv"), complete = read_file(positions);
-  EXPECT_NE(complete.find("\n64,"), std::string::npos);
-  for (size_t size : {size_t(0), complete.size() / 2}) {
-    write_file(positions, complete.substr(0, size));
-    o = run(paper);
-    EXPECT_EQ(o.exit_status, 0) << o.err;
-    EXPECT_EQ(read_file(positions), complete);
-  }
-}

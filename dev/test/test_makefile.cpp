@@ -157,7 +157,7 @@ TEST_F(MakefileOffline, LeavesOutOnlyWhatNeedsMissingPackages) {
   const std::string includes = "INCLUDES='" + in("headers") + "' ";
   const Outcome o = make(includes + "what-is-here");
   EXPECT_EQ(o.exit_status, 0) << o.err;
-  for (const char* sentence : {"builds:  report, data/convert, data/probe, train_gpt2_sla, sample_gpt2_sla, "
+  for (const char* sentence : {"builds:  report, experiment, data/convert, data/probe, train_gpt2_sla, sample_gpt2_sla, "
                                "evaluate_gpt2",
                                "leaves out: train_gpt2_sla_cpu, sample_gpt2_sla_cpu, evaluate_gpt2_sla_cpu (they need "
                                "oneDNN)",
@@ -215,10 +215,10 @@ TEST_F(MakefileOffline, TrainsAndComparesOnAGpu) {
       run(environment() + "CXX='g++ -nostdinc' INCLUDES='" + in("headers") + "' TEXT=README.md scripts/train.sh");
   EXPECT_EQ(train.exit_status, 9) << train.err;
   EXPECT_TRUE(has(train, "only what needs these packages is left out")) << train.err;
-  EXPECT_TRUE(std::regex_search(train.err, std::regex("make: .* train_gpt2_sla data/tokenize"))) << train.err;
+  EXPECT_TRUE(std::regex_search(train.err, std::regex("make: .* train_gpt2_sla data/tokenize report"))) << train.err;
   const Outcome paper = run(environment() + "INCLUDES='" + in("headers") + "' " + real_make +
                             " CXX='g++ -nostdinc' MAKE='" + in("cuda/bin/make") + "' paper");
-  EXPECT_TRUE(std::regex_search(paper.out, std::regex("make: .* train_gpt2_sla evaluate_gpt2_sla report")))
+  EXPECT_TRUE(std::regex_search(paper.out, std::regex("make: .* train_gpt2_sla report experiment ")))
       << paper.out << paper.err;
 }
 
@@ -232,7 +232,7 @@ using LongMakefileOffline = MakefileOffline;  // make reads the Makefile many ti
 // BUG scripts/gpu.sh: `&& ! nvcc_has "$number"` -> `&& false`
 // BUG dev/make/tests.mk: `ifneq ($(and $(gpu_problem)` -> `ifneq ($(and $(none)`
 // BUG scripts/train.sh: `  echo "note: $gpus is not used` -> `  : "note: $gpus is not used`
-// BUG Makefile: `./train_gpt2_sla_cpu}) scripts/paper.sh` -> `./train_gpt2_sla}) scripts/paper.sh`
+// BUG Makefile: `,--trainer ./train_gpt2_sla_cpu)` -> `)`
 TEST_F(LongMakefileOffline, NamesAGpuThatItCannotCompileFor) {
   struct Case {
     const char *gpu, *capability, *cuda, *architectures, *precision, *reason;
@@ -264,7 +264,8 @@ TEST_F(LongMakefileOffline, NamesAGpuThatItCannotCompileFor) {
         std::string("note: ") + c.gpu + " (" + c.capability + ") is not used, and training is on the CPU: " + c.reason;
     if (i % 3 == 1) {
       const Outcome paper = make(precision + "-n paper");
-      EXPECT_TRUE(has(paper, note) && has(paper, "TRAINER=${TRAINER:-./train_gpt2_sla_cpu} scripts/paper.sh"))
+      EXPECT_TRUE(has(paper, note) && has(paper, "./experiment scripts/experiments/paper.toml --trainer "
+                                                 "./train_gpt2_sla_cpu"))
           << paper.out << paper.err;
     }
     const Outcome train = run(environment() + precision + "DATA=none scripts/train.sh");  // ends at this error

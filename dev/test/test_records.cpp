@@ -1,7 +1,7 @@
 // What a run writes down of itself, which of it is compared at a resume, and what it says while it trains. The
 // trainer and scripts run from the repository's root, with a tiny model.
 //
-// COVERS llmc/run/run. llmc/run/resuming llmc/run/settings llmc/run/run_history llmc/run/schedule.h scripts/compare.sh scripts/probe.sh
+// COVERS llmc/run/run. llmc/run/resuming llmc/run/settings llmc/run/run_history llmc/run/schedule.h
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <algorithm>
@@ -437,7 +437,7 @@ class ScriptRecords : public Resumed {
   void SetUp() override {
     Resumed::SetUp();
     for (const char* folder : {"tree/scripts", "tree/data"}) fs::create_directories(in(folder));
-    for (const char* name : {"compare.sh", "probe.sh", "train.sh", "gpu.sh", "stoppable.sh", "runs.sh"})
+    for (const char* name : {"train.sh", "gpu.sh", "stoppable.sh", "runs.sh"})
       fs::copy_file(std::string("scripts/") + name, in("tree/scripts/") + name);
     write_program("report", "touch \"${@: -1}\"");
     setenv("TRAINER", fs::absolute("build/fp32/train_gpt2_sla_cpu").c_str(), 1);
@@ -448,91 +448,7 @@ class ScriptRecords : public Resumed {
     write_file(in("tree/") + name, "#!/usr/bin/env bash\n" + text + "\n");
     chmod((in("tree/") + name).c_str(), 0755);
   }
-  Outcome compare(const std::string& options) const {
-    return run(alone + in("tree/scripts/compare.sh") + " --wirings 'plain; rope' --seeds 1 --out " + in("c") +
-               " -- -i " + in("tokens.bin") + " -j " + in("tokens.bin") +
-               " --layers 1 --heads 2 --channels 16 --vocab-size 257 --max-seq-len 32 -b 2 -m 2 " + options);
-  }
 };
-
-// BUG scripts/compare.sh: `[ -z "$refused" ] || exit 2` -> `:`
-TEST_F(ScriptRecords, AComparisonDoesNotTakeRunsOfOtherOptions) {
-  const Outcome first = compare("-x 2 -l 1e-3");
-  ASSERT_EQ(first.exit_status, 0) << first.err;
-  fs::remove(in("c/compare.html"));
-  const Outcome o = compare("-x 2 -l 1e-2 -c 0.5");
-  EXPECT_EQ(o.exit_status, 2) << o.out << o.err;
-  EXPECT_EQ(o.out, "");
-  for (const char* name : {"plain", "rope"})
-    EXPECT_TRUE(has(o.err, std::string("error: compare.sh: ") + name + ", seed 1: -")) << o.err;
-  EXPECT_TRUE(has(o.err, "peak learning rate (-l): 0.001, and now 0.01; weight decay (-c): 0.1, and now 0.5")) << o.err;
-  EXPECT_FALSE(fs::exists(in("c/compare.html"))) << "nothing is written";
-  EXPECT_EQ(compare("-x 1 -l 1e-3").exit_status, 2);
-  EXPECT_EQ(compare("-x 4 -l 1e-3").exit_status, 2) << "a cosine of two steps, continued, is none of four";
-  for (const char* run : {"plain-1", "rope-1"}) fs::remove_all(in("c/") + run + "/step_00000002");
-  EXPECT_EQ(compare("-x 2 -l 1e-2").exit_status, 2) << "logs without checkpoints";
-  const Outcome again = compare("-x 2 -l 1e-3");
-  EXPECT_EQ(again.exit_status, 0) << again.err;
-  EXPECT_EQ(again.out, first.out);
-}
-
-// Each comparison takes 90 seconds of a clock that only it moves.
-// BUG scripts/probe.sh: `- count) / count + 30)` -> `- count) + 30)`
-TEST_F(ScriptRecords, AProbeTellsTheTimeThatIsLeft) {
-  write_program("data/probe", R"(while [ $# -gt 0 ]; do [ "$1" != -o ] || out=$2; shift; done; mkdir -p "$out"
-    printf ' "vocab_size": 4,\n "seq_len": 8,\n "harder": "pairs",\n "pairs": 2,\n' >"$out/MANIFEST.json")");
-  write_file(in("tree/scripts/stoppable.sh"), "stopped= status=0; stoppable() { [[ \"$*\" = *--check* ]] || "
-                                              "SECONDS=$((SECONDS + 90)); }\n");
-  const Outcome o = run(in("tree/scripts/probe.sh") + " --tasks 'a; b; c' --wirings plain --seeds 1 --out " + in("p"));
-  EXPECT_EQ(o.exit_status, 0) << o.err;
-  EXPECT_TRUE(has(o.out, "1 of 3 tasks after 2 min; the others take 3 min if they take as long")) << o.out;
-  EXPECT_TRUE(has(o.out, "2 of 3 tasks after 3 min; the others take 2 min")) << o.out;
-  EXPECT_TRUE(has(o.out, "3 of 3 tasks after 5 min; the others take 0 min")) << o.out;
-}
-
-// A trainer whose accuracy is 0.5, but 0.9 of rope with the seeds 2 and 4.
-// BUG scripts/probe.sh: `least <= 0.2` -> `least <= 0.5`
-// BUG scripts/probe.sh: `elif [ "$last_seed" -lt 5 ]; then most_seeds=5; fi` -> `fi; most_seeds=9`
-// BUG scripts/probe.sh: `"$((last_seed + 1)):$most_seeds"` -> `"$((last_seed + 1))"`
-// BUG scripts/probe.sh: `-x "$(updates_of "$task")"` -> `-x "$steps"`
-// BUG scripts/probe.sh: `<<<"$task") -o` -> `<<<"$task -x") -o`
-TEST_F(ScriptRecords, WhereSeedsDifferAProbeHasFive) {
-  write_program("data/probe", R"(echo "$*" >>"$0.txt"
-    while [ $# -gt 0 ]; do [ "$1" != -o ] || out=$2; shift; done; mkdir -p "$out"
-    printf ' "vocab_size": 4,\n "seq_len": 8,\n "harder": "pairs",\n "pairs": 2,\n' >"$out/MANIFEST.json")");
-  write_program("trainer", R"([[ "$*" != *--dry-run* ]] || exit 0
-    while [ $# -gt 0 ]; do
-      case $1 in -o) out=$2 ;; -x) steps=$2 ;; --wiring) wiring=$2 ;; --seed) seed=$2 ;; esac; shift
-    done
-    share=0.5; [ "$wiring" != rope ] || [ $((seed % 2)) = 1 ] || share=0.9
-    mkdir -p "$out"; printf '{"step":%s,"val_loss":1,"val_accuracy":%s}\n' "$steps" "$share" >>"$out/log.jsonl")");
-  setenv("TRAINER", in("tree/trainer").c_str(), 1);
-  const std::string command =
-      in("tree/scripts/probe.sh") + " --tasks 'a -x 7 --pairs 2; b' --wirings 'plain; rope' --steps 5 --out " + in("p");
-  for (int times = 0; times < 2; times++) {
-    const Outcome o = run(command);
-    EXPECT_EQ(o.exit_status, 0) << o.err;
-    const std::set<std::string> runs = {"plain-1", "plain-2", "rope-1", "rope-2", "rope-3", "rope-4", "rope-5"};
-    for (const char* task : {"a_x_7_pairs_2", "b"}) {
-      std::set<std::string> folders;
-      for (const auto& entry : fs::directory_iterator(in("p/") + task))
-        if (entry.is_directory()) folders.insert(entry.path().filename());
-      EXPECT_EQ(folders, runs) << task << o.out;
-    }
-    const std::string row = "{\"step\":%d,\"val_loss\":1,\"val_accuracy\":%s}\n";
-    EXPECT_EQ(read_file(in("p/a_x_7_pairs_2/rope-4/log.jsonl")), format(row.c_str(), 7, "0.9"));
-    EXPECT_EQ(read_file(in("p/b/plain-2/log.jsonl")), format(row.c_str(), 5, "0.5"));
-  }
-  const std::string outline = read_file(in("p/outline.txt"));
-  EXPECT_TRUE(has(outline, "# a -x 7 --pairs 2\nlevel 2 of a --pairs\n")) << outline;
-  EXPECT_TRUE(has(outline, "/b/plain-2\nrun " + in("p/b/rope-1\n"))) << outline;
-  EXPECT_TRUE(has(outline, "/b/rope-5\n")) << outline;
-  EXPECT_TRUE(has(read_file(in("tree/data/probe.txt")), "a --pairs 2 -o ")) << "data/probe knows no -x";
-  const Outcome range = run(in("tree/scripts/probe.sh") + " --tasks b --wirings rope --seeds 6:7 --out " + in("r"));
-  EXPECT_EQ(names_in(in("r/b")),
-            (std::set<std::string>{"compare.html", "rope-6", "rope-6.txt", "rope-7", "rope-7.txt"}))
-      << "none but those: " << range.out << range.err;
-}
 
 // `make train` where nothing is to be built, installed or tokenized, on a trainer that takes its word for how long an
 // update takes. It makes a checkpoint where a run has an output folder.

@@ -25,9 +25,9 @@ $(filter %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(cpu_precision)/% force
 # Host code
 
 # `private`: not for the stamp that they depend on.
-$(OBJ)/llmc/% $(OBJ)/data/% $(OBJ)/report.o: private march := $(HOST_MARCH)
+$(OBJ)/llmc/% $(OBJ)/data/% $(OBJ)/scripts/% $(OBJ)/report.o: private march := $(HOST_MARCH)
 $(OBJ)/llmc/ranks/ranks.o: private CPPFLAGS += $(MPI_FLAGS)
-$(OBJ)/report.o $(OBJ)/data/tokenize.o $(OBJ)/data/convert.o $(OBJ)/data/probe.o: private CXXFLAGS += $(COLD)
+$(OBJ)/report.o $(OBJ)/scripts/%.o $(addprefix $(OBJ)/data/,tokenize.o convert.o probe.o): private CXXFLAGS += $(COLD)
 $(OBJ)/llmc/ranks/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o $(REPORT_OBJS): private CXXFLAGS += $(COLD)
 # A test runs for milliseconds and takes seconds to compile, but for the reference's.
 $(OBJ)/dev/test/%.o: private CXXFLAGS += $(if $(filter %/test_reference.o,$@),$(COLD),-O0) -DSLA_CPU
@@ -59,9 +59,10 @@ data/tokenize: $(addprefix $(OBJ)/data/,tokenize.o corpus.o archive_stream.o sha
 
 report data/convert: %: $(OBJ)/%.o
 report: $(REPORT_LIB)
+experiment: $(OBJ)/scripts/experiments/experiment.o
 data/probe: $(OBJ)/data/probe.o $(OBJ)/data/shards.o
 $(BUILD)/encode_records: $(OBJ)/dev/encode_records.o
-report data/convert data/probe $(BUILD)/encode_records: $(HOST_LIB) $(BUILD)/flags
+report experiment data/convert data/probe $(BUILD)/encode_records: $(HOST_LIB) $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter-out $(HOST_LIB),$(filter %.o %.a,$^)) $(HOST_LIB) -o $@
 
 # The model's object comes before that of its tests: of an inline function that both have, the linker takes the first.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The tables of README.md beside it, from the logs of run.sh: table.py OUT. A run that is not finished has none."""
+"""The tables of README.md beside it, from the logs of modern.toml's runs: table.py OUT. A run that is not finished has none."""
 import json
 import math
 import statistics
@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parent.parent / "sla"))
 from differences import t_quantile  # noqa: E402
 
-OUT = Path(sys.argv[1] if len(sys.argv) == 2 else sys.exit("error: table.py takes the folder of run.sh's runs"))
+OUT = Path(sys.argv[1] if len(sys.argv) == 2 else sys.exit("error: table.py takes the folder of modern.toml's runs"))
 MODERN = ["rmsnorm", "qknorm", "rope", "relu2", "untied", "softcap(15)"]
 
 

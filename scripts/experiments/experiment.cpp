@@ -1,0 +1,488 @@
+// experiment: trains arms, which are wirings with options of their own, over seeds and learning rates, as a TOML file
+// or the command line says, and has `report` compare them. What is done is seen in the runs' folders alone, so that the
+// same command continues where it was stopped. scripts/experiments/README.md describes the file.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <toml++/toml.h>
+#include <cmath>
+#include <filesystem>
+#include <map>
+#include <regex>
+#include <set>
+#include <sstream>
+#include <thread>
+#include "llmc/io/checkpoint.h"
+#include "llmc/run/print.h"
+#include "llmc/run/run_history.h"
+#include "llmc/utils/clock.h"
+#include "llmc/utils/command_line.h"
+#include "llmc/utils/json.h"
+#include "llmc/utils/message.h"
+#include "llmc/utils/program.h"
+
+using json = nlohmann::ordered_json;
+using Words = std::vector<std::string>;
+
+struct Arm {
+  std::string wiring, folder, name;  // runs lie in OUT/FOLDER/NAME-SEED, with rates in OUT/FOLDER/RATE/NAME-SEED
+  std::string published;             // what difference a publication found
+  Words options;
+  int64_t steps = 0;  // updates of each run, once plan_arms has asked
+};
+
+struct Group {
+  std::string name, title, text, probe, equal_flops;
+  Words options, rates;
+  std::vector<Arm> arms;
+  int64_t search_seed = 1, steps = 0, first_seed = 1, last_seed = 1;
+};
+
+struct Experiment {
+  std::string file, wirings, seeds, data, about, out, only, trainer;
+  int64_t steps = 0, jobs = 0;
+  bool dry_run = false;
+  Words more;  // options of the trainer, after all others
+  std::vector<Group> groups;
+};
+
+static void append(Words& words, const Words& more) { words.insert(words.end(), more.begin(), more.end()); }
+
+static Words words_of(std::string text, char separator = ' ') {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  Words words = split(text, separator);
+  const auto is_empty = [](const std::string& word) { return word.find_first_not_of(' ') == std::string::npos; };
+  words.erase(std::remove_if(words.begin(), words.end(), is_empty), words.end());
+  return words;
+}
+
+static std::string joined(const Words& words, const char* between = " ") {
+  std::string text;
+  for (const std::string& word : words) text += (text.empty() || word.empty() ? "" : between) + word;
+  return text;
+}
+
+// ----------------------------------------------------------------------------
+// What is to be compared
+
+// A text as a part of a folder's name: "gqa(2) window(4)" is gqa_2_window_4.
+static std::string name_of(const std::string& text) {
+  const std::string name = std::regex_replace(text, std::regex("[^a-zA-Z0-9.]+"), "_");
+  return name.substr(0, name.find_last_not_of('_') + 1);
+}
+
+static void check_keys(const json& table, const std::string& file, const std::string& keys) {
+  for (const auto& [key, value] : table.items())
+    if ((" " + keys + " ").find(" " + key + " ") == std::string::npos)
+      user_error("%s: %s: is no key here; the keys are %s", file, key, keys);
+}
+
+static Group group_of(const json& j, const Experiment& e) {
+  Group g;
+  g.name = j.value("name", ""), g.title = j.value("title", g.name), g.text = j.value("text", "");
+  g.probe = j.value("probe", ""), g.equal_flops = j.value("equal_flops", "");
+  g.options = words_of(j.value("options", "")), g.rates = j.value("rates", Words());
+  g.search_seed = j.value("search_seed", 1), g.steps = e.steps > 0 ? e.steps : j.value("steps", int64_t(0));
+  for (const json& arm : e.wirings.empty() ? j.value("arms", json::array()) : json(words_of(e.wirings, ';'))) {
+    const json a = arm.is_object() ? arm : json{{"wiring", arm}};
+    check_keys(a, e.file, "wiring from published options");
+    const std::string wiring = joined(words_of(a.at("wiring").get<std::string>()));
+    g.arms.push_back(
+        {wiring, a.value("from", g.name), name_of(wiring), a.value("published", ""), words_of(a.value("options", ""))});
+  }
+  std::smatch seeds;
+  const std::string text = e.seeds.empty() ? j.value("seeds", "") : e.seeds;
+  if (!std::regex_match(text, seeds, std::regex("(?:([1-9][0-9]{0,5}):)?([1-9][0-9]{0,5})")))
+    user_error("seeds '%s': must be a number, at least 1, or FIRST:LAST", text);
+  g.first_seed = seeds[1].matched ? std::stol(seeds[1]) : 1, g.last_seed = std::stol(seeds[2]);
+  if (g.first_seed > g.last_seed) user_error("seeds '%s': the first is after the last", text);
+  if (g.arms.empty()) user_error("no wirings: give --wirings 'plain; sla(9,9)', or a FILE with arms");
+  return g;
+}
+
+// Reads the file, if there is one. Returns the command that makes its data, "" for none.
+static std::string read_experiment(Experiment& e) {
+  json all = json::object();
+  try {
+    if (!e.file.empty()) {
+      std::ostringstream text;
+      text << toml::json_formatter(toml::parse(read_whole_file(e.file)));
+      all = json::parse(text.str());
+    }
+    const std::string of_groups = "arms equal_flops options rates search_seed seeds steps";
+    check_keys(all, e.file, "about data group make_data probes " + of_groups);
+    e.about = all.value("about", "");
+    if (e.data.empty()) e.data = all.value("data", "");
+    json groups = all.value("group", json::array());
+    for (const json& group : groups) check_keys(group, e.file, "name text title " + of_groups);
+    for (const std::string& probe : all.value("probes", Words()))
+      groups.push_back({{"name", name_of(probe)}, {"title", probe}, {"probe", probe}});
+    if (e.file.empty()) groups.push_back(json::object());
+    const Words only = words_of(e.only, ',');
+    for (const json& group : groups) {
+      if (!only.empty() && std::count(only.begin(), only.end(), group.value("name", "")) == 0) continue;
+      json merged = all;
+      merged.update(group);
+      merged["options"] = all.value("options", "") + " " + group.value("options", "");
+      e.groups.push_back(group_of(merged, e));
+    }
+  } catch (const toml::parse_error& error) {
+    user_error("%s:%d: is not TOML: %s", e.file, int(error.source().begin.line), std::string(error.description()));
+  } catch (const json::exception& error) { user_error("%s: %s", e.file, words_of(error)); }
+  if (e.groups.empty()) user_error("%s: has no group or probe%s", e.file, e.only.empty() ? "" : " of --only " + e.only);
+  return all.value("make_data", "");
+}
+
+// ----------------------------------------------------------------------------
+// Programs
+
+// Starts a program that prints to `out`, on stderr too with `all`. If this process dies, the program gets SIGUSR1, on
+// which the trainer stops after a checkpoint.
+static pid_t start(const Words& command, int out, bool all, const std::map<std::string, std::string>& variables = {}) {
+  const pid_t pid = fork();
+  if (pid < 0) user_error("%s: cannot be started: %s", command[0], strerror(errno));
+  if (pid > 0) return pid;
+  sigset_t none;
+  sigemptyset(&none), sigprocmask(SIG_SETMASK, &none, nullptr);
+  prctl(PR_SET_PDEATHSIG, SIGUSR1);
+  for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 0);
+  dup2(out, STDOUT_FILENO);
+  if (all) dup2(out, STDERR_FILENO);
+  std::vector<char*> argv;
+  for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  execvp(argv[0], argv.data());
+  fprintf(stderr, "error: %s: cannot be started: %s\n", argv[0], strerror(errno));
+  _exit(127);
+}
+
+static int exit_status(int status) { return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status); }
+
+struct Printed {
+  int status;
+  std::string text;
+};
+
+static Printed run(const Words& command, bool all = false) {
+  const FileDescriptor file(memfd_create("printed", MFD_CLOEXEC));
+  int status = 0;
+  waitpid(start(command, file.fd, all), &status, 0);
+  return {exit_status(status), read_whole_file(format("/proc/self/fd/%d", file.fd))};
+}
+
+// The last line, without "error: ".
+static std::string last_line(const std::string& text) {
+  const std::string lines = text.substr(0, text.find_last_not_of('\n') + 1), line = lines.substr(lines.rfind('\n') + 1);
+  return begins_with(line, "error: ") ? line.substr(7) : line;
+}
+
+static Words trainer_of(const Experiment& e, const Group& g, const Arm& a, int64_t steps) {
+  Words command = {e.trainer, "--keep", "1"};
+  if (!e.data.empty()) append(command, {"-i", e.data + "/train_*.bin", "-j", e.data + "/val_*.bin"});
+  append(command, g.options), append(command, a.options);
+  if (steps > 0) append(command, {"-x", std::to_string(steps)});
+  append(command, e.more), append(command, {"--wiring", a.wiring});
+  return command;
+}
+
+// What the trainer says of an arm: its updates, its FLOPs, the memory that it needs.
+static json plan_of(const Experiment& e, const Group& g, const Arm& a) {
+  Words command = trainer_of(e, g, a, g.steps);
+  append(command, {"-o", e.out + "/plan", "--dry-run", "--json"});
+  const Printed printed = run(command);
+  if (printed.status != 0) user_error("%s, %s: the trainer refuses its options, as it says above", a.folder, a.wiring);
+  return parse_json(printed.text);
+}
+
+// Makes the examples of a probe, and adds what follows from them: their options, the level and chance.
+static void make_probe(const Experiment& e, Group& g) {
+  const std::string folder = e.out + "/data/" + g.name;
+  make_folders(e.out + "/data");
+  Words command = words_of("data/probe " + g.probe), task = words_of(g.probe);
+  append(command, {"-o", folder, "--examples", "64000", "--val-examples", "500"});
+  if (run(command).status != 0) user_error("probes: '%s': data/probe cannot make it", g.probe);
+  const json made = parse_json(read_whole_file(folder + "/MANIFEST.json"));
+  const std::string T = made.at("seq_len").dump(), harder = made.at("harder");
+  append(g.options, {"-i", folder + "/train_*.bin", "-j", folder + "/val_*.bin", "-t", T, "--max-seq-len", T,
+                     "--vocab-size", made.at("vocab_size").dump(), "--tokenizer", "none"});
+  for (const std::string& of_level : {std::string("-t"), "--" + harder})
+    if (const auto at = std::find(task.begin(), task.end(), of_level); at != task.end()) task.erase(at, at + 2);
+  g.text = format("level %s of %s --%s\nchance %s", made.at("parameters").at(harder).dump().c_str(),
+                  joined(task).c_str(), harder.c_str(), made.at("chance_in_context").dump().c_str());
+}
+
+// ----------------------------------------------------------------------------
+// What has been done, and what is to be done
+
+struct ARun {
+  std::string folder, said;
+  Words command;
+  int64_t steps;
+};
+
+static ARun run_of(const Experiment& e, const Group& g, const Arm& a, const std::string& rate, int64_t seed) {
+  const std::string number = std::to_string(seed);
+  ARun r = {joined({e.out, a.folder, rate, a.name + "-" + number}, "/"),
+            joined({a.folder, a.wiring, rate, "seed " + number}, ", "), trainer_of(e, g, a, a.steps), a.steps};
+  if (!rate.empty()) append(r.command, {"-l", rate});
+  append(r.command, {"--seed", number, "-o", r.folder, "-y"});
+  return r;
+}
+
+static bool has_begun(const ARun& r) { return path_exists(r.folder + "/log.jsonl"); }
+
+// The last validation loss of a run that has come to its end, NaN without a validation; none before.
+static std::optional<double> final_loss(const ARun& r) {
+  static std::map<std::string, double> known;
+  if (const auto found = known.find(r.folder); found != known.end()) return found->second;
+  if (!has_begun(r)) return {};
+  const RunHistory history = read_run(r.folder);
+  const int64_t validated = history.validations.empty() ? r.steps : history.validations.back().step;
+  const auto checkpoints = checkpoints_in(r.folder);  // none in an archive of results
+  const int64_t saved = checkpoints.empty() ? r.steps : checkpoints.rbegin()->first;
+  if (std::min({history.last_step(), validated, saved}) < r.steps) return {};
+  return known[r.folder] = history.final_loss();
+}
+
+struct RateSearch {
+  std::vector<std::pair<double, std::string>> tried;  // losses and rates, the best first
+  Words open;                                         // to be tried next; none: the first of `tried` is the best
+  std::string best() const { return tried.empty() ? "" : tried[0].second; }
+};
+
+// The middle rate is tried first, then those beside the best until it has worse ones on both sides, as far as there are
+// any.
+static RateSearch search(const Experiment& e, const Group& g, const Arm& a) {
+  RateSearch s;
+  if (g.rates.empty()) return s;
+  for (const std::string& rate : g.rates)
+    if (const auto loss = final_loss(run_of(e, g, a, rate, g.search_seed))) s.tried.push_back({*loss, rate});
+  std::stable_sort(s.tried.begin(), s.tried.end(), [](auto& x, auto& y) { return x.first < y.first; });
+  if (s.tried.empty()) return s.open = {g.rates[(g.rates.size() - 1) / 2]}, s;
+  const size_t best = size_t(std::find(g.rates.begin(), g.rates.end(), s.best()) - g.rates.begin());
+  for (size_t i = best > 0 ? best - 1 : 0; i < std::min(best + 2, g.rates.size()); i++)
+    if (!final_loss(run_of(e, g, a, g.rates[i], g.search_seed))) s.open.push_back(g.rates[i]);
+  return s;
+}
+
+// The runs that are left, as far as they are known: the seeds of an arm follow when its best rate is known. `later`, if
+// it is not null, = how many follow.
+static std::vector<ARun> runs_left(const Experiment& e, int64_t* later = nullptr) {
+  std::vector<ARun> left;
+  std::set<std::string> folders;
+  const auto add = [&](const ARun& r) {
+    if (!final_loss(r) && folders.insert(r.folder).second) left.push_back(r);
+  };
+  if (later != nullptr) *later = 0;
+  for (const Group& g : e.groups) {
+    std::vector<RateSearch> searches;
+    for (const Arm& a : g.arms) {
+      searches.push_back(search(e, g, a));
+      for (const std::string& rate : searches.back().open) add(run_of(e, g, a, rate, g.search_seed));
+      if (later != nullptr && !searches.back().open.empty()) *later += g.last_seed - g.first_seed + 1;
+    }
+    for (int64_t seed = g.first_seed; seed <= g.last_seed; seed++)
+      for (size_t i = 0; i < g.arms.size(); i++)
+        if (searches[i].open.empty()) add(run_of(e, g, g.arms[i], searches[i].best(), seed));
+  }
+  return left;
+}
+
+// The page of all runs that have begun; without a file one comparison.
+static void write_page(const Experiment& e) {
+  std::string outline = "# What this is\n" + e.about + "\n";
+  Words begun;
+  for (const Group& g : e.groups) {
+    outline += "# " + g.title + "\n" + g.text + "\n";
+    for (const Arm& a : g.arms) {
+      const RateSearch s = search(e, g, a);
+      if (!g.rates.empty()) outline += a.wiring + (s.open.empty() ? ": the first is taken" : ": rates are being tried");
+      for (const auto& [loss, rate] : s.tried) outline += format("; %s: %.4f", rate.c_str(), loss);
+      outline += "\n";
+      for (int64_t seed = g.first_seed; seed <= g.last_seed && s.open.empty(); seed++)
+        if (const ARun r = run_of(e, g, a, s.best(), seed); has_begun(r)) {
+          begun.push_back(r.folder);
+          outline += "run " + r.folder + "\n" + (a.published.empty() ? "" : "published " + a.published + "\n");
+        }
+    }
+  }
+  if (begun.empty()) return;
+  if (!e.file.empty())
+    write_file_durably(e.out + "/outline.txt", outline), begun = {"--outline", e.out + "/outline.txt"};
+  begun.insert(begun.begin(), {"./report", "-o", e.out + "/compare.html"});
+  run(begun);
+}
+
+// Sets the number of updates of each arm, by what the trainer says; returns how many runs have room in memory. Throws
+// UserError where two arms with other options would have the same folder.
+static int64_t plan_arms(Experiment& e) {
+  int64_t room = INT64_MAX;
+  std::map<std::string, Words> arms;
+  const auto number = [](const json& plan, const char* key) { return plan.at(key).get<double>(); };
+  for (Group& g : e.groups) {
+    const json first = g.equal_flops.empty() ? json() : plan_of(e, g, {g.equal_flops, "", "", "", {}});
+    for (Arm& a : g.arms) {
+      const json plan = plan_of(e, g, a);
+      double updates = number(plan, "steps");
+      if (!first.is_null())
+        updates = number(first, "steps") * number(first, "flops_per_token") / number(plan, "flops_per_token");
+      a.steps = std::llround(updates);
+      room = std::min(room, int64_t(number(plan, "memory_free") / number(plan, "memory_needed")));
+      const Words command = trainer_of(e, g, a, a.steps);
+      const std::string folder = joined({a.folder, a.name}, "/");
+      if (arms.emplace(folder, command).first->second != command)
+        user_error("two are called %s, and have other options; give their groups other names", folder);
+    }
+  }
+  return std::max<int64_t>(room, 1);
+}
+
+// Whether the runs that are here already were made with the same options and data; says of each what differs.
+static bool fit_what_is_here(const Experiment& e) {
+  bool all_fit = true;
+  for (const Group& g : e.groups)
+    for (const Arm& a : g.arms)
+      for (const std::string& rate : g.rates.empty() ? Words{""} : g.rates)
+        for (int64_t seed = std::min(g.first_seed, g.search_seed); seed <= g.last_seed; seed++) {
+          ARun r = run_of(e, g, a, rate, seed);
+          if (!has_begun(r)) continue;
+          append(r.command, {"--same-options", "--dry-run"});
+          if (const Printed printed = run(r.command, true); printed.status != 0)
+            all_fit = false, print_error(r.said + ": " + last_line(printed.text));
+        }
+  return all_fit;
+}
+
+// ----------------------------------------------------------------------------
+// Running
+
+struct Slot {     // on a machine with several GPUs one of them
+  pid_t pid = 0;  // 0: free
+  ARun run = {};
+};
+
+// Starts runs in all free slots; returns whether any is busy.
+static bool fill(const Experiment& e, std::vector<Slot>& slots, const std::set<std::string>& failed, int64_t gpus) {
+  const int64_t cores = std::thread::hardware_concurrency();
+  for (size_t i = 0; i < slots.size(); i++) {
+    const auto can_start = [&](const ARun& r) {
+      const auto has_it = [&](const Slot& slot) { return slot.pid > 0 && slot.run.folder == r.folder; };
+      return failed.count(r.folder) == 0 && std::none_of(slots.begin(), slots.end(), has_it);
+    };
+    const std::vector<ARun> left = runs_left(e);
+    const auto next = std::find_if(left.begin(), left.end(), can_start);
+    if (slots[i].pid > 0 || next == left.end()) continue;
+    make_folders(parent_folder(next->folder));
+    const std::string path = next->folder + ".txt";
+    const FileDescriptor text(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+    if (text.fd < 0) user_error("%s: cannot be written: %s", path, strerror(errno));
+    std::map<std::string, std::string> variables;
+    if (gpus > 1) variables["CUDA_VISIBLE_DEVICES"] = std::to_string(int64_t(i) % gpus);
+    if (gpus == 0) variables["OMP_NUM_THREADS"] = std::to_string(std::max<int64_t>(1, cores / int64_t(slots.size())));
+    slots[i] = {start(next->command, text.fd, true, variables), *next};
+  }
+  return std::any_of(slots.begin(), slots.end(), [](const Slot& slot) { return slot.pid > 0; });
+}
+
+// Says what became of a run; returns whether it has come to its end. `done` += 1 then.
+static bool tell(const Experiment& e, const ARun& r, int status, double seconds, int64_t& done) {
+  const auto loss = final_loss(r);
+  if (status != 0 || !loss) {
+    const std::string printed = last_line(read_whole_file(r.folder + ".txt", most_text_bytes));
+    print_error(format("%s: ended with status %d: ", r.said.c_str(), status) + printed);
+    return false;
+  }
+  int64_t later = 0;
+  const double left = double(runs_left(e, &later).size()) + double(later);
+  printf("%s: validation loss %.5f after step %lld; %g runs are left, about %s\n", r.said.c_str(), *loss,
+         (long long)r.steps, left, time_text(seconds / double(++done) * left).c_str());
+  fflush(stdout);
+  return true;
+}
+
+static int run_all(const Experiment& e, int64_t jobs, int64_t gpus) {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGCHLD}) sigaddset(&signals, signal);
+  sigprocmask(SIG_BLOCK, &signals, nullptr);
+  std::vector<Slot> slots(static_cast<size_t>(jobs));
+  std::set<std::string> failed;
+  const double began = seconds_now();
+  int64_t done = 0;
+  int stopped = 0;  // by which signal
+  while (stopped ? std::any_of(slots.begin(), slots.end(), [](const Slot& slot) { return slot.pid > 0; })
+                 : fill(e, slots, failed, gpus)) {
+    const int signal = sigwaitinfo(&signals, nullptr);
+    if (signal > 0 && signal != SIGCHLD) stopped = signal;
+    for (Slot& slot : slots) {
+      int status = 0;
+      if (slot.pid > 0 && stopped && signal == stopped) kill(slot.pid, SIGUSR1);
+      if (slot.pid == 0 || waitpid(slot.pid, &status, WNOHANG) <= 0) continue;
+      slot.pid = 0;
+      if (!stopped && !tell(e, slot.run, exit_status(status), seconds_now() - began, done))
+        failed.insert(slot.run.folder);
+      write_page(e);
+    }
+  }
+  write_page(e);
+  if (stopped) fprintf(stderr, "stopped; the same command resumes\n");
+  else if (!failed.empty()) user_error("%zu runs failed; the others are in %s/compare.html", failed.size(), e.out);
+  else printf("%s/compare.html\n", e.out.c_str());
+  return stopped ? 128 + stopped : 0;
+}
+
+static bool parse_arguments(int argc, char** argv, Experiment& e) {
+  CLI::App app("Trains wirings over seeds and learning rates, and compares them on a page, OUT/compare.html. After -- "
+               "come options of the trainer for all runs. The same command continues where it was stopped.\n"
+               "Example: ./experiment --wirings 'plain; sla(9,9)' --seeds 3 -- -i 'data/gcide/train_*.bin' -x 1000");
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app.add_option("FILE", e.file, "the experiment (scripts/experiments/*.toml); none: --wirings and --seeds say it");
+  app.add_option("--wirings", e.wirings, "arms in place of the file's, with ; between them");
+  app.add_option("--seeds", e.seeds, "how many, from 1 on, or FIRST:LAST");
+  app.add_option("--steps", e.steps, "updates of a run; where FLOPs are equal, of the wiring that has them");
+  app.add_option("--data", e.data, "a folder with train_*.bin and val_*.bin, in place of the file's");
+  app.add_option("--only", e.only, "only these groups of the file, with , between them");
+  app.add_option("-o,--out", e.out, "the folder of all runs; default: runs/ and the name of the file, or compare");
+  app.add_option("--jobs", e.jobs, "runs at a time; default: one a GPU, or a core as far as there is memory");
+  app.add_option("--trainer", e.trainer, "default: ./train_gpt2_sla where there is a GPU, else ./train_gpt2_sla_cpu");
+  app.add_flag("--dry-run", e.dry_run, "print the runs that are left, as far as they are known, and end");
+  char** const end = std::find(argv, argv + argc, std::string("--"));
+  if (end != argv + argc) e.more.assign(end + 1, argv + argc);
+  if (!parse_command_line(app, int(end - argv), argv)) return false;
+  const std::regex own("(--wiring|--seed|--out|--resume|--same-options|--dry-run)(=.*)?|-[oy].*");
+  for (const std::string& option : e.more)
+    if (std::regex_match(option, own)) user_error("%s: each run has its own; it cannot be given after --", option);
+  if (e.steps < 0 || e.jobs < 0) user_error("--steps and --jobs must not be negative");
+  if (e.out.empty()) e.out = "runs/" + (e.file.empty() ? "compare" : std::filesystem::path(e.file).stem().string());
+  return true;
+}
+
+static int run_experiment(int argc, char** argv) {
+  Experiment e;
+  if (!parse_arguments(argc, argv, e)) return 0;
+  const std::string make_data = read_experiment(e);
+  const int64_t gpus = atol(run({"sh", "-c", "nvidia-smi -L 2>/dev/null | grep -c '^GPU'"}).text.c_str());
+  if (e.trainer.empty()) e.trainer = gpus > 0 ? "./train_gpt2_sla" : "./train_gpt2_sla_cpu";
+  for (const std::string& program : {e.trainer, std::string("./report")})
+    if (access(program.c_str(), X_OK) != 0) user_error("%s: is not built; make builds it", program);
+  const auto has_data = [&] { return e.data.empty() || !matching_files(e.data + "/train_*.bin").empty(); };
+  if (!has_data() && (make_data.empty() || run({"sh", "-c", make_data}).status != 0 || !has_data()))
+    user_error("%s: has no train_*.bin; data/README.md says how to make some", e.data);
+  for (Group& g : e.groups)
+    if (!g.probe.empty()) make_probe(e, g);
+  const int64_t room = plan_arms(e), cores = std::thread::hardware_concurrency();
+  if (!fit_what_is_here(e)) return 2;
+  const std::vector<ARun> left = runs_left(e);
+  for (const ARun& r : left)
+    if (e.dry_run) printf("%s: %lld updates\n", r.said.c_str(), (long long)r.steps);
+  if (e.dry_run) return 0;
+  make_folders(e.out);
+  const int64_t fit = gpus > 0 ? gpus : std::min({cores, room, std::max<int64_t>(1, int64_t(left.size()))});
+  return run_all(e, e.jobs > 0 ? e.jobs : fit, gpus);
+}
+
+int main(int argc, char** argv) {
+  return run_program([&] { return run_experiment(argc, argv); });
+}
