@@ -7,11 +7,11 @@
 #include <iostream>
 #include <numeric>
 #include "llmc/sampling_engine.h"
-#include "llmc/run/evaluation.h"
+#include "llmc/train/evaluation.h"
 #include "llmc/text/choice_file.h"
 #include "llmc/text/dataloader.h"
 #include "llmc/text/scored_text.h"
-#include "llmc/utils/foreign_file.h"
+#include "llmc/base/foreign_file.h"
 
 // ----------------------------------------------------------------------------
 // Scoring

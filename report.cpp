@@ -8,18 +8,18 @@
 #include <filesystem>
 #include <string>
 #include <vector>
-#include "llmc/io/checkpoint.h"
-#include "llmc/model/config_json.h"
+#include "llmc/formats/checkpoint.h"
+#include "llmc/formats/config_json.h"
 #include "llmc/report/event_file.h"
 #include "llmc/report/learned_sources.h"
 #include "llmc/report/report.h"
-#include "llmc/utils/clock.h"
-#include "llmc/utils/command_line.h"
-#include "llmc/utils/error.h"
-#include "llmc/utils/files.h"
-#include "llmc/utils/message.h"
-#include "llmc/utils/program.h"
-#include "llmc/utils/utf8.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/command_line.h"
+#include "llmc/base/error.h"
+#include "llmc/base/files.h"
+#include "llmc/base/message.h"
+#include "llmc/base/program.h"
+#include "llmc/base/utf8.h"
 
 struct ReportOptions {
   std::vector<std::string> folders;

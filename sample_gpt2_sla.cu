@@ -4,10 +4,10 @@
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 #include "llmc/sampling_engine.h"
-#include "llmc/run/sampling.h"
-#include "llmc/run/stop_signal.h"
-#include "llmc/utils/message.h"
-#include "llmc/utils/text.h"
+#include "llmc/train/sampling.h"
+#include "llmc/train/stop_signal.h"
+#include "llmc/base/message.h"
+#include "llmc/base/text.h"
 
 // The longest that a sequence can become.
 int64_t longest_sequence(const std::vector<SampleRequest>& requests, const SampleOptions& o, int context_length) {

@@ -1,11 +1,11 @@
 // GPT-2 with skip-layer attention (SLA). Read from top to bottom it is: the model's memory; the forward pass; the
 // backward pass; the update; generation; main. What the model consists of is in llmc/model/ (gpt2.h), the training run
-// that main starts in llmc/training.h.
+// that main starts in llmc/train/training.h.
 //
 // The passes are written once. What they call (matmul_forward, attention_backward, ...) is a set of operations of the
 // same names and signatures for each kind of device: llmc/cuda/ for a GPU (and for dev/emu, which runs the same kernels
 // without one), llmc/cpu/ for the host. What a job needs and a model does not know (options, data, log, checkpoints,
-// what is printed) is in llmc/run/.
+// what is printed) is in llmc/train/.
 //
 // B: sequences in a micro-batch, T: their length, C: channels, L: layers, h: heads, hs: head size, V: vocabulary,
 // QKV: q, k and v of one token in one layer, hs * (heads of q, k and v that the layer projects).
@@ -17,8 +17,8 @@
 #include "llmc/model/gpt2.h"
 #include "llmc/model/stream_memory.h"
 #include "llmc/ops/precision.h"
-#include "llmc/utils/error.h"
-#include "llmc/utils/random.h"
+#include "llmc/base/error.h"
+#include "llmc/base/random.h"
 #ifndef SLA_LINKED_MODEL  // with it, another object file has the functions below
 
 // ----------------------------------------------------------------------------
@@ -531,8 +531,8 @@ std::vector<float> gpt2_generate(GPT2& model, std::vector<int>& tokens, int leng
 // main
 
 #ifndef SLA_NO_MAIN
-#include "llmc/training.h"
-#include "llmc/utils/program.h"
+#include "llmc/train/training.h"
+#include "llmc/base/program.h"
 
 int main(int argc, char** argv) {
   std::optional<Trainer> t;  // stays while an error is told: to free a GPU's memory waits for collectives, which may

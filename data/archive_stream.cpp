@@ -6,9 +6,9 @@
 #include <cstring>
 #include <optional>
 #include <utility>
-#include "llmc/utils/error.h"
-#include "llmc/utils/text.h"
-#include "llmc/utils/utf8.h"
+#include "llmc/base/error.h"
+#include "llmc/base/text.h"
+#include "llmc/base/utf8.h"
 #include "source_reader.h"
 
 struct FreeArchive {

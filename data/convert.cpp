@@ -7,21 +7,21 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include "llmc/io/checkpoint.h"
-#include "llmc/model/config_json.h"
-#include "llmc/model/gguf_file.h"
-#include "llmc/model/llama_file.h"
-#include "llmc/model/llmc_file.h"
+#include "llmc/formats/checkpoint.h"
+#include "llmc/formats/config_json.h"
+#include "llmc/formats/gguf_file.h"
+#include "llmc/formats/llama_file.h"
+#include "llmc/formats/llmc_file.h"
 #include "llmc/model/parameters.h"
 #include "llmc/text/choice_file.h"
 #include "llmc/text/tokenizer.h"
-#include "llmc/utils/command_line.h"
-#include "llmc/utils/error.h"
-#include "llmc/utils/files.h"
-#include "llmc/utils/json.h"
-#include "llmc/utils/meminfo.h"
-#include "llmc/utils/program.h"
-#include "llmc/utils/text.h"
+#include "llmc/base/command_line.h"
+#include "llmc/base/error.h"
+#include "llmc/base/files.h"
+#include "llmc/base/json.h"
+#include "llmc/base/meminfo.h"
+#include "llmc/base/program.h"
+#include "llmc/base/text.h"
 
 struct Options {
   std::string in, out, tokenizer, type;

@@ -5,12 +5,12 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include "llmc/utils/error.h"
-#include "llmc/utils/foreign_file.h"
-#include "llmc/utils/json.h"
-#include "llmc/utils/message.h"
-#include "llmc/utils/random.h"
-#include "llmc/utils/utf8.h"
+#include "llmc/base/error.h"
+#include "llmc/base/foreign_file.h"
+#include "llmc/base/json.h"
+#include "llmc/base/message.h"
+#include "llmc/base/random.h"
+#include "llmc/base/utf8.h"
 
 constexpr size_t block_bytes = 1 << 18;
 constexpr uint64_t split_seed = 1337;  // which documents are validation data must not change from one run to another

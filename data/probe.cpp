@@ -3,12 +3,12 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
-#include "llmc/utils/command_line.h"
-#include "llmc/utils/crc32c.h"
-#include "llmc/utils/error.h"
-#include "llmc/utils/files.h"
-#include "llmc/utils/json.h"
-#include "llmc/utils/program.h"
+#include "llmc/base/command_line.h"
+#include "llmc/base/crc32c.h"
+#include "llmc/base/error.h"
+#include "llmc/base/files.h"
+#include "llmc/base/json.h"
+#include "llmc/base/program.h"
 #include "probe_tasks.h"
 #include "shards.h"
 

@@ -12,8 +12,8 @@
 #include <cstdint>
 #include <string>
 #include <vector>
-#include "llmc/utils/error.h"
-#include "llmc/utils/random.h"
+#include "llmc/base/error.h"
+#include "llmc/base/random.h"
 
 // Names in the tasks' comments and in MANIFEST.json. What a task does not use is ignored by it.
 struct ProbeSettings {

@@ -7,9 +7,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include "llmc/utils/crc32c.h"
-#include "llmc/utils/error.h"
-#include "llmc/utils/text.h"
+#include "llmc/base/crc32c.h"
+#include "llmc/base/error.h"
+#include "llmc/base/text.h"
 
 using json = nlohmann::ordered_json;
 

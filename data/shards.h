@@ -9,7 +9,7 @@
 #include <vector>
 #include "llmc/text/dataloader.h"
 #include "llmc/text/token_mask.h"
-#include "llmc/utils/files.h"
+#include "llmc/base/files.h"
 
 struct Shard {
   std::string name;  // train_000000.bin

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <string>
 #include "corpus.h"
-#include "llmc/utils/crc32c.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/crc32c.h"
+#include "llmc/base/error.h"
 
 // The file descriptor of `path`, or of standard input if that is "-". Throws UserError if it cannot be opened.
 inline int open_source(const std::string& path) {

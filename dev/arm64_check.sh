@@ -42,7 +42,7 @@ make --no-print-directory -s -j"$(nproc)" CXX="${CCACHE:-} $compiler -Wl,-rpath-
   "$folder"/fp32/{train,sample,evaluate}_gpt2_sla_cpu
 
 # The CRC-32C of these nine digits is the algorithm's published check value.
-printf '#include "llmc/utils/crc32c.h"\nint main() { return crc32c("%s", 9) != 0xe3069283; }\n' 123456789 |
+printf '#include "llmc/base/crc32c.h"\nint main() { return crc32c("%s", 9) != 0xe3069283; }\n' 123456789 |
   aarch64-linux-gnu-g++ -std=c++17 -march=armv8.2-a -I. -x c++ - -o "$folder/crc32c"
 qemu-aarch64 "$folder/crc32c" || { echo "error: CRC-32C is not what it is on other machines" >&2; exit 1; }
 

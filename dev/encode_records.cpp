@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <string>
 #include <vector>
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 #include "llmc/text/tokenizer.h"
 
 static void encode_records(const Tokenizer& tokenizer) {

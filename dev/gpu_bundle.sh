@@ -26,7 +26,7 @@ cp dev/gpu_bundle_run.sh "$packed/run.sh"
 cp scripts/launch.sh "$packed/scripts"
 cp dev/bench/torch_sla.py "$packed/dev/bench"
 cp -r dev/test/golden/paper_default "$packed/dev/test/golden"
-cp -r llmc/model/huggingface "$packed/llmc/model"
+cp -r llmc/formats/huggingface "$packed/llmc/model"
 cp -L "$(${CXX:-g++} -print-file-name=libgomp.so.1)" "$packed/lib"  # OpenMP, which comes with a compiler
 
 # The header-only libraries, from where the compiler finds them.

@@ -36,7 +36,7 @@ except ImportError as e:
     sys.exit(f"error: huggingface_check.py needs PyTorch and transformers: {e}")
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path += [str(ROOT / "dev/bench"), str(ROOT / "dev/test/golden"), str(ROOT / "llmc/model/huggingface")]
+sys.path += [str(ROOT / "dev/bench"), str(ROOT / "dev/test/golden"), str(ROOT / "llmc/formats/huggingface")]
 import make
 from gpt2_sla import TERMS
 from torch_sla import read_shard

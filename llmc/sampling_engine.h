@@ -7,20 +7,20 @@
 #include <string>
 #include <utility>
 #include <vector>
-#include "llmc/model/config.h"
+#include "llmc/wiring/config.h"
 #include "llmc/model/flops.h"
 #include "llmc/model/gpt2.h"
 #include "llmc/operations.h"
-#include "llmc/run/print.h"
-#include "llmc/run/sampling.h"
-#include "llmc/run/stop_signal.h"
+#include "llmc/train/print.h"
+#include "llmc/train/sampling.h"
+#include "llmc/train/stop_signal.h"
 #include "llmc/text/sampler.h"
 #include "llmc/text/text_stream.h"
 #include "llmc/text/tokenizer.h"
-#include "llmc/utils/clock.h"
-#include "llmc/utils/error.h"
-#include "llmc/utils/program.h"
-#include "llmc/utils/random.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/error.h"
+#include "llmc/base/program.h"
+#include "llmc/base/random.h"
 
 // The model of a folder, planned for generation. Throws UserError if that does not fit into memory.
 inline void load_model(GPT2& model, const std::string& folder, const ModelConfig& config,

@@ -19,10 +19,10 @@
 #include "../../train_gpt2_sla.cu"
 #include "llmc/model/flops.h"
 #include "llmc/model/limit.h"
-#include "llmc/run/print.h"
+#include "llmc/train/print.h"
 #include "llmc/report/statistics.h"
-#include "llmc/utils/program.h"
-#include "llmc/utils/text.h"
+#include "llmc/base/program.h"
+#include "llmc/base/text.h"
 #include "random_tokens.h"
 
 struct Setting {

@@ -16,7 +16,7 @@
 #include "dev/bench/gpu_model.h"
 #include "dev/bench/gpu_time.h"
 #include "llmc/model/flops.h"
-#include "llmc/run/print.h"
+#include "llmc/train/print.h"
 #include "random_tokens.h"
 
 using nlohmann::json;

@@ -22,7 +22,7 @@
 #include "llmc/model/parameters.h"
 #include "llmc/model/sublayers.h"
 #include "llmc/ops/precision.h"
-#include "llmc/model/parameter_table.h"
+#include "llmc/ops/parameter_table.h"
 
 // ----------------------------------------------------------------------------
 // GPUs

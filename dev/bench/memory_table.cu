@@ -4,8 +4,8 @@
 //   memory_table      Markdown to stdout; `make memory-table` builds and runs it
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
-#include "llmc/run/print.h"
-#include "llmc/run/largest_micro_batch.h"
+#include "llmc/train/print.h"
+#include "llmc/train/largest_micro_batch.h"
 
 // "1,024"
 std::string thousands(int n) { return n < 1000 ? format("%d", n) : format("%d,%03d", n / 1000, n % 1000); }

@@ -9,7 +9,7 @@
 #include "llmc/ops/device_memory.h"
 #include "llmc/model/orthogonalize.h"
 #include "llmc/operations.h"
-#include "llmc/utils/clock.h"
+#include "llmc/base/clock.h"
 
 struct Profile {
   struct Operation {

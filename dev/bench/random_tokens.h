@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <vector>
-#include "llmc/utils/random.h"
+#include "llmc/base/random.h"
 
 inline std::vector<int> random_tokens(int64_t n, int vocab_size) {
   std::vector<int> tokens(size_t(n), 0);

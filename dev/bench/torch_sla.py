@@ -32,7 +32,7 @@ try:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 except ImportError as e:
     sys.exit(f"error: torch_sla.py needs PyTorch 2.5 or later: {e}")
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "llmc/model/huggingface"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "llmc/formats/huggingface"))
 from gpt2_sla import GPT2, Wiring
 
 

@@ -10,7 +10,7 @@
 #include <iterator>
 #include <map>
 #include "emu.h"
-#include "llmc/utils/meminfo.h"
+#include "llmc/base/meminfo.h"
 
 namespace emu {
 namespace {

@@ -21,7 +21,7 @@
 #include <unordered_map>
 #include <vector>
 #include "emu.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 #include "ptx/launch.h"
 
 namespace {

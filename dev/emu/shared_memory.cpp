@@ -13,7 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include "emu.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 #include "races.h"
 
 extern unsigned char shared_memory[];

@@ -41,7 +41,7 @@ class Gpt2Sla(LM):
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def ask(self, name, items, disable_tqdm):
-        """The answers to `items`, in their order. llmc/run/evaluation.h has the protocol."""
+        """The answers to `items`, in their order. llmc/train/evaluation.h has the protocol."""
         answers = []
         with tqdm(total=len(items), desc=name, disable=disable_tqdm) as bar:
             for first in range(0, len(items), REQUESTS_A_LINE):

@@ -197,8 +197,8 @@ $(BUILD)/%/$(1): dev/test/$(1).cu $(BUILD)/nvcc_flags $(filter %.o,$(GPU_GTEST))
 endef
 $(eval $(foreach test,$(OPERATIONS_TESTS),$(call operations_test,$(test))))
 
-FUZZED := dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp llmc/utils/files.cpp
-$(BUILD)/fuzz_safetensors: $(FUZZED) llmc/io/safetensors.h $(addprefix llmc/utils/,files.h crc32c.h error.h)
+FUZZED := dev/test/fuzz_safetensors.cpp llmc/formats/safetensors.cpp llmc/base/files.cpp
+$(BUILD)/fuzz_safetensors: $(FUZZED) llmc/formats/safetensors.h $(addprefix llmc/base/,files.h crc32c.h error.h)
 	@mkdir -p $(BUILD)
 	$(CXX) $(CPPFLAGS) $(CXXSTD) $(WARNINGS) -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all \
 	  -Wno-unknown-pragmas -DSTANDALONE_FUZZER $(FUZZED) -o $@

@@ -12,7 +12,7 @@
 #include <set>
 #include <string>
 #include <vector>
-#include "llmc/utils/crc32c.h"
+#include "llmc/base/crc32c.h"
 #include "files.h"
 
 namespace fs = std::filesystem;

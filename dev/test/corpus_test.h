@@ -8,7 +8,7 @@
 #include "command_line.h"
 #include "llmc/text/dataloader.h"
 #include "llmc/text/tokenizer.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 inline const std::string vocabulary = "dev/test/tokenizer/small.tiktoken";
 inline const std::string program = "data/tokenize --tokenizer " + vocabulary + " ";

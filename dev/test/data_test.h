@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 #include "files.h"
-#include "llmc/utils/crc32c.h"
+#include "llmc/base/crc32c.h"
 
 struct Data : FolderTest {
   Data() { CHECK(chmod(folder.c_str(), 0755) == 0); }  // some tests give up root's rights

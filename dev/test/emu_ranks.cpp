@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 #include "cuda_bf16.h"
-#include "llmc/utils/error.h"
-#include "llmc/utils/guard.h"
+#include "llmc/base/error.h"
+#include "llmc/base/guard.h"
 #include "llmc/operations.h"
 
 namespace {

@@ -8,7 +8,7 @@
 #include <set>
 #include <string>
 #include <system_error>
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 // A new, empty folder; it is removed with all that is in it when this object is destroyed.
 struct TemporaryFolder {

@@ -3,11 +3,11 @@
 //
 // With libFuzzer:
 //   clang++ -std=c++17 -O1 -g -I. -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all
-//     dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp llmc/utils/files.cpp -o fuzz
+//     dev/test/fuzz_safetensors.cpp llmc/formats/safetensors.cpp llmc/base/files.cpp -o fuzz
 //   ./fuzz -max_total_time=60 -malloc_limit_mb=64 -rss_limit_mb=2048 -max_len=4096 <folder with seeds>
 // Without it, with its own mutator, which knows the format (seconds and seed are optional; `make fuzz`):
 //   g++ -std=c++17 -O1 -g -I. -DSTANDALONE_FUZZER -fsanitize=address,undefined -fno-sanitize-recover=all
-//     dev/test/fuzz_safetensors.cpp llmc/io/safetensors.cpp llmc/utils/files.cpp -o fuzz
+//     dev/test/fuzz_safetensors.cpp llmc/formats/safetensors.cpp llmc/base/files.cpp -o fuzz
 //   ./fuzz 60 1
 #include <sys/mman.h>
 #include <unistd.h>
@@ -15,8 +15,8 @@
 #include <cmath>
 #include <cstring>
 #include <utility>
-#include "llmc/utils/error.h"
-#include "llmc/io/safetensors.h"
+#include "llmc/base/error.h"
+#include "llmc/formats/safetensors.h"
 
 // The value of a half or a bfloat16, computed independently of the reader: sign * significand * 2^exponent.
 static double value_of_16_bits(uint16_t bits, int mantissa_bits, int bias) {

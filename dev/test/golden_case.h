@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
-#include "llmc/model/config.h"
-#include "llmc/utils/error.h"
-#include "llmc/io/safetensors.h"
+#include "llmc/wiring/config.h"
+#include "llmc/base/error.h"
+#include "llmc/formats/safetensors.h"
 
 struct GoldenTensor {
   std::vector<int64_t> shape;

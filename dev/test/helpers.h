@@ -2,8 +2,8 @@
 #pragma once
 #include <gtest/gtest.h>
 #include <string>
-#include "llmc/model/config.h"
-#include "llmc/utils/error.h"
+#include "llmc/wiring/config.h"
+#include "llmc/base/error.h"
 
 inline ModelConfig make_config(int L, int h, int C, int n_l, int n_h) {
   ModelConfig c;

@@ -26,8 +26,8 @@
 #include "dev/test/mutants/bugs.h"
 #include "dev/test/mutants/derive.h"
 #include "dev/test/mutants/tests.h"
-#include "llmc/utils/clock.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/error.h"
 
 namespace fs = std::filesystem;
 using mutants::Mutant, mutants::TestRun, mutants::WrittenBug;

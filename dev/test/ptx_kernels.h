@@ -5,7 +5,7 @@
 #include "dev/emu/emu.h"
 #include "dev/emu/ptx/launch.h"
 #include "dev/test/emu_test.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 using emu::Parameters;
 

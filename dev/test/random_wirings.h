@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <string>
 #include <vector>
-#include "llmc/model/wiring.h"
-#include "llmc/utils/error.h"
-#include "llmc/utils/random.h"
+#include "llmc/wiring/wiring.h"
+#include "llmc/base/error.h"
+#include "llmc/base/random.h"
 
 // Draws from (seed, what is drawn) alone.
 struct Draw {

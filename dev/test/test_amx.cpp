@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <tuple>
 #include "command_line.h"
-#include "llmc/utils/bf16_bits.h"
+#include "llmc/base/bf16_bits.h"
 #include "values.h"
 
 static bool cpu_has_amx() { return system("grep -qw amx_bf16 /proc/cpuinfo") == 0; }

@@ -1,9 +1,9 @@
 // The CPU's programs on Arm, under qemu: dev/arm64_check.sh, which says what it needs. Without that, the test is
 // skipped.
-// COVERS ONLY llmc/utils/crc32c.h
+// COVERS ONLY llmc/base/crc32c.h
 #include "command_line.h"
 
-// BUG llmc/utils/crc32c.h: `return __crc32cd(crc, word)` -> `return __crc32cd(crc + 1, word)`
+// BUG llmc/base/crc32c.h: `return __crc32cd(crc, word)` -> `return __crc32cd(crc + 1, word)`
 using LongArm64 = CommandLine;
 
 TEST_F(LongArm64, HasTheLossesOfGoldenCases) {

@@ -1,13 +1,13 @@
 // What the trainer says of bad data, models and options, and what it leaves when a disk is full or a loss is not
 // finite. Runs from the repository's root, where build/fp32/train_gpt2_sla_cpu and build/fuzz_safetensors lie.
 //
-// COVERS train_gpt2_sla.cu llmc/training.h llmc/model/config_json llmc/utils/files
+// COVERS train_gpt2_sla.cu llmc/train/training.h llmc/model/config_json llmc/base/files
 #include <gtest/gtest.h>
 #include <cstring>
 #include <filesystem>
 #include <set>
 #include "command_line.h"
-#include "llmc/io/safetensors.h"
+#include "llmc/formats/safetensors.h"
 
 TEST_F(CommandLine, BadDataIsRefusedWithItsName) {
   write_file(in("tokens.bin"), shard_bytes(2000));
@@ -58,7 +58,7 @@ TEST_F(CommandLine, BadModelsAreRefusedWithTheTensorsName) {
   expect_error(data + in("model"), {"config.json: is JSON that is cut short"});
 }
 
-// BUG llmc/run/plan_run.h: `run.train ? token_buffer_bytes(run) : 0` -> `0`
+// BUG llmc/train/plan_run.h: `run.train ? token_buffer_bytes(run) : 0` -> `0`
 TEST_F(CommandLine, ImpossibleRunsAreRefused) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   const std::string with = "-i " + in("tokens.bin") + small_model;
@@ -290,7 +290,7 @@ class LongImprobableToken : public ChangedModel {
   std::string command() const { return trainer + "-e " + in("model") + " -b 2 -t 32 -k constant -l 1e-3 -v 0 "; }
 };
 
-// BUG llmc/training.h: `run.step + 1 - run.skipped_steps, {` -> `run.step + 1, {`
+// BUG llmc/train/training.h: `run.step + 1 - run.skipped_steps, {` -> `run.step + 1, {`
 TEST_F(LongImprobableToken, MakesAStepThatAdamWDoesNotCount) {
   write_file(in("with.bin"), data(1, 12, {1, 2}));
   write_file(in("without.bin"), data(3, 10, {}));

@@ -42,7 +42,7 @@ static void overwrite(const std::string& path, const std::string& bytes) {
   file.write(bytes.data(), std::streamsize(bytes.size()));
 }
 
-// BUG llmc/training.h: `|| !run.data_error.empty());` -> `);`
+// BUG llmc/train/training.h: `|| !run.data_error.empty());` -> `);`
 TEST_F(ChangedData, AShorterTokenFileEndsARunWithACheckpoint) {
   const std::string options = data();
   expect_saved_error(train_and(options, [&] { ASSERT_EQ(truncate(in("train.bin").c_str(), 1024), 0); }),
@@ -64,7 +64,7 @@ TEST_F(ChangedData, AShorterMaskEndsARunWithACheckpoint) {
                      in("train.mask") + ": has become shorter");
 }
 
-// BUG llmc/training.h: `stopping = !validate_model(t)` -> `validate_model(t)`
+// BUG llmc/train/training.h: `stopping = !validate_model(t)` -> `validate_model(t)`
 TEST_F(ChangedData, AShorterValidationFileEndsARunWithACheckpoint) {
   const std::string options = data() + " -v 5 -m 0 -j " + write("val.bin", shard_bytes(3000));
   expect_saved_error(train_and(options, [&] { ASSERT_EQ(truncate(in("val.bin").c_str(), 1024), 0); }),

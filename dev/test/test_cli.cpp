@@ -1,7 +1,7 @@
 // The trainer as its users meet it: a process with arguments, files and an exit status. Runs from the repository's
 // root, where build/fp32/train_gpt2_sla_cpu and build/fp32/train_gpt2_sla_emu lie.
 //
-// COVERS train_gpt2_sla.cu llmc/training.h llmc/run/options llmc/run/run.
+// COVERS train_gpt2_sla.cu llmc/train/training.h llmc/train/options llmc/train/run.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <algorithm>
@@ -13,8 +13,8 @@
 #include <tuple>
 #include "command_line.h"
 #include "golden_case.h"
-#include "llmc/run/option.h"
-#include "llmc/run/options.h"
+#include "llmc/train/option.h"
+#include "llmc/train/options.h"
 #include "llmc/text/tokenizer.h"
 
 static const std::string emulated_trainer = "build/fp32/train_gpt2_sla_emu ";
@@ -193,7 +193,7 @@ TEST_F(CommandLine, HelpListsEveryOptionAndSucceeds) {
   EXPECT_EQ(o.out.find("--skip-"), std::string::npos) << "what is no option any more";
 }
 
-// BUG llmc/run/options.cpp: `if (asks_for_terms(argc, argv)) return` -> `if (false) return`
+// BUG llmc/train/options.cpp: `if (asks_for_terms(argc, argv)) return` -> `if (false) return`
 TEST_F(CommandLine, HelpOfWiringsListsEveryTerm) {
   const Outcome o = run(trainer + "--help wiring");
   EXPECT_EQ(o.exit_status, 0);
@@ -216,7 +216,7 @@ TEST_F(CommandLine, ShowsShapeWiringParametersAndMemoryBeforeItTrains) {
 
 // Ten micro-batches of 64 tokens. In fp32 each reads the weights twice and adds to the gradients; the update clears and
 // reads these, and moves weights and two moments.
-// BUG llmc/training.h: `cost.flops += rows * double(run.grad_accum_steps) *` -> `cost.flops += rows *`
+// BUG llmc/train/training.h: `cost.flops += rows * double(run.grad_accum_steps) *` -> `cost.flops += rows *`
 TEST_F(CommandLine, ALimitIsOfAllMicroBatchesOfAnUpdate) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   const Outcome o =
@@ -230,8 +230,8 @@ TEST_F(CommandLine, ALimitIsOfAllMicroBatchesOfAnUpdate) {
 }
 
 // A validation puts aside what two streams remember, 32 positions of 32 channels in 4 layers; a checkpoint has a copy.
-// BUG llmc/run/plan_run.h: `host.segments += copies *` -> `host.segments +=`
-// BUG llmc/run/plan_run.h: `return 4 * sizeof(int) *` -> `return 2 * sizeof(int) *`
+// BUG llmc/train/plan_run.h: `host.segments += copies *` -> `host.segments +=`
+// BUG llmc/train/plan_run.h: `return 4 * sizeof(int) *` -> `return 2 * sizeof(int) *`
 TEST_F(CommandLine, ThePlanHasTheHostsBuffers) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   const Outcome o = run(trainer + "-i " + in("tokens.bin") + " -j " + in("tokens.bin") + small_model +
@@ -255,8 +255,8 @@ TEST_F(CommandLine, OfTokensThatHaltTheMeanIsPrintedAndLogged) {
 }
 
 // Scripts read these numbers.
-// BUG llmc/training.h: `(run.ranks.rank > 0 || o.json) && freopen` -> `run.ranks.rank > 0 && freopen`
-// BUG llmc/run/plan_run.h: `{"largest_micro_batch", int64_t(most)}` -> `{"largest_micro_batch", int64_t(shape.B)}`
+// BUG llmc/train/training.h: `(run.ranks.rank > 0 || o.json) && freopen` -> `run.ranks.rank > 0 && freopen`
+// BUG llmc/train/plan_run.h: `{"largest_micro_batch", int64_t(most)}` -> `{"largest_micro_batch", int64_t(shape.B)}`
 TEST_F(CommandLine, ADryRunAsJsonIsOneLineOfNumbers) {
   const Outcome o = run(trainer + small_model + "-x 7 --dry-run --json -o " + in("never"));
   ASSERT_EQ(o.exit_status, 0) << o.err;
@@ -334,7 +334,7 @@ TEST_F(LongCommandLine, AModelContinuesWithAnotherWiringAndSaysWhatChanges) {
 }
 
 // The golden case was trained with sla(3,3): layer 3 has no k and v of three heads.
-// BUG llmc/training.h: `*in_folder, uint64_t(t.run.options.seed)` -> `*in_folder, 0`
+// BUG llmc/train/training.h: `*in_folder, uint64_t(t.run.options.seed)` -> `*in_folder, 0`
 TEST_F(CommandLine, RowsThatAnotherWiringNeedsStartByTheSeed) {
   const std::string golden = "dev/test/golden/paper_default";
   std::vector<double> losses;
@@ -661,7 +661,7 @@ TEST_F(LongCommandLine, TheNumberOfThreadsChangesNoBit) {
 }
 
 // Where dropout drops nothing, no bit differs: with so small a share no element is dropped, and 1 / (1 - p) is 1.
-// BUG llmc/run/options.h: `double dropout = 0;` -> `double dropout = 0.1;`
+// BUG llmc/train/options.h: `double dropout = 0;` -> `double dropout = 0.1;`
 // BUG llmc/cpu/attention_scores.h: `p[j] = kept.keep[j] ? p[j] : Element(0.0f)` ->
 // `p[j] = kept.keep[j] ? Element(1.001f * float(p[j])) : Element(0.0f)`
 // BUG llmc/ops/dropout.h: `uint32_t(p * dropout_steps + 0.5)` -> `uint32_t(p * 65536 + 1)`

@@ -306,7 +306,7 @@ TEST_F(Report, SeveralWiringsAreTestedByHolm) {
   EXPECT_TRUE(has(page, "<td>0.423</td>"));
 }
 
-// BUG llmc/model/wiring.cpp: `text = with_words(text, s.terms, s.name);` -> `text = s.name;`
+// BUG llmc/wiring/wiring.cpp: `text = with_words(text, s.terms, s.name);` -> `text = s.name;`
 TEST_F(Report, ModernHasOneName) {
   const std::string terms = "rmsnorm qknorm rope relu2 untied softcap(15)";
   std::vector<RunHistory> runs;

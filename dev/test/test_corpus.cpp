@@ -9,9 +9,9 @@
 #include "corpus_test.h"
 #include "data/packing.h"
 #include "data/shards.h"
-#include "llmc/utils/crc32c.h"
+#include "llmc/base/crc32c.h"
 #include "llmc/text/dataloader.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 #include "llmc/text/tokenizer.h"
 
 using LongCorpus = Corpus;

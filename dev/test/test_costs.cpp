@@ -11,7 +11,7 @@
 #include "helpers.h"
 #include "llmc/model/attention_plan.h"
 #include "llmc/model/change_wiring.h"
-#include "llmc/model/config_json.h"
+#include "llmc/formats/config_json.h"
 #include "llmc/model/flops.h"
 #include "llmc/model/kv_cache.h"
 #include "llmc/model/parameters.h"
@@ -122,7 +122,7 @@ TEST(Flops, WithMemoryGrowAsItFills) {
   }
 }
 
-// BUG llmc/model/terms/also.h: `if (it == sources.end() || *it != layer)` -> `if (true)`
+// BUG llmc/wiring/terms/also.h: `if (it == sources.end() || *it != layer)` -> `if (true)`
 TEST(Wiring, TakesASourceOnceHoweverOftenItIsNamed) {
   for (const char* wiring : {"also(1,4)", "also(1,4) also(1,4)", "also(1,2) also(1,4)", "also(1,4) also(1,1:3)"}) {
     const WiringTable table = make_attention_plan(model_of(wiring)).table;
@@ -305,7 +305,7 @@ static WiringChange change_of(const ModelConfig& before, const ModelConfig& now)
 
 // Each number of each term, changed, changes what the model computes. What is said of that is not "nothing", and the
 // same wiring changes nothing.
-// BUG llmc/model/terms/act.h: `eps, cost));` -> `eps, eps));`
+// BUG llmc/wiring/terms/act.h: `eps, cost));` -> `eps, eps));`
 // BUG llmc/model/change_wiring.h: `lines_of_missing("dropped", before, now)` -> `std::string()`
 TEST(WiringChange, IsSaidOfEveryNumberOfEveryTerm) {
   const std::vector<std::vector<const char*>> same_terms =

@@ -1,7 +1,7 @@
 // Several ranks, each a process that mpirun starts with its own emulated GPU: tests of the emulated NCCL and of the
 // trainer on it. Runs from the repository's root, where build/emu_ranks and build/*/train_gpt2_sla_emu are.
 //
-// COVERS train_gpt2_sla.cu llmc/ranks/ llmc/model/timeline.h llmc/training.h dev/emu/nccl.cpp
+// COVERS train_gpt2_sla.cu llmc/ranks/ llmc/model/timeline.h llmc/train/training.h dev/emu/nccl.cpp
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>
@@ -13,10 +13,10 @@
 #include <tuple>
 #include "command_line.h"
 #include "values.h"
-#include "llmc/io/safetensors.h"
-#include "llmc/utils/clock.h"
-#include "llmc/utils/error.h"
-#include "llmc/utils/random.h"
+#include "llmc/formats/safetensors.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/error.h"
+#include "llmc/base/random.h"
 
 class Ranks : public CommandLine {
  protected:
@@ -270,7 +270,7 @@ TEST_F(LongTraining, HasTheSameLossesWithAnyNumberOfRanksAndWiring) {
 // Six rows of 16 tokens in an update, one or more a micro-batch, on one to three ranks, on the CPU and on the emulated
 // GPU: documents begin and end anywhere in them, and dropout draws by the row's number in the update.
 // BUG llmc/cpu/documents.h: `const int* of_sequence = tokens + b * T;` -> `const int* of_sequence = tokens;`
-// BUG llmc/training.h: `(i * run.ranks.size + run.ranks.rank) * run.B}` -> `i * run.ranks.size * run.B}`
+// BUG llmc/train/training.h: `(i * run.ranks.size + run.ranks.rank) * run.B}` -> `i * run.ranks.size * run.B}`
 TEST_F(LongTraining, HasTheSameLossesOfDocumentsAndDropoutOnAnyRanks) {
   write_file(in("documents.bin"), shard_of_documents(2000, 60));
   write_file(in("val.bin"), shard_bytes(200, 60));
@@ -663,7 +663,7 @@ TEST_F(LongTraining, KilledAtAnyTimeResumesWithTheSameBits) {
 }
 
 // A rank that finds its tokens gone tells the others by the request to stop that they all see.
-// BUG llmc/training.h: `stop_signal() != 0 || !run.data_error.empty());` -> `stop_signal() != 0);`
+// BUG llmc/train/training.h: `stop_signal() != 0 || !run.data_error.empty());` -> `stop_signal() != 0);`
 TEST_F(LongTraining, OfATokenFileThatIsCutAllRanksSaveAndEnd) {
   std::thread cutter([&] {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
@@ -751,9 +751,9 @@ TEST_F(LongTraining, OnlyRankZeroPrints) {
 }
 
 // A rank's read of a token file, or rank 0's line of the log, takes longer than a rank may hang: a disk is no rank.
-// BUG llmc/training.h: `const WatchdogPause pause(run.watchdog);  // its disk may be slow` -> ``
-// BUG llmc/training.h: `const WatchdogPause pause_of_load(run.watchdog);` -> ``
-// BUG llmc/training.h: `const WatchdogPause pause(run.watchdog);  // so may be the disk of the log` -> ``
+// BUG llmc/train/training.h: `const WatchdogPause pause(run.watchdog);  // its disk may be slow` -> ``
+// BUG llmc/train/training.h: `const WatchdogPause pause_of_load(run.watchdog);` -> ``
+// BUG llmc/train/training.h: `const WatchdogPause pause(run.watchdog);  // so may be the disk of the log` -> ``
 TEST_F(LongTraining, ADiskThatStallsIsNoRankThatHangs) {
   write_file(in("stall.c"), R"c(
     #define _GNU_SOURCE

@@ -1,6 +1,6 @@
 // The term `documents` in the programs: how long documents are, what that saves, what is refused, and what the
 // evaluator says of texts that lie one after the other in a file.
-// COVERS llmc/text/document_lengths.h llmc/training.h
+// COVERS llmc/text/document_lengths.h llmc/train/training.h
 #include <cmath>
 #include <map>
 #include "command_line.h"

@@ -16,7 +16,7 @@
 #include "dev/test/files.h"
 #include "dev/test/ptx_kernels.h"
 #include "dev/test/values.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 // ----------------------------------------------------------------------------
 // Values

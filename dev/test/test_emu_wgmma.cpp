@@ -10,7 +10,7 @@
 #include "dev/emu/ptx/floats.h"
 #include "dev/test/files.h"
 #include "dev/test/ptx_kernels.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 // ----------------------------------------------------------------------------
 // Matrices in shared memory

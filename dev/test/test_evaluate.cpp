@@ -8,11 +8,11 @@
 #include "command_line.h"
 #include "golden_case.h"
 #include "helpers.h"
-#include "llmc/io/model_file.h"
-#include "llmc/model/config_json.h"
+#include "llmc/formats/model_file.h"
+#include "llmc/formats/config_json.h"
 #include "llmc/model/parameters.h"
 #include "dev/test/reference/reference.h"
-#include "llmc/run/position_losses.h"
+#include "llmc/train/position_losses.h"
 #include "llmc/text/choice_file.h"
 #include "llmc/text/scored_text.h"
 
@@ -318,7 +318,7 @@ TEST_F(Evaluation, HasTheTrainersValidationLoss) {
 }
 
 // BUG evaluate_gpt2_sla.cu: `if (!scored[at - window.first]) continue;` -> ``
-// BUG llmc/run/evaluation.cpp: `total.correct += t.correct, ` -> ``
+// BUG llmc/train/evaluation.cpp: `total.correct += t.correct, ` -> ``
 TEST_F(Evaluation, ScoresWhatTheMaskSaysAndSaysHowManyAreRight) {
   const std::vector<float> logits = different_logits(256);
   const auto likeliest = std::max_element(logits.begin(), logits.end()) - logits.begin();
@@ -380,8 +380,8 @@ TEST_F(Evaluation, CountsBytesOfTextNotTokens) {
   EXPECT_NEAR(all["bits_per_byte"].get<double>(), all_nats / std::log(2.0) / double(all_bytes), float_error);
 }
 
-// BUG llmc/training.h: `if (bytes > 0) sums.text_nats +=` -> `sums.text_nats +=`
-// BUG llmc/training.h: `const int64_t bytes = targets[i] < 0 ? 0 : ` -> `const int64_t bytes = `
+// BUG llmc/train/training.h: `if (bytes > 0) sums.text_nats +=` -> `sums.text_nats +=`
+// BUG llmc/train/training.h: `const int64_t bytes = targets[i] < 0 ? 0 : ` -> `const int64_t bytes = `
 TEST_F(Evaluation, LeavesEndsOfTextsOutOfBitsPerByte) {
   const std::vector<float> logits = different_logits(byte_vocab_size);
   const std::vector<double> losses = losses_of(logits);

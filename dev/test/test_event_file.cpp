@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string>
 #include <vector>
-#include "llmc/utils/crc32c.h"
+#include "llmc/base/crc32c.h"
 #include "report_test.h"
 
 using EventFiles = Report;

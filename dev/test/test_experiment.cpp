@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <sstream>
 #include "command_line.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 class ExperimentTest : public CommandLine {
  protected:

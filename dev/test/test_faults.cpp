@@ -11,7 +11,7 @@
 #include <cstdlib>
 #include <random>
 #include "command_line.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 class Faults : public CommandLine {
  protected:

@@ -13,16 +13,16 @@
 #include <thread>
 #include "files.h"
 #include "helpers.h"
-#include "llmc/io/checkpoint.h"
-#include "llmc/io/model_file.h"
-#include "llmc/io/safetensors.h"
-#include "llmc/model/config_json.h"
+#include "llmc/formats/checkpoint.h"
+#include "llmc/formats/model_file.h"
+#include "llmc/formats/safetensors.h"
+#include "llmc/formats/config_json.h"
 #include "llmc/model/parameters.h"
-#include "llmc/utils/json.h"
+#include "llmc/base/json.h"
 #include "llmc/text/tokenizer.h"
-#include "llmc/run/evaluation.h"
-#include "llmc/model/llama_file.h"
-#include "llmc/utils/crc32c.h"
+#include "llmc/train/evaluation.h"
+#include "llmc/formats/llama_file.h"
+#include "llmc/base/crc32c.h"
 
 namespace fs = std::filesystem;
 
@@ -136,7 +136,7 @@ TEST(ModelOnDisk, ComesBackWithMasksIgnoredAndPrefixesStripped) {
 }
 
 // The rotations of `lsh` are in a file of weights, whole, and in none of moments.
-// BUG llmc/io/model_file.cpp: `store(int(i), values.data());` -> ``
+// BUG llmc/formats/model_file.cpp: `store(int(i), values.data());` -> ``
 TEST(ModelOnDisk, HasItsConstants) {
   TemporaryFolder folder;
   DiskModel model;
@@ -287,7 +287,7 @@ TEST(ConfigJson, OfAWiringNamesTheModulesThatLoadIt) {
     EXPECT_NE(files.at(file).find("class " + name), std::string::npos) << key;
   }
   for (const char* name : {"gpt2_sla.py", "configuration_gpt2_sla.py", "modeling_gpt2_sla.py"})
-    EXPECT_EQ(files.at(name), read_file(std::string("llmc/model/huggingface/") + name));
+    EXPECT_EQ(files.at(name), read_file(std::string("llmc/formats/huggingface/") + name));
   c.wiring = Wiring();
   files = files_of();
   EXPECT_EQ(files.size(), 1u);
@@ -348,8 +348,8 @@ TEST(ConfigJson, OfGpt2IsPlainAndOfOtherModelsRefused) {
 
 using JsonFile = FolderTest;
 
-// BUG llmc/utils/json.h: `nlohmann::json::out_of_range& e` -> `nlohmann::json::type_error& e`
-// BUG llmc/utils/json.h: `text.substr(0, 6) == "[json." ?` -> `false ?`
+// BUG llmc/base/json.h: `nlohmann::json::out_of_range& e` -> `nlohmann::json::type_error& e`
+// BUG llmc/base/json.h: `text.substr(0, 6) == "[json." ?` -> `false ?`
 TEST_F(JsonFile, ANumberBeyondADoubleIsNamedWithItsFileAndLine) {
   const std::string number = "{\n \"text\": \"a b\",\n \"n\": 1e999\n}\n", is_huge = "has the number 1e999",
                     in_line_3 = is_huge + " in its line 3, which no floating-point number holds";
@@ -367,7 +367,7 @@ TEST_F(JsonFile, ANumberBeyondADoubleIsNamedWithItsFileAndLine) {
   EXPECT_ERROR(parse_serve_request("{\"loglikelihood_rolling\": [5]}"), "item 1 (\"5\"): type must be string");
 }
 
-// BUG llmc/model/config_json.cpp: `{ config[key] = p; }` -> `{ config[key] = 0 * p; }`
+// BUG llmc/formats/config_json.cpp: `{ config[key] = p; }` -> `{ config[key] = 0 * p; }`
 TEST(ConfigJson, KeepsTheDropoutOfTheRun) {
   TemporaryFolder folder;
   ModelConfig c;
@@ -506,8 +506,8 @@ static std::map<std::string, std::string> files_in(const std::string& folder) {
 
 static const std::vector<Shard> shards_of_rank_0 = {{0, 1}, {0, 2}, {0, 3}, {0, 4}, {0, 7}, {0, 3, true}, {0, 7, true}};
 
-// BUG llmc/io/checkpoint.cpp: `uint64_t(piece.count) * sizeof(float)` -> `uint64_t(piece.count)`
-// BUG llmc/io/model_file.cpp: `i < n ? store_m : store_v` -> `store_m`
+// BUG llmc/formats/checkpoint.cpp: `uint64_t(piece.count) * sizeof(float)` -> `uint64_t(piece.count)`
+// BUG llmc/formats/model_file.cpp: `i < n ? store_m : store_v` -> `store_m`
 TEST(Shard, OfAnyNumberOfRanksWriteTheSameFiles) {
   for (bool bias : {true, false}) {
     for (bool keep_dead_kv : {true, false}) {
@@ -675,11 +675,11 @@ TEST(Crc32c, OfTwoPiecesTogetherIsMadeOfThoseOfEach) {
   EXPECT_EQ(doubled, added);
 }
 
-// BUG llmc/io/safetensors.cpp: `sums.header = crc32c(file_.get(), data_offset());` -> `sums.header =
+// BUG llmc/formats/safetensors.cpp: `sums.header = crc32c(file_.get(), data_offset());` -> `sums.header =
 // crc32c(file_.get(), 8);`
-// BUG llmc/io/checkpoint.cpp: `{"model.safetensors", "optimizer.safetensors", memory_file});` ->
+// BUG llmc/formats/checkpoint.cpp: `{"model.safetensors", "optimizer.safetensors", memory_file});` ->
 // `{"model.safetensors", "optimizer.safetensors"});`
-// BUG llmc/io/model_file.cpp: `full.assign(size_t(num_elements(specs[i].shape)), 0.0f);` ->
+// BUG llmc/formats/model_file.cpp: `full.assign(size_t(num_elements(specs[i].shape)), 0.0f);` ->
 //   `full.assign(size_t(num_elements(specs[i].shape)), 1.0f);`
 TEST(Checkpoint, WithAFlippedByteIsRefusedNamingFileAndTensor) {
   TemporaryFolder folder;
@@ -763,7 +763,7 @@ TEST(OldCheckpoints, GoAndTheNewestAndMilestonesStay) {
   EXPECT_EQ(names_in(folder.path), (std::set<std::string>{"log.jsonl", "step_00000022"}));
 }
 
-// BUG llmc/io/checkpoint.cpp: `{unfinished_prefix, removed_prefix}` -> `{unfinished_prefix}`
+// BUG llmc/formats/checkpoint.cpp: `{unfinished_prefix, removed_prefix}` -> `{unfinished_prefix}`
 TEST(OldCheckpoints, AreRenamedBeforeRemovalAndRemainsAreRemoved) {
   TemporaryFolder folder;
   make_checkpoint_folders(folder.path, {1, 2});

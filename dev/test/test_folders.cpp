@@ -1,21 +1,21 @@
 // What lies in a model's or a run's folder and is no such file: pipes, devices, files of other kinds and damaged ones.
 // And what control groups leave a process. Runs from the repository's root, where the programs of fp32 on the CPU,
 // report and data/convert lie.
-// COVERS llmc/utils/files.cpp llmc/utils/cgroup.h llmc/io/checkpoint.cpp llmc/io/model_file.cpp
-// COVERS llmc/model/config_json.cpp llmc/run/stop_signal.h llmc/text/vocabulary_file.cpp
+// COVERS llmc/base/files.cpp llmc/base/cgroup.h llmc/formats/checkpoint.cpp llmc/formats/model_file.cpp
+// COVERS llmc/formats/config_json.cpp llmc/train/stop_signal.h llmc/text/vocabulary_file.cpp
 #include <sys/stat.h>
 #include <cmath>
 #include <limits>
 #include "child.h"
 #include "command_line.h"
 #include "helpers.h"
-#include "llmc/io/checkpoint.h"
-#include "llmc/io/model_file.h"
-#include "llmc/run/run_history.h"
+#include "llmc/formats/checkpoint.h"
+#include "llmc/formats/model_file.h"
+#include "llmc/train/run_history.h"
 #include "llmc/text/tokenizer.h"
-#include "llmc/utils/cgroup.h"
-#include "llmc/utils/files.h"
-#include "llmc/utils/meminfo.h"
+#include "llmc/base/cgroup.h"
+#include "llmc/base/files.h"
+#include "llmc/base/meminfo.h"
 
 static const std::string sampler = "build/fp32/sample_gpt2_sla_cpu ", convert = "data/convert ", report = "./report ";
 static const std::string model = "dev/test/golden/baseline";  // plain, of bytes, context length 32
@@ -25,7 +25,7 @@ static const std::string model = "dev/test/golden/baseline";  // plain, of bytes
 
 using SmallFile = FolderTest;
 
-// BUG llmc/utils/files.cpp: `kind == FileKind::regular && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode)` ->
+// BUG llmc/base/files.cpp: `kind == FileKind::regular && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode)` ->
 //   `false`
 TEST_F(SmallFile, IsARegularOneAtTheEndOfLinks) {
   ASSERT_EQ(mkfifo(in("pipe").c_str(), 0666), 0);
@@ -66,7 +66,7 @@ TEST_F(CheckpointFolder, ItsVocabularyIsReadIfItsChecksumFits) {
   EXPECT_NO_THROW(Tokenizer::load(file)) << "a vocabulary like any other";
 }
 
-// BUG llmc/utils/files.cpp: `int64_t(text.size()) > most` -> `false`
+// BUG llmc/base/files.cpp: `int64_t(text.size()) > most` -> `false`
 TEST_F(SmallFile, HasABoundedNumberOfBytes) {
   write("four", "1234");
   EXPECT_EQ(read_whole_file(in("four"), 4), "1234");
@@ -137,7 +137,7 @@ class Folders : public CommandLine {
 };
 using LongFolders = Folders;
 
-// BUG llmc/model/config_json.cpp: `  check_model_type(folder, config);` -> ``
+// BUG llmc/formats/config_json.cpp: `  check_model_type(folder, config);` -> ``
 TEST_F(Folders, OfOtherModelTypesAreNamedWithWhatConvertsThem) {
   for (const std::string type : {"llama", "mistral"}) {
     const std::string name = in(type);
@@ -150,7 +150,7 @@ TEST_F(Folders, OfOtherModelTypesAreNamedWithWhatConvertsThem) {
   }
 }
 
-// BUG llmc/io/checkpoint.cpp: `path_exists(path + "/config.json") ? "" : newest_checkpoint(path)` -> `std::string()`
+// BUG llmc/formats/checkpoint.cpp: `path_exists(path + "/config.json") ? "" : newest_checkpoint(path)` -> `std::string()`
 TEST_F(Folders, OfARunStandForItsNewestCheckpoint) {
   fs::create_directories(in("run"));
   for (const char* step : {"run/step_00000002", "run/step_00000010"}) copy_of_model(step);
@@ -164,7 +164,7 @@ TEST_F(Folders, OfARunStandForItsNewestCheckpoint) {
   }
 }
 
-// BUG llmc/io/model_file.cpp: `for (const std::string prefix : {"module.", "transformer."})` ->
+// BUG llmc/formats/model_file.cpp: `for (const std::string prefix : {"module.", "transformer."})` ->
 //   `for (const std::string prefix : {"transformer."})`
 TEST_F(Folders, OfCompiledAndWrappedModelsAreRead) {
   const SafetensorsFile plain_file(model + "/model.safetensors");
@@ -233,7 +233,7 @@ TEST_F(Folders, ConfigsOfLargerModelsThanTheWeightsAreRefusedAtOnce) {
 }
 
 // The sampler waits for a prompt before it loads the model.
-// BUG llmc/run/stop_signal.h: `if (!has_loaded) _exit(128 + signal);` -> ``
+// BUG llmc/train/stop_signal.h: `if (!has_loaded) _exit(128 + signal);` -> ``
 TEST_F(Folders, ASignalWhileAModelIsLoadedEndsTheProgram) {
   ASSERT_EQ(mkfifo(in("pipe").c_str(), 0666), 0);
   for (int signal : {SIGTERM, SIGINT}) {
@@ -256,7 +256,7 @@ TEST_F(Folders, ASignalEndsATokenizerThatWaitsForText) {
 }
 
 // A byte of a checkpoint is another one, and the file is still valid. All that read it as a model say which it is.
-// BUG llmc/io/checkpoint.cpp: `verify_model(folder);` -> ``
+// BUG llmc/formats/checkpoint.cpp: `verify_model(folder);` -> ``
 TEST_F(LongFolders, ADamagedCheckpointIsRefusedByEveryProgram) {
   write("tokens.bin", shard_bytes(3000));
   const Outcome trained =
@@ -334,7 +334,7 @@ class ControlGroups : public FolderTest {
 
 // v2, as in a container, /pod/job: the job may have 900 bytes; 300 are in use, and 100 of these can be
 // dropped; the pod may have less.
-// BUG llmc/utils/cgroup.h: `used - cached("inactive_file") - cached("active_file")` -> `used`
+// BUG llmc/base/cgroup.h: `used - cached("inactive_file") - cached("active_file")` -> `used`
 TEST_F(ControlGroups, OfV2LimitMemory) {
   write("membership", "0::/pod/job\n");
   EXPECT_TRUE(std::isinf(memory()));
@@ -354,7 +354,7 @@ TEST_F(ControlGroups, OfV2LimitMemory) {
 }
 
 // In v1 controllers have folders of their own, and in a container the path may be the host's.
-// BUG llmc/utils/cgroup.h: `"," + controller + ","` -> `",cpu,"`
+// BUG llmc/base/cgroup.h: `"," + controller + ","` -> `",cpu,"`
 TEST_F(ControlGroups, OfV1LimitMemoryAndProcessors) {
   write("membership", "9:name=systemd:/\n4:memory:/docker/abc\n2:cpu,cpuacct:/docker/abc\n0::/\n");
   EXPECT_TRUE(std::isinf(memory()));

@@ -6,16 +6,16 @@
 #include "command_line.h"
 #include "golden_case.h"
 #include "helpers.h"
-#include "llmc/io/checkpoint.h"
-#include "llmc/io/model_file.h"
-#include "llmc/io/safetensors.h"
-#include "llmc/model/config_json.h"
-#include "llmc/model/gguf_file.h"
-#include "llmc/model/llama_file.h"
-#include "llmc/model/llmc_file.h"
+#include "llmc/formats/checkpoint.h"
+#include "llmc/formats/model_file.h"
+#include "llmc/formats/safetensors.h"
+#include "llmc/formats/config_json.h"
+#include "llmc/formats/gguf_file.h"
+#include "llmc/formats/llama_file.h"
+#include "llmc/formats/llmc_file.h"
 #include "llmc/model/parameters.h"
 #include "llmc/text/tokenizer.h"
-#include "llmc/utils/bf16_bits.h"
+#include "llmc/base/bf16_bits.h"
 
 static const std::string plain = "dev/test/golden/baseline", no_bias = "dev/test/golden/no_bias_accum";
 
@@ -301,7 +301,7 @@ static void write_model(const std::string& folder, int heads, int channels, int 
 }
 
 // 36 channels are 144 bytes, and 257 tokens of them in bf16 18,504: neither is a multiple of 32.
-// BUG llmc/model/gguf_file.cpp: `offset += padded(tensor.bytes())` -> `offset += tensor.bytes()`
+// BUG llmc/formats/gguf_file.cpp: `offset += padded(tensor.bytes())` -> `offset += tensor.bytes()`
 TEST(GgufFile, BeginsEachTensorAtAMultipleOfTheAlignment) {
   TemporaryFolder folder;
   write_model(folder.path + "/odd", /*heads=*/3, /*channels=*/36, /*vocab_size=*/257);
@@ -331,8 +331,8 @@ TEST(GgufFile, BeginsEachTensorAtAMultipleOfTheAlignment) {
 
 using LlamaFolder = CommandLine;
 
-// BUG llmc/model/llama_file.cpp: `"mlp.c_fc.weight", H, H)` -> `"mlp.c_fc.weight", 0, H)`
-// BUG llmc/model/llama_file.cpp: `"attn.c_attn.weight", C + KV, KV)` -> `"attn.c_attn.weight", C, KV)`
+// BUG llmc/formats/llama_file.cpp: `"mlp.c_fc.weight", H, H)` -> `"mlp.c_fc.weight", 0, H)`
+// BUG llmc/formats/llama_file.cpp: `"attn.c_attn.weight", C + KV, KV)` -> `"attn.c_attn.weight", C, KV)`
 TEST_F(LlamaFolder, HasLlamasTensorsAndComesBack) {
   for (const char* wiring : {"rmsnorm rope swiglu untied", "gqa(2) rope(500) rmsnorm swiglu(40)"}) {
     SCOPED_TRACE(wiring);
@@ -385,7 +385,7 @@ TEST_F(LlamaFolder, HasLlamasTensorsAndComesBack) {
   }
 }
 
-// BUG llmc/model/llama_file.cpp: `if (c.bias) user_error(` -> `if (false) user_error(`
+// BUG llmc/formats/llama_file.cpp: `if (c.bias) user_error(` -> `if (false) user_error(`
 TEST_F(LlamaFolder, IsRefusedForWhatLlamaHasNot) {
   for (const auto& [wiring, what] : {std::pair("plain", "has no plain"),
                                      {"rmsnorm rope swiglu qknorm", "has no qknorm"},
@@ -428,9 +428,9 @@ TEST_F(LlamaFolder, IsRefusedForWhatLlamaHasNot) {
 }
 
 // Keys of either schema of transformers, beside which a file may lack others.
-// BUG llmc/model/llama_file.cpp: `value("tie_word_embeddings", false)` -> `value("tie_word_embeddings", true)`
-// BUG llmc/model/llama_file.cpp: `value("rms_norm_eps", 1e-6)` -> `value("rms_norm_eps", 1e-5)`
-// BUG llmc/model/llama_file.cpp: `for (const char* type : {"type", "rope_type"})` ->
+// BUG llmc/formats/llama_file.cpp: `value("tie_word_embeddings", false)` -> `value("tie_word_embeddings", true)`
+// BUG llmc/formats/llama_file.cpp: `value("rms_norm_eps", 1e-6)` -> `value("rms_norm_eps", 1e-5)`
+// BUG llmc/formats/llama_file.cpp: `for (const char* type : {"type", "rope_type"})` ->
 //   `for (const char* type : {"rope_type"})`
 TEST_F(LlamaFolder, HasEveryKeyThatChangesTheFunctionUsedOrRefused) {
   write_model(in("own"), 4, 32, 61, "rmsnorm rope swiglu untied");
@@ -468,8 +468,8 @@ TEST_F(LlamaFolder, HasEveryKeyThatChangesTheFunctionUsedOrRefused) {
 }
 
 // Old exports hold each layer's frequencies, and torch.compile and PyTorch's wrappers have prefixes of their own.
-// BUG llmc/io/model_file.cpp: `ends_with(name, "rotary_emb.inv_freq")` -> `false`
-// BUG llmc/io/model_file.cpp: `name.erase(at, compiled.size())` -> `break`
+// BUG llmc/formats/model_file.cpp: `ends_with(name, "rotary_emb.inv_freq")` -> `false`
+// BUG llmc/formats/model_file.cpp: `name.erase(at, compiled.size())` -> `break`
 TEST_F(LlamaFolder, MayHaveBuffersAndNamesOfWrappers) {
   write_model(in("own"), 4, 32, 61, "rmsnorm rope swiglu untied");
   ASSERT_EQ(run("data/convert --llama " + in("own") + " " + in("llama")).exit_status, 0);
@@ -562,7 +562,7 @@ TEST_F(CommandLine, ConvertGoesThereAndBack) {
 }
 
 // 43 tokens more than the vocabulary of bytes has.
-// BUG llmc/model/gguf_file.cpp: `"<unused" + std::to_string(id) + ">"` -> `"<unused>"`
+// BUG llmc/formats/gguf_file.cpp: `"<unused" + std::to_string(id) + ">"` -> `"<unused>"`
 TEST_F(CommandLine, ConvertTakesPaddedVocabularies) {
   write_model(in("padded"), /*heads=*/2, /*channels=*/16, /*vocab_size=*/300);
   const std::string command = "data/convert " + in("padded") + " ";

@@ -8,7 +8,7 @@
 #include <regex>
 #include <set>
 #include "command_line.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 // dev/gpu_check.sh on a machine with a GPU, whose tools are a few lines of shell. What the Makefile's rules
 // for a GPU let nvcc build is a script that runs the emulated GPU's program of the same name.

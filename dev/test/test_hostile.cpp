@@ -1,8 +1,8 @@
 // Every program, given names, files and surroundings that nobody would wish it: an error of one line, at once, and
 // nothing lost. Runs from the repository's root, where the programs of fp32 on the CPU, report, data/tokenize and
 // data/convert lie.
-// COVERS report.cpp evaluate_gpt2_sla.cu sample_gpt2_sla.cu data/convert.cpp data/tokenize.cpp llmc/run/logger.cpp
-// COVERS llmc/run/position_losses.cpp
+// COVERS report.cpp evaluate_gpt2_sla.cu sample_gpt2_sla.cu data/convert.cpp data/tokenize.cpp llmc/train/logger.cpp
+// COVERS llmc/train/position_losses.cpp
 #include <unistd.h>
 #include <algorithm>
 #include <filesystem>

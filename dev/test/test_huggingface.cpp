@@ -1,7 +1,7 @@
 // Models in transformers and llama.cpp: dev/huggingface_check.py and dev/llama_cpp_check.py, in virtual environments of
 // Python that dev/transformers_venv.sh makes in build/huggingface. Without a network, and where Python has no virtual
 // environments, the tests are skipped.
-// COVERS ONLY llmc/model/huggingface/ llmc/model/gguf_file.cpp llmc/model/llama_file.cpp
+// COVERS ONLY llmc/formats/huggingface/ llmc/formats/gguf_file.cpp llmc/formats/llama_file.cpp
 #include "command_line.h"
 
 namespace {
@@ -19,11 +19,11 @@ struct LongHuggingFace : CommandLine {
   }
 };
 
-// BUG llmc/model/huggingface/gpt2_sla.py: `[:, ::self.heads // self.wiring.num_kv_heads, -T:]` ->
+// BUG llmc/formats/huggingface/gpt2_sla.py: `[:, ::self.heads // self.wiring.num_kv_heads, -T:]` ->
 //   `[:, :self.wiring.num_kv_heads, -T:]`
-// BUG llmc/model/huggingface/gpt2_sla.py: `if m in projections else 1` -> `if False else 1`
-// BUG llmc/model/huggingface/modeling_gpt2_sla.py: `"mean" if num_items_in_batch is None else "sum"` -> `"mean"`
-// BUG llmc/model/config_json.cpp: `{"model_input_names", {"input_ids", "attention_mask"}}` ->
+// BUG llmc/formats/huggingface/gpt2_sla.py: `if m in projections else 1` -> `if False else 1`
+// BUG llmc/formats/huggingface/modeling_gpt2_sla.py: `"mean" if num_items_in_batch is None else "sum"` -> `"mean"`
+// BUG llmc/formats/config_json.cpp: `{"model_input_names", {"input_ids", "attention_mask"}}` ->
 //   `{"model_input_names", {"input_ids", "token_type_ids", "attention_mask"}}`
 TEST_F(LongHuggingFace, ModelsAreTheSameInTheNewestTransformers) {
   expect_to_pass("newest", "dev/huggingface_check.py", " cases are the same with transformers ");
@@ -34,8 +34,8 @@ TEST_F(LongHuggingFace, ModelsAreTheSameInTransformersOf2024) {
   expect_to_pass("4.46.3", "dev/huggingface_check.py", " cases are the same with transformers 4.46.3");
 }
 
-// BUG llmc/model/gguf_file.cpp: `i % 2 * (hs / 2) + i / 2` -> `i`
-// BUG llmc/model/gguf_file.cpp: `"rope.freq_base", value_float32, float(table.rope)` ->
+// BUG llmc/formats/gguf_file.cpp: `i % 2 * (hs / 2) + i / 2` -> `i`
+// BUG llmc/formats/gguf_file.cpp: `"rope.freq_base", value_float32, float(table.rope)` ->
 //   `"rope.freq_base", value_float32, 1e4f`
 TEST_F(LongHuggingFace, FilesForLlamaCppAreReadByItsOwnReader) {
   expect_to_pass("newest", "dev/llama_cpp_check.py", "llama_2_tied: the same");

@@ -11,7 +11,7 @@
 #include "command_line.h"
 #include "llmc/ranks/rank_folder.h"
 #include "llmc/ranks/ranks.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 using Variables = std::map<std::string, std::string>;
 

@@ -4,7 +4,7 @@
 #include "command_line.h"
 #include "golden_case.h"
 #include "helpers.h"
-#include "llmc/io/safetensors.h"
+#include "llmc/formats/safetensors.h"
 #include "llmc/report/learned_sources.h"
 #include "llmc/report/report.h"
 

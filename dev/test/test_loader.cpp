@@ -13,7 +13,7 @@
 #include "llmc/text/dataloader.h"
 #include "llmc/text/step_loader.h"
 #include "llmc/text/validation_batches.h"
-#include "llmc/utils/files.h"
+#include "llmc/base/files.h"
 
 using TokenShardsOf = Data;
 using Masks = Data;

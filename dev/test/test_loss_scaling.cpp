@@ -1,17 +1,17 @@
 // Training in fp16 with dynamic loss scaling, on the emulated GPU: a process with arguments, files and an exit status;
 // and when the scale changes. Runs from the repository's root, where build/fp16/train_gpt2_sla_emu lies.
 //
-// COVERS llmc/run/loss_scale.h
+// COVERS llmc/train/loss_scale.h
 #include <gtest/gtest.h>
 #include <cmath>
 #include "command_line.h"
 #include "golden_case.h"
-#include "llmc/run/loss_scale.h"
+#include "llmc/train/loss_scale.h"
 
 // ----------------------------------------------------------------------------
 // When it changes
 
-// BUG llmc/run/loss_scale.h: `++good_updates < doubled_after` -> `good_updates++ < doubled_after`
+// BUG llmc/train/loss_scale.h: `++good_updates < doubled_after` -> `good_updates++ < doubled_after`
 TEST(LossScale, DoublesAfterAThousandGoodUpdates) {
   LossScale s;
   EXPECT_EQ(s.scale, 65536);
@@ -22,7 +22,7 @@ TEST(LossScale, DoublesAfterAThousandGoodUpdates) {
   EXPECT_EQ(s.good_updates, 0);
 }
 
-// BUG llmc/run/loss_scale.h: `scale /= 2, good_updates = 0` -> `scale /= 2`
+// BUG llmc/train/loss_scale.h: `scale /= 2, good_updates = 0` -> `scale /= 2`
 TEST(LossScale, CountsAnewAfterAnOverflow) {
   LossScale s = {65536, 999};
   s.count_overflow();
@@ -37,8 +37,8 @@ TEST(LossScale, HasALargestValue) {
   EXPECT_EQ(s.scale, 1 << 24);
 }
 
-// BUG llmc/run/loss_scale.h: `loss_is_finite && !norm_is_finite` -> `!norm_is_finite`
-// BUG llmc/run/loss_scale.h: `scale > 1;` -> `scale > 0;`
+// BUG llmc/train/loss_scale.h: `loss_is_finite && !norm_is_finite` -> `!norm_is_finite`
+// BUG llmc/train/loss_scale.h: `scale > 1;` -> `scale > 0;`
 TEST(LossScale, ExplainsInfiniteGradientsOfAFiniteLoss) {
   EXPECT_TRUE(LossScale().explains(true, false));
   EXPECT_FALSE(LossScale().explains(true, true));
@@ -125,9 +125,9 @@ TEST_F(LongFp16Training, GoldenCasesAreThoseOfTheIndependentImplementation) {
 
 // The scale is planted in a checkpoint. Gradients of logits are infinite until it is 2^20. Such steps change nothing
 // but the scale, and are not among those that --max-bad-steps counts.
-// BUG llmc/run/run.cpp: `if (result.overflowed) return run.loss_scale->count_overflow();` -> ``
-// BUG llmc/run/resuming.cpp: `run.loss_scale = {saved.loss_scale, saved.good_updates}` -> `run.loss_scale = LossScale()`
-// BUG llmc/training.h: `if (double(result.loss_scale) != model.loss_scale) gpt2_set_loss_scale` ->
+// BUG llmc/train/run.cpp: `if (result.overflowed) return run.loss_scale->count_overflow();` -> ``
+// BUG llmc/train/resuming.cpp: `run.loss_scale = {saved.loss_scale, saved.good_updates}` -> `run.loss_scale = LossScale()`
+// BUG llmc/train/training.h: `if (double(result.loss_scale) != model.loss_scale) gpt2_set_loss_scale` ->
 //   `if (run.step == run.first_step) gpt2_set_loss_scale`
 TEST_F(LongFp16Training, AfterAnOverflowTheScaleHalvesAndTrainingContinues) {
   write_file(in("tokens.bin"), shard_bytes(20000));
@@ -162,8 +162,8 @@ TEST_F(LongFp16Training, AfterAnOverflowTheScaleHalvesAndTrainingContinues) {
   EXPECT_EQ(steps_of(read_log(in("half"))), steps);
 }
 
-// BUG llmc/run/run.cpp: `if (run.loss_scale && !result.skipped) run.loss_scale->count_good_update();` -> ``
-// BUG llmc/run/run.cpp: `state.good_updates = run.loss_scale->good_updates` -> `state.good_updates = 0`
+// BUG llmc/train/run.cpp: `if (run.loss_scale && !result.skipped) run.loss_scale->count_good_update();` -> ``
+// BUG llmc/train/run.cpp: `state.good_updates = run.loss_scale->good_updates` -> `state.good_updates = 0`
 TEST_F(LongFp16Training, TheScaleDoublesAmidAResumedRun) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   ASSERT_EQ(run(arguments("out") + "-x 2").exit_status, 0);
@@ -178,7 +178,7 @@ TEST_F(LongFp16Training, TheScaleDoublesAmidAResumedRun) {
 // halve the scale, and continue as one rank does with the tokens of both.
 // BUG train_gpt2_sla.cu: `&model.acts.stats->grad_squares, 1 + num_loss_sums + num_flags)` ->
 //   `&model.acts.stats->grad_squares, 2 + num_loss_sums + num_flags)`
-// BUG llmc/run/run.cpp: `if (result.overflowed) return run.loss_scale->count_overflow();` ->
+// BUG llmc/train/run.cpp: `if (result.overflowed) return run.loss_scale->count_overflow();` ->
 //   `if (result.overflowed && run.ranks.rank > 0) return run.loss_scale->count_overflow();`
 TEST_F(LongFp16Training, AnOverflowOnOneRankIsOneOnAll) {
   allow_mpirun();

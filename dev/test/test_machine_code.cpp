@@ -13,7 +13,7 @@
 #include <vector>
 #include "command_line.h"
 #include "files.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 static const std::vector<int> architectures = {80, 90};  // compute capability, times ten
 

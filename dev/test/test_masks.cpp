@@ -1,7 +1,7 @@
 // Which keys a query sees: each primitive of a mask, unions and conjunctions of them, key by key and query by query.
 // What the wiring makes of them is compared with the reference, which shares no code with the masks.
 //
-// COVERS llmc/ops/attention_mask.h llmc/model/terms/
+// COVERS llmc/ops/attention_mask.h llmc/wiring/terms/
 #include <gtest/gtest.h>
 #include <algorithm>
 #include <climits>
@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 #include "dev/test/mask_case.h"
-#include "llmc/model/config.h"
+#include "llmc/wiring/config.h"
 #include "llmc/model/kv_cache.h"
 #include "dev/test/reference/reference.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 namespace {
 
@@ -280,7 +280,7 @@ std::vector<std::string> mask_wirings() {
 }
 }  // namespace
 
-// BUG llmc/model/terms/sparse_pattern.h: `how == How::both || !is_first` -> `!is_first`
+// BUG llmc/wiring/terms/sparse_pattern.h: `how == How::both || !is_first` -> `!is_first`
 // BUG llmc/ops/attention_mask.h: `window = std::min(window, clause.last)` -> `window = clause.last`
 TEST(WiringMasks, AreThoseOfTheReference) {
   for (const std::string& wiring : mask_wirings()) {

@@ -2,15 +2,15 @@
 // By plan for GPT-2's sizes; by what the emulated GPU has handed out for small models. And what is modelled of a step's
 // time from that plan.
 //
-// COVERS train_gpt2_sla.cu llmc/cuda/device.h llmc/model/activations.h llmc/run/largest_micro_batch.h
-// llmc/utils/memory_plan.h
+// COVERS train_gpt2_sla.cu llmc/cuda/device.h llmc/model/activations.h llmc/train/largest_micro_batch.h
+// llmc/base/memory_plan.h
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 
 #include <gtest/gtest.h>
 #include "dev/bench/gpu_model.h"
 #include "dev/test/helpers.h"
-#include "llmc/training.h"
+#include "llmc/train/training.h"
 
 static const std::vector<int> lengths = {4096, 8192, 16384, 32768, 65536};
 

@@ -7,7 +7,7 @@
 #include "dev/test/mutants/bugs.h"
 #include "dev/test/mutants/derive.h"
 #include "helpers.h"
-#include "llmc/utils/clock.h"
+#include "llmc/base/clock.h"
 
 using mutants::Mutant;
 

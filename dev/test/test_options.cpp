@@ -11,14 +11,14 @@
 #include <set>
 #include "files.h"
 #include "helpers.h"
-#include "llmc/run/config_toml.h"
-#include "llmc/run/model_options.h"
+#include "llmc/train/config_toml.h"
+#include "llmc/train/model_options.h"
 #include "llmc/ranks/ranks.h"
-#include "llmc/run/sampling.h"
-#include "llmc/run/option.h"
-#include "llmc/run/options.h"
-#include "llmc/utils/number.h"
-#include "llmc/utils/text.h"
+#include "llmc/train/sampling.h"
+#include "llmc/train/option.h"
+#include "llmc/train/options.h"
+#include "llmc/base/number.h"
+#include "llmc/base/text.h"
 
 // ----------------------------------------------------------------------------
 // Numbers
@@ -337,9 +337,9 @@ TEST(Options, ThatMakeNoSenseAreRefused) {
 }
 
 // What is outside of the range of an option, and what is just inside. What is rounded when it is used is so before.
-// BUG llmc/run/option.cpp: `float(number_in(value)) > low` -> `number_in(value) > low`
-// BUG llmc/run/option.cpp: `/ steps : float(x)` -> `/ steps : x`
-// BUG llmc/run/options.cpp: `between_excluding_end(0, 1, dropout_steps)` -> `between_excluding_end(0, 1)`
+// BUG llmc/train/option.cpp: `float(number_in(value)) > low` -> `number_in(value) > low`
+// BUG llmc/train/option.cpp: `/ steps : float(x)` -> `/ steps : x`
+// BUG llmc/train/options.cpp: `between_excluding_end(0, 1, dropout_steps)` -> `between_excluding_end(0, 1)`
 TEST(Options, OutsideTheirRangeAreRefused) {
   struct Case {
     const char *flag, *outside, *inside;
@@ -410,7 +410,7 @@ TEST(Options, OutsideTheirRangeAreRefused) {
   EXPECT_ERROR(parse({"-i", "x", "-k", "cosin"}), "-k cosin: it must be cosine, linear, constant or wsd");
 }
 
-// BUG llmc/utils/command_line.h: `argument.find('=')), nearest` -> `0), nearest`
+// BUG llmc/base/command_line.h: `argument.find('=')), nearest` -> `0), nearest`
 TEST(Options, ThatThereAreNotNameTheNearest) {
   EXPECT_ERROR(parse({"-i", "x", "--learning_rate", "1e-3"}), "--learning_rate: no such option; did you mean "
                                                               "--learning-rate?; --help lists the options");

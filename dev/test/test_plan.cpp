@@ -4,14 +4,14 @@
 #include <set>
 #include <tuple>
 #include "helpers.h"
-#include "llmc/utils/arena.h"
+#include "llmc/base/arena.h"
 #include "llmc/model/attention_plan.h"
 #include "llmc/model/change_wiring.h"
-#include "llmc/model/config.h"
+#include "llmc/wiring/config.h"
 #include "llmc/model/flops.h"
 #include "llmc/model/kv_cache.h"
 #include "llmc/model/parameters.h"
-#include "llmc/run/print.h"
+#include "llmc/train/print.h"
 
 // ----------------------------------------------------------------------------
 // Config
@@ -100,7 +100,7 @@ static void check_plan(int L, int h, int n_l, int n_h) {
   EXPECT_EQ(plan.num_accumulators, n_h > 0 ? std::min(n_l, L - n_l) : 0);
 }
 
-// BUG llmc/model/terms/source_below.h: `int l = distance; l < t.num_layers` -> `int l = distance + 1; l < t.num_layers`
+// BUG llmc/wiring/terms/source_below.h: `int l = distance; l < t.num_layers` -> `int l = distance + 1; l < t.num_layers`
 TEST(AttentionPlan, IsTheDesignsForEverySkipOfSmallModels) {
   for (int L = 1; L <= 8; L++)
     for (int h = 1; h <= 4; h++)
@@ -228,7 +228,7 @@ TEST(AttentionPlan, OfDepthProjectsKeysAndValuesBelowEachValueThatIsUsed) {
   EXPECT_TRUE(skips.projected[Qkv::v][3].empty() && skips.projected[Qkv::k][3].empty());
 }
 
-// BUG llmc/model/terms/kv_part.h: `sources.erase(std::unique(` -> `(void)(std::unique(`
+// BUG llmc/wiring/terms/kv_part.h: `sources.erase(std::unique(` -> `(void)(std::unique(`
 TEST(Wiring, KeysAndValuesOneAfterTheOtherAreBoth) {
   for (const auto& [apart, together] : {std::pair("sla(2,3,k) sla(2,3,v)", "sla(2,3)"),
 
@@ -481,7 +481,7 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
   }
 }
 
-// BUG llmc/model/wiring.cpp: `if (c >= '\n' && c <= '\r') c = ' ';` -> `if (c == '\n') c = ' ';`
+// BUG llmc/wiring/wiring.cpp: `if (c >= '\n' && c <= '\r') c = ' ';` -> `if (c == '\n') c = ' ';`
 TEST(Wiring, HasAnyWhiteSpaceBetweenItsTerms) {
   const Wiring w = parse_wiring("rmsnorm\nsla(1,\r\n2)\f\vqknorm\n");
   EXPECT_EQ(canonical_text(w), "rmsnorm sla(1,2) qknorm");
@@ -780,8 +780,8 @@ TEST(Shard, CutsBucketsAlikeOnEveryRank) {
 }
 
 // GPT-2 124M: each matrix is on one rank, and no rank has more to do, or to keep, than its share and a little.
-// BUG llmc/model/parameter_table.h: `*least += costly.cost;` -> ``
-// BUG llmc/model/parameter_table.h: `return a.cost > b.cost;` -> `return a.cost < b.cost;`
+// BUG llmc/ops/parameter_table.h: `*least += costly.cost;` -> ``
+// BUG llmc/ops/parameter_table.h: `return a.cost > b.cost;` -> `return a.cost < b.cost;`
 TEST(Shard, DealsWholeMatricesOutInEqualShares) {
   ModelConfig d12;
   ASSERT_TRUE(config_from_preset("d12", d12));

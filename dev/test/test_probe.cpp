@@ -2,7 +2,7 @@
 #include <map>
 #include "command_line.h"
 #include "data/probe_tasks.h"
-#include "llmc/utils/crc32c.h"
+#include "llmc/base/crc32c.h"
 
 using Tokens = std::vector<uint16_t>;
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 #include "command_line.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 struct PtxRun {
   std::string name, ptx, program;

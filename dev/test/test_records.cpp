@@ -1,7 +1,7 @@
 // What a run writes down of itself, which of it is compared at a resume, and what it says while it trains. The
 // trainer and scripts run from the repository's root, with a tiny model.
 //
-// COVERS llmc/run/run. llmc/run/resuming llmc/run/settings llmc/run/run_history llmc/run/schedule.h
+// COVERS llmc/train/run. llmc/train/resuming llmc/train/settings llmc/train/run_history llmc/train/schedule.h
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <algorithm>
@@ -10,22 +10,22 @@
 #include "command_line.h"
 #include "helpers.h"
 #include "llmc/model/stream_memory.h"
-#include "llmc/run/print.h"
+#include "llmc/train/print.h"
 #include "llmc/report/report.h"
-#include "llmc/run/run.h"
-#include "llmc/run/settings.h"
+#include "llmc/train/run.h"
+#include "llmc/train/settings.h"
 
 // ----------------------------------------------------------------------------
 // Learning rates
 
-// BUG llmc/run/schedule.h: `std::max(warmup_steps, total_steps - last_fifth)` -> `total_steps - last_fifth`
+// BUG llmc/train/schedule.h: `std::max(warmup_steps, total_steps - last_fifth)` -> `total_steps - last_fifth`
 TEST(Schedule, OfWsdHoldsTheRateToTheEndOfTheWarmUp) {
   const Schedule s = {"wsd", 1.0, 0.0, 9, 10};
   EXPECT_EQ(s(9), 1);
   EXPECT_EQ(s(10), 1) << "the decay begins where the warm-up ends";
 }
 
-// BUG llmc/run/schedule.h: `std::max<int64_t>(2, total_steps / 5)` -> `total_steps / 5`
+// BUG llmc/train/schedule.h: `std::max<int64_t>(2, total_steps / 5)` -> `total_steps / 5`
 TEST(Schedule, OfWsdDecaysInShortRunsToo) {
   EXPECT_EQ((Schedule{"wsd", 1.0, 0.0, 0, 1}(1)), 1) << "a single step has the whole rate, as of every schedule";
   for (int64_t steps = 2; steps <= 20; steps++) {
@@ -75,7 +75,7 @@ TEST_F(Records, OfStepsTrainedAgainEarlierValidationsAndSamplesDoNotCount) {
   EXPECT_EQ(run.num_repeated, 3);
 }
 
-// BUG llmc/run/run_history.cpp: `tokens + double(std::llround(timed))` -> `tokens`
+// BUG llmc/train/run_history.cpp: `tokens + double(std::llround(timed))` -> `tokens`
 TEST_F(Records, CountTheTokensOfAllSteps) {
   const std::string val = R"({"step":3,"val_loss":4})"
                           "\n";
@@ -87,7 +87,7 @@ TEST_F(Records, CountTheTokensOfAllSteps) {
   }
 }
 
-// BUG llmc/run/run_history.cpp: `if (part.step < step) found` -> `found`
+// BUG llmc/train/run_history.cpp: `if (part.step < step) found` -> `found`
 TEST_F(Records, OfAResumedRunSayByWhatEachStepWasDone) {
   const RunHistory run =
       history(head + steps(1, 8) +
@@ -116,7 +116,7 @@ TEST_F(Records, ThatAnOlderVersionWroteAreAveragedWithNewerOnes) {
 // ----------------------------------------------------------------------------
 // What a run says and keeps
 
-// BUG llmc/run/run.cpp: `double(run.step - run.first_step)` -> `double(run.step)`
+// BUG llmc/train/run.cpp: `double(run.step - run.first_step)` -> `double(run.step)`
 TEST_F(Records, TellTheTimeThatIsLeft) {
   ::Run run;
   run.options.learning_rate = 1;
@@ -128,7 +128,7 @@ TEST_F(Records, TellTheTimeThatIsLeft) {
   EXPECT_TRUE(has(line, "| 70% of the limit |")) << line;
 }
 
-// BUG llmc/run/run.cpp: `{"val_accuracy", *accuracy / 100}` -> `{"val_accuracy", *accuracy}`
+// BUG llmc/train/run.cpp: `{"val_accuracy", *accuracy / 100}` -> `{"val_accuracy", *accuracy}`
 TEST_F(Records, HaveTheAccuracyAsAShare) {
   ::Run run;
   run.log.create(folder);
@@ -140,7 +140,7 @@ TEST_F(Records, HaveTheAccuracyAsAShare) {
 }
 
 // The last two bytes of three are missing.
-// BUG llmc/run/run.cpp: `texts.back() += stream.finish();` -> ``
+// BUG llmc/train/run.cpp: `texts.back() += stream.finish();` -> ``
 TEST_F(Records, OfASampleHaveTheCharacterThatItsEndCuts) {
   ::Run run;
   run.tokenizer = Tokenizer::bytes();
@@ -154,7 +154,7 @@ TEST_F(Records, OfASampleHaveTheCharacterThatItsEndCuts) {
   EXPECT_EQ(tokens[2], "\xEF\xBF\xBD") << "U+FFFD for a byte that is no character";
 }
 
-// BUG llmc/run/run.cpp: `run.bad_steps_in_row > 0 ? 0 : run.options.keep` -> `run.options.keep`
+// BUG llmc/train/run.cpp: `run.bad_steps_in_row > 0 ? 0 : run.options.keep` -> `run.options.keep`
 TEST_F(Records, AmidSkippedStepsNoCheckpointIsRemoved) {
   for (const int64_t bad_steps : {1, 0}) {
     ::Run run;
@@ -167,7 +167,7 @@ TEST_F(Records, AmidSkippedStepsNoCheckpointIsRemoved) {
   }
 }
 
-// BUG llmc/run/run.cpp: `if (run.has_memory && o.shuffle)` -> `if (false)`
+// BUG llmc/train/run.cpp: `if (run.has_memory && o.shuffle)` -> `if (false)`
 TEST_F(Records, WarnOfWhatIsMaybeNotMeant) {
   fs::create_directories(in("data"));
   for (const char* name : {"data/a.bin", "data/b.bin"}) write_file(in(name), shard_bytes(name[5] == 'a' ? 100 : 32));
@@ -200,8 +200,8 @@ TEST_F(Records, WarnOfWhatIsMaybeNotMeant) {
   EXPECT_EQ(validate(0), "") << "-m 0 takes the rest of each file";
 }
 
-// BUG llmc/run/run.cpp: `warn_of_other_rows(run, "-i", run.train.get());` -> ``
-// BUG llmc/run/run.cpp: `warn_of_other_rows(run, "-j", run.val.get());` -> ``
+// BUG llmc/train/run.cpp: `warn_of_other_rows(run, "-i", run.train.get());` -> ``
+// BUG llmc/train/run.cpp: `warn_of_other_rows(run, "-j", run.val.get());` -> ``
 TEST_F(Records, RowsOfAnotherLengthAreWarnedOf) {
   const std::string model = "--layers 1 --heads 2 --channels 16 --vocab-size 258 --max-seq-len 64 -b 2 -x 1 -v 0 ";
   std::string text;
@@ -270,7 +270,7 @@ class Resumed : public Records {
   }
 };
 
-// BUG llmc/run/resuming.cpp: `if (!found.empty() && saved.step == run.steps)` -> `if (false)`
+// BUG llmc/train/resuming.cpp: `if (!found.empty() && saved.step == run.steps)` -> `if (false)`
 TEST_F(Resumed, AfterItsLastStepNothingMayDiffer) {
   ASSERT_EQ(run(common + "-x 2 -l 1e-3").exit_status, 0);
   expect_refused("-x 2 -l 1e-2 -c 0.5 -k constant",
@@ -285,7 +285,7 @@ TEST_F(Resumed, AfterItsLastStepNothingMayDiffer) {
   EXPECT_EQ(same.err, "");
 }
 
-// BUG llmc/run/resuming.cpp: `if (!found.empty() && run.options.same_options)` -> `if (false)`
+// BUG llmc/train/resuming.cpp: `if (!found.empty() && run.options.same_options)` -> `if (false)`
 TEST_F(Resumed, WithSameOptionsNothingMayDifferBefore) {
   ASSERT_EQ(run(common + "-x 4 -n 2 -l 1e-3").exit_status, 0);
   fs::remove_all(in("out/step_00000004"));
@@ -301,9 +301,9 @@ TEST_F(Resumed, WithSameOptionsNothingMayDifferBefore) {
   EXPECT_EQ(run(common + "-x 4 -l 1e-3 --same-options --dry-run").exit_status, 0);
 }
 
-// BUG llmc/run/run_history.cpp: `description.emplace(k, scalar)` -> `(void)k, (void)scalar`
-// BUG llmc/run/run_history.cpp: `description.emplace("total_batch", int64_t(tokens))` -> `(void)0`
-// BUG llmc/run/settings.cpp: `settings.insert(default_settings().begin(), default_settings().end());` -> ``
+// BUG llmc/train/run_history.cpp: `description.emplace(k, scalar)` -> `(void)k, (void)scalar`
+// BUG llmc/train/run_history.cpp: `description.emplace("total_batch", int64_t(tokens))` -> `(void)0`
+// BUG llmc/train/settings.cpp: `settings.insert(default_settings().begin(), default_settings().end());` -> ``
 TEST_F(Resumed, WhatAnOlderVersionDidNotRecordWasTheDefault) {
   ASSERT_EQ(run(common + "-x 4 -n 2 -l 1e-3").exit_status, 0);
   fs::remove_all(in("out/step_00000004"));
@@ -329,7 +329,7 @@ TEST_F(Resumed, WhatAnOlderVersionDidNotRecordWasTheDefault) {
   EXPECT_EQ(run(common + "-x 4 -l 1e-3 --same-options --dry-run").err, "");
 }
 
-// BUG llmc/run/run.cpp: `write_file_durably(o.out + "/config.toml", o.as_toml);` -> ``
+// BUG llmc/train/run.cpp: `write_file_durably(o.out + "/config.toml", o.as_toml);` -> ``
 TEST_F(Resumed, WithOtherOptionsTheRecordsSaySo) {
   ASSERT_EQ(run(common + "-x 2 -l 1e-3").exit_status, 0);
   const Outcome o = run(common + "-x 4 -l 1e-4 -c 0");
@@ -355,7 +355,7 @@ TEST_F(Resumed, WithOtherOptionsTheRecordsSaySo) {
       << "config.toml has the options of the last process";
 }
 
-// BUG llmc/run/resuming.cpp: `if (run.step == run.steps || schedule(next)` -> `if (true || schedule(next)`
+// BUG llmc/train/resuming.cpp: `if (run.step == run.steps || schedule(next)` -> `if (true || schedule(next)`
 TEST_F(Resumed, AJumpOfTheLearningRateIsSaid) {
   ASSERT_EQ(run(common + "-x 10 -l 1e-3").exit_status, 0);
   const Outcome o = run(common + "-x 20 -l 1e-3");
@@ -368,7 +368,7 @@ TEST_F(Resumed, AJumpOfTheLearningRateIsSaid) {
   EXPECT_EQ(run(common + "-x 20 -l 1e-3 -k constant").err, "");
 }
 
-// BUG llmc/run/resuming.cpp: `return d.key == train_checksum_key || ` -> `return `
+// BUG llmc/train/resuming.cpp: `return d.key == train_checksum_key || ` -> `return `
 // BUG llmc/text/dataloader.h: `checksum = mask.checksum(checksum);` -> ``
 TEST_F(Resumed, OtherDataOfTheSameSizeIsRefused) {
   ASSERT_EQ(run(common + "-x 2 -k constant").exit_status, 0);
@@ -387,7 +387,7 @@ TEST_F(Resumed, OtherDataOfTheSameSizeIsRefused) {
   EXPECT_EQ(run(common + "-x 4 -k constant").err, "");
 }
 
-// BUG llmc/run/resuming.cpp: `d.key == val_checksum_key && ` -> `false && `
+// BUG llmc/train/resuming.cpp: `d.key == val_checksum_key && ` -> `false && `
 TEST_F(Resumed, OtherValidationDataAreSaid) {
   write_file(in("val.bin"), shard_bytes(1000));
   ASSERT_EQ(run(common + "-x 2 -k constant -m 2 -j " + in("val.bin")).exit_status, 0);
@@ -398,7 +398,7 @@ TEST_F(Resumed, OtherValidationDataAreSaid) {
   EXPECT_TRUE(has(run(common + "-x 4 -k constant -m 3 -j " + in("val.bin")).err, "val batches (-m): 2, and now 3"));
 }
 
-// BUG llmc/run/model_options.cpp: `return config_from_preset(name, preset) || is_folder(name);` -> `return true;`
+// BUG llmc/train/model_options.cpp: `return config_from_preset(name, preset) || is_folder(name);` -> `return true;`
 TEST_F(Resumed, TheFolderOfTheFirstModelMayBeGone) {
   const std::string first = alone + trainer + "-i " + in("tokens.bin") + " -v 0 -k constant -b 2 ";
   ASSERT_EQ(run(common + "-x 1 -k constant").exit_status, 0);
@@ -420,7 +420,7 @@ TEST_F(Resumed, TheFolderOfTheFirstModelMayBeGone) {
 }
 
 // After five steps of two streams sequence 10 is next; four streams begin at a multiple of four.
-// BUG llmc/run/resuming.cpp: `next_sequence / data.streams * data.streams` -> `next_sequence`
+// BUG llmc/train/resuming.cpp: `next_sequence / data.streams * data.streams` -> `next_sequence`
 TEST_F(Resumed, OfOtherStreamsTheSegmentsBeginTogether) {
   const std::string memory = "--wiring 'relative memory(32)' -k constant ";
   ASSERT_EQ(run(common + memory + "-x 5").exit_status, 0);

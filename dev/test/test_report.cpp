@@ -10,8 +10,8 @@
 #include "helpers.h"
 #include "llmc/report/parts.h"
 #include "llmc/report/wiring_picture.h"
-#include "llmc/run/print.h"
-#include "llmc/utils/files.h"
+#include "llmc/train/print.h"
+#include "llmc/base/files.h"
 #include "report_test.h"
 
 // ----------------------------------------------------------------------------
@@ -593,7 +593,7 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
 // Writing
 
 // A process that rewrites a page all the time, with one text and another, is killed at random moments.
-// BUG llmc/utils/files.cpp: `temporary_ = make_unfinished(path_, /*is_folder=*/false, file_);` -> `file_ =
+// BUG llmc/base/files.cpp: `temporary_ = make_unfinished(path_, /*is_folder=*/false, file_);` -> `file_ =
 // FileDescriptor(open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666));`
 TEST_F(Report, KilledWhileItIsWrittenIsTheOldOneOrTheNew) {
   const std::string path = in("report.html"), a(300000, 'a'), b(500000, 'b');

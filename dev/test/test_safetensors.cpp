@@ -1,4 +1,5 @@
-// llmc/io/safetensors: round trips, exact values, and refusal of every invalid file. Runs from the repository's root.
+// llmc/formats/safetensors: round trips, exact values, and refusal of every invalid file. Runs from the repository's
+// root.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/resource.h>
@@ -15,8 +16,8 @@
 #include <thread>
 #include "files.h"
 #include "dev/test/helpers.h"
-#include "llmc/utils/error.h"
-#include "llmc/io/safetensors.h"
+#include "llmc/base/error.h"
+#include "llmc/formats/safetensors.h"
 
 namespace fs = std::filesystem;
 

@@ -2,12 +2,12 @@
 #include <gtest/gtest.h>
 #include <cmath>
 #include "helpers.h"
-#include "llmc/utils/random.h"
+#include "llmc/base/random.h"
 #include "llmc/text/sampler.h"
 #include "llmc/text/text_stream.h"
-#include "llmc/run/schedule.h"
+#include "llmc/train/schedule.h"
 
-// BUG llmc/utils/random.h: `key1 += 0xBB67AE85u;` -> `key1 += 0x9E3779B9u;`
+// BUG llmc/base/random.h: `key1 += 0xBB67AE85u;` -> `key1 += 0x9E3779B9u;`
 TEST(Random, IsPhilox4x32WithItsPublishedKnownAnswers) {
   // From Random123's kat_vectors, philox4x32-10: zeros, ones, and digits of pi.
   auto expect = [](Philox x, std::vector<uint32_t> words) {
@@ -31,7 +31,7 @@ TEST(Random, NormalsHaveMeanZeroAndVarianceOne) {
   EXPECT_NEAR(fourth / n, 3, 0.1);
 }
 
-// BUG llmc/run/schedule.h: `double(step) / double(warmup_steps)` -> `double(step - 1) / double(warmup_steps)`
+// BUG llmc/train/schedule.h: `double(step) / double(warmup_steps)` -> `double(step - 1) / double(warmup_steps)`
 TEST(Schedule, WarmsUpThenFollowsItsShape) {
   Schedule s = {"cosine", 1.0, 0.1, 10, 110};
   EXPECT_DOUBLE_EQ(s(1), 0.1);

@@ -5,8 +5,8 @@
 #include <sstream>
 #include <tuple>
 #include "command_line.h"
-#include "llmc/utils/clock.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/error.h"
 
 // A model with random weights, of bytes: its folder has no vocabulary, and needs none.
 // The model's context length is 32.

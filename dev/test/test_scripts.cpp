@@ -7,7 +7,7 @@
 #include <unistd.h>
 #include <cstdlib>
 #include "command_line.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 class Scripts : public CommandLine {
  protected:

@@ -1,6 +1,7 @@
 // The tokens that begin, end and pad a model's texts: through training, converting and sampling, beside a vocabulary
 // that has others.
-// COVERS llmc/model/config_json.cpp llmc/model/gguf_file.cpp llmc/model/llama_file.cpp llmc/training.h data/convert.cpp
+// COVERS llmc/formats/config_json.cpp llmc/formats/gguf_file.cpp llmc/formats/llama_file.cpp llmc/train/training.h
+// data/convert.cpp
 #include "command_line.h"
 #include "llmc/text/tokenizer.h"
 
@@ -46,8 +47,8 @@ class SpecialTokens : public CommandLine {
 
 const json turns = {{"bos_token_id", 256}, {"eos_token_id", 257}, {"pad_token_id", 258}};
 
-// BUG llmc/model/config_json.cpp: `if (c.special.eos.empty()) c.special = {` -> `c.special = {`
-// BUG llmc/model/config_json.cpp: `one_of("pad_token_id"), ids_of` -> `-1, ids_of`
+// BUG llmc/formats/config_json.cpp: `if (c.special.eos.empty()) c.special = {` -> `c.special = {`
+// BUG llmc/formats/config_json.cpp: `one_of("pad_token_id"), ids_of` -> `-1, ids_of`
 TEST_F(SpecialTokens, OfAModelSurviveTrainingAndConverting) {
   make_model(turns);
   ASSERT_EQ(train("").exit_status, 0);
@@ -63,8 +64,8 @@ TEST_F(SpecialTokens, OfAModelSurviveTrainingAndConverting) {
   EXPECT_EQ(names.at("pad_token"), "<pad>");
 }
 
-// BUG llmc/model/llama_file.cpp: `config.update(special_tokens_json(c, /*is_generation=*/false));` -> ``
-// BUG llmc/model/llama_file.cpp: `  read_special_tokens(folder, c);` -> ``
+// BUG llmc/formats/llama_file.cpp: `config.update(special_tokens_json(c, /*is_generation=*/false));` -> ``
+// BUG llmc/formats/llama_file.cpp: `  read_special_tokens(folder, c);` -> ``
 TEST_F(SpecialTokens, OfALlamaComeAndGo) {
   make_model(turns, "--no-bias --wiring 'rmsnorm rope swiglu'");
   ASSERT_EQ(run("data/convert --llama " + in("model") + " " + in("llama")).exit_status, 0);
@@ -137,7 +138,7 @@ TEST_F(SpecialTokens, EndSamples) {
 }
 
 // Documents begin at the vocabulary's end of text, whatever the model's own texts end at.
-// BUG llmc/model/config_json.cpp: `config[document_token] = c.end_of_text` -> `config.erase(document_token)`
+// BUG llmc/formats/config_json.cpp: `config[document_token] = c.end_of_text` -> `config.erase(document_token)`
 TEST_F(SpecialTokens, LeaveDocumentsToTheVocabulary) {
   make_model(turns);
   const Outcome o = train("--wiring documents");
@@ -159,7 +160,7 @@ TEST_F(SpecialTokens, LeaveDocumentsToTheVocabulary) {
   EXPECT_EQ(train("").exit_status, 0);
 }
 
-// BUG llmc/model/gguf_file.cpp: `token.at("special") ? token_control : token_user_defined` -> `token_control`
+// BUG llmc/formats/gguf_file.cpp: `token.at("special") ? token_control : token_user_defined` -> `token_control`
 // BUG llmc/text/vocabulary_file.cpp: `{"special", special}` -> `{"special", true}`
 TEST_F(SpecialTokens, AreToldFromOtherAddedOnesInFiles) {
   make_model(turns);

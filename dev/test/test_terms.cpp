@@ -1,12 +1,12 @@
-// Every program on a model of every term of llmc/model/terms: trained, resumed, sampled from, evaluated, converted
+// Every program on a model of every term of llmc/wiring/terms: trained, resumed, sampled from, evaluated, converted
 // and reported. What the engines compute is tested elsewhere; here it is that each program knows each term.
 #include <algorithm>
 #include <cmath>
 #include <set>
 #include "command_line.h"
 #include "golden_case.h"
-#include "llmc/model/wiring.h"
-#include "llmc/utils/error.h"
+#include "llmc/wiring/wiring.h"
+#include "llmc/base/error.h"
 
 static const std::string sampler = "build/fp32/sample_gpt2_sla_cpu ", evaluator = "build/fp32/evaluate_gpt2_sla_cpu ";
 

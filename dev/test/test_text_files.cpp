@@ -31,7 +31,7 @@ TEST_F(Corpus, WhatIsNoTextIsToldWhatItIs) {
 
 // BUG data/corpus.cpp: `if (stream_.is_named())` -> `if (true)`
 // BUG data/archive_stream.h: ` && name() == sources_[source_].path` -> ``
-// BUG llmc/utils/foreign_file.cpp: `size_t at = 0, size = 1024;` -> `size_t at = 0, size = 4096;`
+// BUG llmc/base/foreign_file.cpp: `size_t at = 0, size = 1024;` -> `size_t at = 0, size = 4096;`
 // BUG data/corpus.cpp: `if (!options_.any_bytes) judge` -> `if (begins && !options_.any_bytes) judge`
 TEST_F(Corpus, WhatIsNoTextIsLeftOutOrIfNamedRefused) {
   std::mt19937 random(3);

@@ -452,7 +452,7 @@ TEST(LastCut, LiesBetweenCharactersOfDifferentKinds) {
 // ----------------------------------------------------------------------------
 // Characters
 
-// BUG llmc/utils/utf8.h: `lead == 0xE0 ? 0xA0` -> `lead == 0xE0 ? 0x80`
+// BUG llmc/base/utf8.h: `lead == 0xE0 ? 0xA0` -> `lead == 0xE0 ? 0x80`
 TEST(Utf8, EachInvalidSequenceIsReplacedOnce) {
   struct Expected {
     std::string bytes, text;

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 #include "llmc/ops/precision.h"
-#include "llmc/utils/random.h"
+#include "llmc/base/random.h"
 
 // The errors of rounding to floatX, as a multiple of bf16's: fp16 has three more bits.
 constexpr double coarseness = is_fp16 ? 1.0 / 8 : 1;

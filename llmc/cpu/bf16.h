@@ -2,7 +2,7 @@
 // turns into vector instructions of any CPU: they need no instruction for bf16.
 #pragma once
 #include <cstdint>
-#include "llmc/utils/bf16_bits.h"
+#include "llmc/base/bf16_bits.h"
 
 // The upper half of a float: 1 sign bit, 8 of exponent, 7 of mantissa. Uninitialised by default, like a float.
 struct bfloat16 {

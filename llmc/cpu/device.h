@@ -10,9 +10,9 @@
 #include <initializer_list>
 #include <utility>
 #include "llmc/ops/device_memory.h"
-#include "llmc/utils/clock.h"
-#include "llmc/utils/error.h"
-#include "llmc/utils/meminfo.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/error.h"
+#include "llmc/base/meminfo.h"
 #include "threads.h"
 
 constexpr int head_size_multiple = 1, largest_head_size = 1 << 20, largest_channels = 1 << 20;  // any will do

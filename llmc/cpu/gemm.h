@@ -9,7 +9,7 @@
 #include <cstring>
 #include <vector>
 #include "llmc/ops/batched_gemm.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 #include "bf16_panels.h"
 #include "bf16.h"
 #include "bf16_block.h"

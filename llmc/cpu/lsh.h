@@ -11,7 +11,7 @@
 #include "attention.h"
 #include "gemm.h"
 #include "llmc/ops/lsh.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 #include "threads.h"
 #include "vec.h"
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 #include "llmc/ops/precision.h"
-#include "llmc/utils/clock.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/error.h"
 #include "activation.h"
 #include "few_rows.h"
 #include "gemm.h"

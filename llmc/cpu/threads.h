@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <string>
-#include "llmc/utils/cgroup.h"
+#include "llmc/base/cgroup.h"
 
 // To wake threads and to wait for the last of them takes 10 us to 100 us, and a time slice where the machine has other
 // work. What a core does in less runs on the thread that calls it: operations of fewer bytes read and written, or FLOPs

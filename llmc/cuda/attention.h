@@ -35,7 +35,7 @@
 #include <climits>
 #include "llmc/ops/attention_args.h"
 #include "llmc/ops/rows.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 #include "attention_decode.h"
 #include "vec.h"
 #if !defined(PRECISION_BF16) && !defined(PRECISION_FP16)

@@ -18,9 +18,9 @@
 #include <utility>
 #include "llmc/ops/device_memory.h"
 #include "llmc/ops/precision.h"
-#include "llmc/utils/error.h"
-#include "llmc/utils/host_name.h"
-#include "llmc/utils/message.h"
+#include "llmc/base/error.h"
+#include "llmc/base/host_name.h"
+#include "llmc/base/message.h"
 #include "gpu_code.h"
 #include "launch.h"
 

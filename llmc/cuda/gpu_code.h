@@ -3,7 +3,7 @@
 #pragma once
 #include <initializer_list>
 #include <string>
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 // `architectures`: the machine code's, as nvcc's __CUDA_ARCH_LIST__ has them (800 is 8.0). With has_ptx there is PTX
 // of 8.0. Returns what a user should know, which is nothing if there is machine code; throws UserError if there is

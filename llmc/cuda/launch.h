@@ -11,7 +11,7 @@
 #include <cxxabi.h>
 #include <cstdlib>
 #include <string>
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 700
 #error "a GPU of compute capability 7.0 (Volta) or later is needed"

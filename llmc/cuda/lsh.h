@@ -10,7 +10,7 @@
 #include "attention.h"
 #include "lsh_decode.h"
 #include "llmc/ops/lsh.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 #include "vec.h"
 #if !defined(PRECISION_BF16) && !defined(PRECISION_FP16)
 #include "lsh_fma.h"

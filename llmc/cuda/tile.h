@@ -23,7 +23,7 @@
 #pragma once
 #include <cstdint>
 #include <type_traits>
-#include "llmc/utils/host_device.h"
+#include "llmc/base/host_device.h"
 #include "vec.h"
 
 // ----------------------------------------------------------------------------

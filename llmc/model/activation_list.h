@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 #include <vector>
-#include "llmc/utils/arena.h"
-#include "llmc/utils/memory_plan.h"
+#include "llmc/base/arena.h"
+#include "llmc/base/memory_plan.h"
 #include "shape.h"
 
 struct ActivationArena {

@@ -13,9 +13,9 @@
 #include <string>
 #include <utility>
 #include <vector>
-#include "config.h"
-#include "llmc/utils/error.h"
-#include "wiring.h"
+#include "llmc/wiring/config.h"
+#include "llmc/base/error.h"
+#include "llmc/wiring/wiring.h"
 
 enum class Qkv { q, k, v };
 constexpr Qkv all_qkv[] = {Qkv::q, Qkv::k, Qkv::v};

@@ -18,9 +18,9 @@
 #include <utility>
 #include <vector>
 #include "attention_plan.h"
-#include "config.h"
-#include "llmc/io/checkpoint.h"
-#include "llmc/utils/error.h"
+#include "llmc/wiring/config.h"
+#include "llmc/formats/checkpoint.h"
+#include "llmc/base/error.h"
 #include "parameters.h"
 
 struct WiringChange {

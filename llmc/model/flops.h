@@ -4,7 +4,7 @@
 #include <variant>
 #include "attention_pairs.h"
 #include "attention_plan.h"
-#include "config.h"
+#include "llmc/wiring/config.h"
 #include "sublayers.h"
 
 // Elements of the weights that a token is multiplied with: the sublayers' and the head's.

@@ -12,7 +12,7 @@
 #include "kv_cache.h"
 #include "llmc/operations.h"
 #include "llmc/text/sampler.h"
-#include "llmc/utils/memory_plan.h"
+#include "llmc/base/memory_plan.h"
 #include "model_memory.h"
 #include "orthogonalize.h"
 #include "parameters.h"

@@ -13,7 +13,7 @@
 #include "attention_plan.h"
 #include "batch.h"
 #include "llmc/ops/attention_args.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 // Layers whose K/V is used together: an attention numbers the keys of all of them alike, so these begin at the same
 // position.

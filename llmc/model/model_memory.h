@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 #include "change_wiring.h"
-#include "config_json.h"
-#include "llmc/io/checkpoint.h"
+#include "llmc/formats/config_json.h"
+#include "llmc/formats/checkpoint.h"
 #include "llmc/operations.h"
 #include "llmc/ops/precision.h"
-#include "llmc/model/parameter_table.h"
-#include "llmc/utils/random.h"
+#include "llmc/ops/parameter_table.h"
+#include "llmc/base/random.h"
 #include "shape.h"
 
 struct ModelMemory {

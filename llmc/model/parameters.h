@@ -4,9 +4,9 @@
 #include <cmath>
 #include <string>
 #include <vector>
-#include "config.h"
+#include "llmc/wiring/config.h"
 #include "attention_plan.h"
-#include "parameter_table.h"
+#include "llmc/ops/parameter_table.h"
 
 // Pointers into an arena of parameters (weights, gradients or optimizer state alike). Linear weights are (out, in),
 // row-major. Biases are null without --bias.
@@ -72,18 +72,6 @@ inline int64_t padded_vocab_size(const ModelConfig& c) { return (c.vocab_size + 
 // QKV of a layer: the rows of its c_attn.
 inline int64_t qkv_rows(const ModelConfig& c, const AttentionPlan& plan, int layer) {
   return int64_t(c.head_size()) * plan.num_projected(layer);
-}
-
-// A lower bound on the number of parameters for any wiring: embeddings, and each layer's projection and MLP, at
-// least `least` elements a layer: by default what its tensors take in an arena, at least the alignment each.
-inline double least_parameters(const ModelConfig& c,
-                               double least = 6 * double(ArenaLayout::alignment) / sizeof(float)) {
-  const double C = c.channels;
-  const WiringTable table = c.whole_model();
-  const double positions = table.learns_positions() ? c.max_seq_len : 0;
-  const double of_mlp = C * (double(table.hidden_size(c.channels)) + table.fc_size(c.channels));
-  return ((table.untied ? 2.0 : 1.0) * c.vocab_size + positions) * C +
-         (table.has_cycles ? table.stored_layers : c.num_layers) * std::max(C * C + of_mlp, least);
 }
 
 // The field that most of the model's size comes from: "model", if no other is more than half of it.

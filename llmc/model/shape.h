@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 #include "attention_plan.h"
-#include "config.h"
+#include "llmc/wiring/config.h"
 #include "kv_cache.h"
 #include "llmc/ops/muon.h"
 

@@ -6,9 +6,9 @@
 #include <string>
 #include <utility>
 #include <vector>
-#include "llmc/io/checkpoint.h"
+#include "llmc/formats/checkpoint.h"
 #include "llmc/operations.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 #include "sublayers.h"
 
 // Calls f(layer, memory) of each layer that has one.

@@ -7,7 +7,7 @@
 #include "attention_mask.h"
 #include "device_memory.h"
 #include "dropout.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 // One K/V head, wherever its k and its v were projected. Row (b, t) of k is the HS elements at `k + (b * T + t) *
 // k_stride`. The rows of v, dk and dv are found in the same way by their own strides.

@@ -20,8 +20,8 @@
 #include <cstdint>
 #include <numeric>
 #include <string>
-#include "llmc/utils/host_device.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/host_device.h"
+#include "llmc/base/error.h"
 
 #ifdef __CUDA_ARCH__  // the host's compiler does not know it
 #define SLA_NO_UNROLL _Pragma("unroll 1")

@@ -10,7 +10,7 @@
 //     cores a thread has them together, whether queries are rows (forward pass, dq) or columns (dk and dv).
 #pragma once
 #include <cstdint>
-#include "llmc/utils/random.h"
+#include "llmc/base/random.h"
 
 constexpr double dropout_steps = 65536;  // p is rounded to a multiple of 1 / dropout_steps
 

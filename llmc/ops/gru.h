@@ -1,4 +1,4 @@
-// The gate in which a branch's output joins the residual stream with `gru` (llmc/model/terms/gru.h): what its
+// The gate in which a branch's output joins the residual stream with `gru` (llmc/wiring/terms/gru.h): what its
 // operations read and write, the same for every device. The tensors have rows of C channels for each token, one beside
 // the other:
 //

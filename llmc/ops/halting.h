@@ -1,4 +1,4 @@
-// Adaptive computation time (Graves 2016; llmc/model/terms/act.h), the same for every device. After each cycle of
+// Adaptive computation time (Graves 2016; llmc/wiring/terms/act.h), the same for every device. After each cycle of
 // layers a token halts with probability p. It runs until the first cycle, N, after which the probabilities add up to
 // `threshold`, or until the last one. What follows the cycles gets the weighted sum of the tokens' states after each of
 // them: cycles before N have their p as weight, N has what is left, R = 1 - the sum of these p.

@@ -1,7 +1,7 @@
 // Sums of heads of several layers, with a weight for each pair of a head and one that it is made of (`router`).
 #pragma once
 #include <cstdint>
-#include "llmc/utils/host_device.h"
+#include "llmc/base/host_device.h"
 
 // Heads of one layer, which lie side by side, and what each of them weighs in each sum.
 template <class T>

@@ -1,4 +1,4 @@
-// Attention by locality-sensitive hashing (Reformer, Kitaev et al. 2020; llmc/model/terms/lsh.h), the same for every
+// Attention by locality-sensitive hashing (Reformer, Kitaev et al. 2020; llmc/wiring/terms/lsh.h), the same for every
 // device. A head's keys are its queries on the unit sphere, k_j = q_j / |q_j|, or 0 where q_j = 0. In round n the
 // position with the query x falls into bucket argmax([x R, -x R]), of equal ones the first. The query at t sees the
 // positions j < t that share its bucket in some round, each of them once, by score = q_t . k_j / sqrt(HS), and has one
@@ -17,7 +17,7 @@
 #include <cmath>
 #include <cstdint>
 #include "llmc/ops/attention_args.h"
-#include "llmc/utils/host_device.h"
+#include "llmc/base/host_device.h"
 #include "llmc/ops/precision.h"
 
 // The most buckets a round, which lsh_sort counts in 64 KB of shared memory on a GPU.

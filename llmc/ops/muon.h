@@ -30,7 +30,7 @@
 #include <cstdint>
 #include <tuple>
 #include <vector>
-#include "llmc/utils/host_device.h"
+#include "llmc/base/host_device.h"
 
 // A matrix that Muon updates: rows of a tensor, one after the other.
 struct MuonMatrix {

@@ -1,4 +1,4 @@
-// Relative positions, by the formula of llmc/model/terms/relative.h. Attention gets q + u and q + v as two tensors of
+// Relative positions, by the formula of llmc/wiring/terms/relative.h. Attention gets q + u and q + v as two tensors of
 // queries, and r as a table by distance (RelativePositions in attention_args.h).
 #pragma once
 #include <cmath>

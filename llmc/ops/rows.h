@@ -1,7 +1,7 @@
 // Which rows operations read and write, the same for every device: rows of activations are tokens, one after the other.
 #pragma once
 #include <cstdint>
-#include "llmc/utils/host_device.h"
+#include "llmc/base/host_device.h"
 #include "llmc/ops/precision.h"
 
 // The position of each row's token in its sequence.

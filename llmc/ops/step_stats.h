@@ -1,6 +1,6 @@
 #pragma once
 #include <cmath>
-#include "llmc/utils/host_device.h"
+#include "llmc/base/host_device.h"
 #include "precision.h"
 
 // Sums over a step, in the device's memory, where the operations add them up and the update reads them. Ranks sum them

@@ -14,8 +14,8 @@
 #include <type_traits>
 #include <vector>
 #include "ranks.h"
-#include "llmc/utils/error.h"
-#include "llmc/model/parameter_table.h"
+#include "llmc/base/error.h"
+#include "llmc/ops/parameter_table.h"
 #include "llmc/ops/precision.h"
 #include "watchdog.h"
 #include "llmc/cuda/device.h"

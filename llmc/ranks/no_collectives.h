@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 #include "ranks.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 struct Watchdog;
 struct ParameterBucket;

@@ -6,10 +6,10 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <random>
-#include "llmc/utils/clock.h"
-#include "llmc/utils/crc32c.h"
-#include "llmc/utils/error.h"
-#include "llmc/utils/message.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/crc32c.h"
+#include "llmc/base/error.h"
+#include "llmc/base/message.h"
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankNote, nonce, name, heard, listed, shared, times_written, step, begun, is_paused)
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 #include "ranks.h"
-#include "llmc/utils/files.h"
+#include "llmc/base/files.h"
 
 // What a rank's file says.
 struct RankNote {

@@ -6,9 +6,9 @@
 #include <cctype>
 #include <cstdlib>
 #include <cstring>
-#include "llmc/utils/error.h"
-#include "llmc/utils/host_name.h"
-#include "llmc/utils/number.h"
+#include "llmc/base/error.h"
+#include "llmc/base/host_name.h"
+#include "llmc/base/number.h"
 
 // The environment variables of a launcher. It sets the first three together: how many processes there are, which of
 // them this is, and which on its machine. local_size: how many are on its machine. job: the same in all processes of a

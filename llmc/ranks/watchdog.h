@@ -7,9 +7,9 @@
 #include <memory>
 #include <thread>
 #include "rank_folder.h"
-#include "llmc/utils/clock.h"
-#include "llmc/utils/error.h"
-#include "llmc/utils/message.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/error.h"
+#include "llmc/base/message.h"
 
 struct Watchdog {
   std::atomic<int64_t> step{0};  // at which this rank is

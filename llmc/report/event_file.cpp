@@ -3,7 +3,7 @@
 #include <cstring>
 #include <utility>
 #include <vector>
-#include "llmc/utils/crc32c.h"
+#include "llmc/base/crc32c.h"
 
 // ----------------------------------------------------------------------------
 // Protocol buffers: a field is a key, its number and how it is encoded, and its value.

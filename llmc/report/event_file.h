@@ -3,7 +3,7 @@
 // TensorFlow's event.proto.
 #pragma once
 #include <string>
-#include "llmc/run/run_history.h"
+#include "llmc/train/run_history.h"
 
 // TensorBoard takes a file for its own by this beginning of its name.
 inline constexpr char event_file_name[] = "events.out.tfevents.report";

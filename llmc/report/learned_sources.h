@@ -3,7 +3,7 @@
 #pragma once
 #include <string>
 #include <vector>
-#include "llmc/model/config.h"
+#include "llmc/wiring/config.h"
 
 struct LearnedSources {
   int num_layers = 0, num_kv_heads = 0;

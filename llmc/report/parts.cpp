@@ -1,10 +1,10 @@
 #include "parts.h"
 #include <filesystem>
-#include "llmc/utils/embed.h"
-#include "llmc/utils/error.h"
-#include "llmc/utils/json.h"
-#include "llmc/utils/number.h"
-#include "llmc/utils/utf8.h"
+#include "llmc/base/embed.h"
+#include "llmc/base/error.h"
+#include "llmc/base/json.h"
+#include "llmc/base/number.h"
+#include "llmc/base/utf8.h"
 #include "wiring_picture.h"
 
 EMBED(sla_report_css, "llmc/report/report.css");

@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 #include <vector>
-#include "llmc/model/wiring.h"
-#include "llmc/run/run_history.h"
+#include "llmc/wiring/wiring.h"
+#include "llmc/train/run_history.h"
 
 namespace report {
 

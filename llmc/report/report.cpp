@@ -1,9 +1,9 @@
 #include "report.h"
 #include <algorithm>
-#include "llmc/io/checkpoint.h"
-#include "llmc/model/config_json.h"
-#include "llmc/run/print.h"
-#include "llmc/utils/error.h"
+#include "llmc/formats/checkpoint.h"
+#include "llmc/formats/config_json.h"
+#include "llmc/train/print.h"
+#include "llmc/base/error.h"
 #include "learned_sources.h"
 #include "parts.h"
 

@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 #include <vector>
-#include "llmc/run/run_history.h"
+#include "llmc/train/run_history.h"
 
 // The page of a run: losses, learning rate, gradient norm and speed over steps, tokens, time and FLOPs; losses by
 // position, if they have been measured; memory, wiring, samples, options and the machine; and what is wrong with its

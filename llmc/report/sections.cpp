@@ -2,9 +2,9 @@
 #include <cinttypes>
 #include <functional>
 #include <map>
-#include "llmc/utils/error.h"
-#include "llmc/utils/files.h"
-#include "llmc/utils/text.h"
+#include "llmc/base/error.h"
+#include "llmc/base/files.h"
+#include "llmc/base/text.h"
 #include "parts.h"
 #include "report.h"
 #include "statistics.h"

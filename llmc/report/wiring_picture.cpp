@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <map>
 #include "llmc/model/attention_plan.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // The wiring of a model as a picture, for a page.
 #pragma once
 #include <string>
-#include "llmc/model/wiring.h"
+#include "llmc/wiring/wiring.h"
 
 // A text in an <svg>. `anchor` is start, middle or end, `colour` a variable of the page, `size` in pixels.
 std::string svg_text(double x, double y, const char* anchor, const std::string& text, const char* colour = "--quiet",

@@ -1,8 +1,8 @@
 #include "choice_file.h"
 #include <algorithm>
 #include <cstring>
-#include "llmc/utils/error.h"
-#include "llmc/utils/files.h"
+#include "llmc/base/error.h"
+#include "llmc/base/files.h"
 
 constexpr int32_t choice_file_version = 1;
 constexpr size_t header_ints = 256;

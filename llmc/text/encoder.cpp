@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
-#include "llmc/utils/error.h"
-#include "llmc/utils/utf8.h"
+#include "llmc/base/error.h"
+#include "llmc/base/utf8.h"
 #include "pieces.h"
 #include "tokenizer.h"
 

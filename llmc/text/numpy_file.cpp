@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <regex>
 #include <string>
-#include "llmc/utils/error.h"
-#include "llmc/utils/number.h"
+#include "llmc/base/error.h"
+#include "llmc/base/number.h"
 
 NumpyHeader read_numpy_header(const DataFile& file) {
   uint8_t start[12] = {0};

@@ -2,7 +2,7 @@
 // dictionary in Python's words (uint16 in version 1, uint32 in 2 and 3), the dictionary, then the numbers.
 #pragma once
 #include <cstdint>
-#include "llmc/utils/data_file.h"
+#include "llmc/base/data_file.h"
 
 struct NumpyHeader {
   int64_t bytes;  // where the numbers begin

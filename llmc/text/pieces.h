@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <vector>
-#include "llmc/utils/utf8.h"
+#include "llmc/base/utf8.h"
 #include "unicode_classes.h"
 
 enum class Class : uint8_t { other, letter, number, space };

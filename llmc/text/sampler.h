@@ -5,7 +5,7 @@
 #include <numeric>
 #include <set>
 #include <vector>
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 // What decides on the next token, in the order in which it is applied, as in transformers.
 struct SamplingOptions {

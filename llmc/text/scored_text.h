@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <vector>
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 #include "tokenizer.h"
 
 struct ScoredSequence {

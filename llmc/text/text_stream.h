@@ -5,7 +5,7 @@
 #include <string_view>
 #include <utility>
 #include <vector>
-#include "llmc/utils/utf8.h"
+#include "llmc/base/utf8.h"
 
 class TextStream {
  public:

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 #include "llmc/ops/not_scored.h"
-#include "llmc/utils/crc32c.h"
-#include "llmc/utils/data_file.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/crc32c.h"
+#include "llmc/base/data_file.h"
+#include "llmc/base/error.h"
 
 constexpr int32_t mask_magic = 20261124;
 constexpr int32_t mask_version = 1;

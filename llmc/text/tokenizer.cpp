@@ -1,9 +1,9 @@
 #include "tokenizer.h"
 #include <algorithm>
 #include <cstring>
-#include "llmc/utils/crc32c.h"
-#include "llmc/utils/error.h"
-#include "llmc/utils/text.h"
+#include "llmc/base/crc32c.h"
+#include "llmc/base/error.h"
+#include "llmc/base/text.h"
 #include "pieces.h"
 
 void PairTable::reserve(size_t pairs) {

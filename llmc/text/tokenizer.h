@@ -20,7 +20,7 @@
 #include <string_view>
 #include <utility>
 #include <vector>
-#include "llmc/utils/utf8.h"
+#include "llmc/base/utf8.h"
 
 constexpr int byte_vocab_size = 257;
 constexpr uint16_t byte_end_of_text = 256;

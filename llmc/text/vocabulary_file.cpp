@@ -4,13 +4,13 @@
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <unordered_set>
-#include "llmc/io/checkpoint.h"
-#include "llmc/utils/error.h"
-#include "llmc/utils/files.h"
-#include "llmc/utils/foreign_file.h"
-#include "llmc/utils/json.h"
-#include "llmc/utils/number.h"
-#include "llmc/utils/text.h"
+#include "llmc/formats/checkpoint.h"
+#include "llmc/base/error.h"
+#include "llmc/base/files.h"
+#include "llmc/base/foreign_file.h"
+#include "llmc/base/json.h"
+#include "llmc/base/number.h"
+#include "llmc/base/text.h"
 #include "tokenizer.h"
 
 namespace fs = std::filesystem;

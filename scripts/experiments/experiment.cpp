@@ -14,14 +14,14 @@
 #include <set>
 #include <sstream>
 #include <thread>
-#include "llmc/io/checkpoint.h"
-#include "llmc/run/print.h"
-#include "llmc/run/run_history.h"
-#include "llmc/utils/clock.h"
-#include "llmc/utils/command_line.h"
-#include "llmc/utils/json.h"
-#include "llmc/utils/message.h"
-#include "llmc/utils/program.h"
+#include "llmc/formats/checkpoint.h"
+#include "llmc/train/print.h"
+#include "llmc/train/run_history.h"
+#include "llmc/base/clock.h"
+#include "llmc/base/command_line.h"
+#include "llmc/base/json.h"
+#include "llmc/base/message.h"
+#include "llmc/base/program.h"
 
 using json = nlohmann::ordered_json;
 using Words = std::vector<std::string>;

@@ -28,11 +28,11 @@ $(filter %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(cpu_precision)/% force
 $(OBJ)/llmc/% $(OBJ)/data/% $(OBJ)/scripts/% $(OBJ)/report.o: private march := $(HOST_MARCH)
 $(OBJ)/llmc/ranks/ranks.o: private CPPFLAGS += $(MPI_FLAGS)
 $(OBJ)/report.o $(OBJ)/scripts/%.o $(addprefix $(OBJ)/data/,tokenize.o convert.o probe.o): private CXXFLAGS += $(COLD)
-$(OBJ)/llmc/ranks/%.o $(OBJ)/llmc/run/%.o $(OBJ)/llmc/model/%.o $(REPORT_OBJS): private CXXFLAGS += $(COLD)
+$(foreach f,ranks/ train/ wiring/ formats/config_,$(OBJ)/llmc/$(f)%.o) $(REPORT_OBJS): private CXXFLAGS += $(COLD)
 # A test runs for milliseconds and takes seconds to compile, but for the reference's.
 $(OBJ)/dev/test/%.o: private CXXFLAGS += $(if $(filter %/test_reference.o,$@),$(COLD),-O0) -DSLA_CPU
 
-$(OBJ)/llmc/model/config_json.o: $(wildcard llmc/model/huggingface/*.py)
+$(OBJ)/llmc/formats/config_json.o: $(wildcard llmc/formats/huggingface/*.py)
 
 # What pages with charts contain beside the repository's files. A folder of INCLUDES can have chart.min.js, too; it
 # names its licence.

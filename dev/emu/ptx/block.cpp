@@ -3,7 +3,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <map>
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 extern unsigned char shared_memory[];
 

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 #include <utility>
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 #include "warp.h"
 
 namespace emu::ptx {

@@ -7,7 +7,7 @@
 #include <sstream>
 #include "../emu.h"
 #include "block.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 extern unsigned char shared_memory[];
 

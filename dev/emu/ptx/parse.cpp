@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <utility>
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 namespace emu::ptx {
 namespace {

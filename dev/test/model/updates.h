@@ -90,7 +90,7 @@ INSTANTIATE_TEST_SUITE_P(LongOtherWiring, Updates,
 // BUG (build/bf16/test_gpt2_sla_cpu) llmc/ops/muon.h: `done == 0 ? 2 : muon_iterations - done` -> `muon_iterations`
 // BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `muon_set_step(model.muon.step,` -> `if (step == 1)
 // muon_set_step(model.muon.step,`
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parameter_table.h: `if (!muon || spec.matrix_rows.empty())` -> ``
+// BUG (build/fp32/test_gpt2_sla_cpu) llmc/ops/parameter_table.h: `if (!muon || spec.matrix_rows.empty())` -> ``
 TEST(LONG_ON_EMU(Updates), OfMatricesFollowTheReferenceByMuon) {
   for (const auto& [wiring, muon_elements] :
        {std::pair("sla(2,3)", int64_t(1) << 30), {"gqa(2)", 0}, {"reuse(2)", 1 << 30}, {"gate", 30000}}) {

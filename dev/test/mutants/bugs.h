@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 #include "dev/test/mutants/derive.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 namespace mutants {
 

@@ -27,7 +27,7 @@
 #include <tuple>
 #include <vector>
 #include "dev/test/mutants/sources.h"
-#include "llmc/utils/error.h"
+#include "llmc/base/error.h"
 
 namespace mutants {
 
@@ -43,7 +43,7 @@ struct TestProgram {
   bool is_quick;                    // it belongs to `make test`
   std::set<std::string> files;      // that it is compiled from
   std::vector<std::string> runs;    // programs
-  std::vector<std::string> covers;  // prefixes of files: a line // COVERS llmc/ranks/ llmc/run/
+  std::vector<std::string> covers;  // prefixes of files: a line // COVERS llmc/ranks/ llmc/train/
   bool covers_only_those = false;   // // COVERS ONLY llmc/cuda/attention.h
 
   bool names(const std::string& path) const {

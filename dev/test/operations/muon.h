@@ -4,7 +4,7 @@
 #include <set>
 #include <utility>
 #include "dev/test/operations/operation.h"
-#include "llmc/model/parameter_table.h"
+#include "llmc/ops/parameter_table.h"
 
 constexpr StepStats finite_stats = {16, 2.5};                            // the norm is 4
 constexpr MuonStep muon_step = {0.05f, 0.9f, 0.1f, 2 * (1 + 1e-6 / 4)};  // gradients are clipped to a half

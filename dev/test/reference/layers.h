@@ -8,7 +8,7 @@
 #include <set>
 #include <string>
 #include <vector>
-#include "llmc/model/config.h"
+#include "llmc/wiring/config.h"
 
 namespace reference {
 
@@ -25,7 +25,7 @@ template <class Real>
 using Tensors = std::map<std::string, Tensor<Real>>;  // by name
 
 // ----------------------------------------------------------------------------
-// The wiring: what its terms say, applied from left to right. llmc/model/terms describes them.
+// The wiring: what its terms say, applied from left to right. llmc/wiring/terms describes them.
 
 // The last term of that kind; null if the wiring has none.
 template <class T>

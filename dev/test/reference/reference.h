@@ -19,8 +19,8 @@
 #include "dev/test/reference/attention.h"
 #include "dev/test/reference/dropout.h"
 #include "dev/test/reference/layers.h"
-#include "llmc/model/config.h"
-#include "llmc/utils/error.h"
+#include "llmc/wiring/config.h"
+#include "llmc/base/error.h"
 
 namespace reference {
 
