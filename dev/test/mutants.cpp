@@ -36,7 +36,7 @@ static const char usage[] =
     "usage: build/mutants [options] FILE...\n"
     "  FILE...              source files, from the repository's root, of which mutants are derived\n"
     "  --changed REF        also those that have changed since a commit and that some test covers\n"
-    "  --bugs               also the bugs that are written beside tests, in comments that begin with BUG\n"
+    "  --bugs               also the bugs that dev/test/bugs has for tests\n"
     "  --sample N           only N of all mutants, drawn at random\n"
     "  --seed N             of that draw (1)\n"
     "  --only TEXT          only mutants whose kind, place, changed line or first test holds TEXT\n"
@@ -255,9 +255,8 @@ static std::vector<Trial> find_trials(const Options& o) {
     for (const Mutant& m : mutants::derive_mutants(source)) trials.push_back(make_trial(file, source, m, tests));
   }
   if (o.bugs)
-    for (const std::string& test_file : files_of_tree("dev/test")) {
-      if (!is_source(test_file)) continue;
-      for (const WrittenBug& bug : mutants::collect_bugs(test_file, read_file(test_file))) {
+    for (const std::string& bugs_file : files_of_tree("dev/test/bugs")) {
+      for (const WrittenBug& bug : mutants::collect_bugs(bugs_file, read_file(bugs_file))) {
         const std::string source = read_file(bug.file);
         trials.push_back(make_trial(bug.file, source, mutants::locate_bug(bug, source), {{bug.program, bug.filter}}));
       }

@@ -103,23 +103,40 @@ TEST(Mutants, KeepTheNumberOfLines) {
   }
 }
 
-TEST(WrittenBugs, BelongToTheTestThatFollows) {
-  const auto bugs = mutants::collect_bugs("dev/test/test_x.cpp", "// BUG a.h: `x < y` -> `x > y`\n// What it "
-                                                                 "shows.\nTEST(Suite, Name) {\n"
-                                                                 "// BUG (build/fp32/test_x_emu) b.h: `f(\"->\")` "
-                                                                 "->\n// `g()`\n\nTEST_P(Cases, Other) {\n");
+TEST(WrittenBugs, BelongToTheTestAboveThem) {
+  const auto bugs = mutants::collect_bugs("dev/test/bugs/test_x.txt", "TEST(Suite, Name)\na.h: `x < y` -> `x > y`\n\n"
+                                                                      "TEST_P(Cases, Other)\n(build/fp32/test_x_emu) "
+                                                                      "b.h: `f(\"->\")` -> `g()`\n");
   ASSERT_EQ(bugs.size(), 2u);
   EXPECT_EQ(bugs[0].file + "|" + bugs[0].from + "|" + bugs[0].to + "|" + bugs[0].program + "|" + bugs[0].filter,
             "a.h|x < y|x > y|build/test_x|Suite.Name");
   EXPECT_EQ(bugs[1].file + "|" + bugs[1].from + "|" + bugs[1].to + "|" + bugs[1].program + "|" + bugs[1].filter,
             "b.h|f(\"->\")|g()|build/fp32/test_x_emu|*/Cases.Other/*");
-  const std::string on_emu = "// BUG a.h: `x` -> `y`\nTEST(LONG_ON_EMU(Suite), Name) {\n";
-  EXPECT_EQ(mutants::collect_bugs("t.cu", on_emu)[0].filter, "*Suite.Name");
+  const std::string on_emu = "TEST(LONG_ON_EMU(Suite), Name)\na.h: `x` -> `y`\n";
+  EXPECT_EQ(mutants::collect_bugs("t.txt", on_emu)[0].filter, "*Suite.Name");
   EXPECT_ERROR(mutants::locate_bug(bugs[0], "x < z"), "a.h does not hold `x < y`");
   EXPECT_ERROR(mutants::locate_bug(bugs[0], "x < y; x < y"), "more than once");
   EXPECT_EQ(mutants::locate_bug(bugs[0], "if (x < y)").begin, 4u);
-  EXPECT_ERROR(mutants::collect_bugs("t.cpp", "// BUG a.h: x to y\nTEST(A, B) {"), "t.cpp:1: is no bug");
-  EXPECT_ERROR(mutants::collect_bugs("t.cpp", "// BUG a.h: `x` -> `y`\n"), "no test follows");
+  EXPECT_ERROR(mutants::collect_bugs("t.txt", "TEST(A, B)\na.h: x to y\n"), "t.txt:2: is no bug");
+  EXPECT_ERROR(mutants::collect_bugs("t.txt", "a.h: `x` -> `y`\n"), "no test stands above");
+}
+
+TEST(WrittenBugs, NameTestsOfTheirFileAndTextThatStandsThere) {
+  int bugs = 0;
+  for (const auto& file : fs::recursive_directory_iterator("dev/test/bugs")) {
+    if (!file.is_regular_file()) continue;
+    const std::string name = file.path().lexically_relative("dev/test/bugs").replace_extension();
+    std::string source;  // of the tests
+    for (const char* extension : {".cpp", ".cu", ".h"})
+      for (const std::string& folder : {std::string("dev/test/"), std::string()})
+        if (fs::exists(folder + name + extension)) source += read_file(folder + name + extension);
+    std::istringstream lines(read_file(file.path()));
+    for (std::string line; std::getline(lines, line);)
+      if (line.compare(0, 4, "TEST") == 0) { EXPECT_NE(source.find("\n" + line + " {"), std::string::npos) << line; }
+    for (const auto& bug : mutants::collect_bugs(file.path(), read_file(file.path())))
+      EXPECT_NO_THROW(mutants::locate_bug(bug, read_file(bug.file))) << bug.where, bugs++;
+  }
+  EXPECT_GT(bugs, 500);
 }
 
 // A project of one header, one test and a Makefile, in a repository of its own.
@@ -183,13 +200,13 @@ TEST_F(SmallProject, NoCompilationOrTheSameProgramIsNoKill) {
 
 // BUG dev/test/mutants.cpp: `is_source(t.file) && hash_of` -> `hash_of`
 TEST_F(SmallProject, ABugOfAScriptIsTriedThoughNoProgramChanges) {
-  fs::create_directories(in("dev/test"));
+  fs::create_directories(in("dev/test/bugs"));
+  write_file(in("dev/test/bugs/test_step.txt"), "TEST(Step, Ends)\nstep.sh: `exit 0` -> `exit 1`\n");
   write_file(in("Makefile"), "build/%: dev/test/%.cpp\n\t@mkdir -p build; $(CXX) $< -o $@\n"
                              "list-tests:\n\t@cat tests.txt\n");
   write_file(in("tests.txt"), "build/test_step\n\n\n");
   write_file(in("step.sh"), "exit 0\n");
-  write_file(in("dev/test/test_step.cpp"), "#include <cstdlib>\n#if 0\n// BUG step.sh: `exit 0` -> `exit 1`\n"
-                                           "TEST(Step, Ends) {\n}\n#endif\n"
+  write_file(in("dev/test/test_step.cpp"), "#include <cstdlib>\n"
                                            "int main() { return system(\"sh step.sh\") == 0 ? 0 : 1; }\n");
   const Outcome o = mutate("--bugs");
   EXPECT_EQ(o.exit_status, 0) << o.out << o.err;

@@ -1,4 +1,4 @@
-// Bugs that are written beside the test that must notice, because they cannot be derived from tokens.
+// Bugs that are written down for the test that must notice, because they cannot be derived from tokens.
 #pragma once
 #include <cctype>
 #include <regex>
@@ -10,10 +10,11 @@
 
 namespace mutants {
 
-// In a comment of a test file, for the test that follows:
-//   // BUG llmc/text/sampler.h: `threshold < cumulative` -> `threshold > cumulative`
-// It may continue in the next lines. A test that is built for several devices names its program: BUG
-// (build/bf16/test_ops_emu) llmc/...
+// The bugs of dev/test/NAME.cpp, .cu or .h stand in dev/test/bugs/NAME.txt: the name of a test as its source has it,
+// and below it a bug a line.
+//   TEST(Sampler, DrawsByTheCumulativeDistribution)
+//   llmc/text/sampler.h: `threshold < cumulative` -> `threshold > cumulative`
+// A test that is built for several devices names its program: (build/bf16/test_ops_emu) llmc/...
 struct WrittenBug {
   std::string file, from, to;
   std::string program, filter;  // of the test
@@ -29,27 +30,26 @@ inline std::string between(const std::string& text, char delimiter, size_t& at) 
   return end == std::string::npos ? "" : text.substr(begin + 1, end - begin - 1);
 }
 
-// `comment`: from BUG on.
-inline WrittenBug parse_bug(const std::string& comment, const std::string& test_file, const std::string& where) {
+inline WrittenBug parse_bug(const std::string& line, const std::string& bugs_file, const std::string& where) {
   WrittenBug bug;
   bug.where = where;
-  bug.program = "build/" + test_file.substr(test_file.rfind('/') + 1, test_file.rfind('.') - test_file.rfind('/') - 1);
-  size_t at = 4;
-  if (comment[at] == '(') {
-    const size_t end = comment.find(')', at);
-    bug.program = comment.substr(at + 1, end - at - 1);
+  bug.program = "build/" + bugs_file.substr(bugs_file.rfind('/') + 1, bugs_file.rfind('.') - bugs_file.rfind('/') - 1);
+  size_t at = 0;
+  if (line[at] == '(') {
+    const size_t end = line.find(')', at);
+    bug.program = line.substr(at + 1, end - at - 1);
     at = end + 2;
   }
-  const size_t colon = comment.find(": `", at);
+  const size_t colon = line.find(": `", at);
   if (colon != std::string::npos) {
-    bug.file = comment.substr(at, colon - at);
+    bug.file = line.substr(at, colon - at);
     at = colon;
-    bug.from = between(comment, '`', at);
-    if (at != std::string::npos && comment.compare(at, 5, " -> `") == 0) bug.to = between(comment, '`', at);
+    bug.from = between(line, '`', at);
+    if (at != std::string::npos && line.compare(at, 5, " -> `") == 0) bug.to = between(line, '`', at);
     else at = std::string::npos;
   }
   if (colon == std::string::npos || at == std::string::npos)
-    user_error("%s: is no bug; write // BUG file: `what stands there` -> `the bug`", where.c_str());
+    user_error("%s: is no bug; write file: `what stands there` -> `the bug`", where.c_str());
   return bug;
 }
 
@@ -63,33 +63,23 @@ inline std::string filter_of_test(const std::string& line) {
   return parts[1] == "_P" ? "*/" + name + "/*" : parts[2].matched ? "*" + name : name;
 }
 
-// The bugs in a test file, in their order.
-inline std::vector<WrittenBug> collect_bugs(const std::string& test_file, const std::string& source) {
+// The bugs in a file of dev/test/bugs, in their order.
+inline std::vector<WrittenBug> collect_bugs(const std::string& bugs_file, const std::string& text) {
   std::vector<WrittenBug> bugs;
-  size_t without_test = 0;
-  std::string comment, where;
-  const auto finish = [&] {
-    if (!comment.empty()) bugs.push_back(parse_bug(comment, test_file, where));
-    comment.clear();
-  };
-  std::istringstream lines(source);
+  std::string filter;  // of the test above
+  std::istringstream lines(text);
   std::string line;
   for (int n = 1; std::getline(lines, line); n++) {
-    if (line.compare(0, 7, "// BUG ") == 0) {
-      finish();
-      comment = line.substr(3), where = test_file + ":" + std::to_string(n);
-    } else if (line.compare(0, 3, "// ") == 0 && !comment.empty()) {
-      comment += " " + with_single_spaces(line.substr(3));
-    } else {
-      finish();
-      const std::string filter = filter_of_test(line);
-      if (filter.empty()) continue;
-      while (without_test < bugs.size()) bugs[without_test++].filter = filter;
+    const std::string where = bugs_file + ":" + std::to_string(n);
+    if (line.empty()) continue;
+    if (const std::string of_test = filter_of_test(line); !of_test.empty()) {
+      filter = of_test;
+      continue;
     }
+    if (filter.empty()) user_error("%s: no test stands above; write its name, as its source has it", where.c_str());
+    bugs.push_back(parse_bug(line, bugs_file, where));
+    bugs.back().filter = filter;
   }
-  finish();
-  if (without_test < bugs.size())
-    user_error("%s: no test follows; write it before the test that must notice", bugs.back().where.c_str());
   return bugs;
 }
 
