@@ -46,8 +46,6 @@ static void allow_amx() { ASSERT_EQ(syscall(SYS_arch_prctl, 0x1023, 18), 0); }
 static void configure(const TileConfig& config) { asm volatile("ldtilecfg %0" : : "m"(config)); }
 static void multiply_tiles() { asm volatile("tdpbf16ps %tmm7, %tmm6, %tmm1"); }  // tile 1 += tile 6 * tile 7
 
-// BUG dev/emu_amx/amx.cpp: `Floats(a_two & 0xffff0000) * Floats(b_two & 0xffff0000)` -> `Floats(a_two << 16) *
-// Floats(b_two & 0xffff0000)`
 TEST(Tiles, AddTheProductOfPairsOfBf16) {
   allow_amx();
   for (auto [m, n, pairs] : {std::tuple(16, 16, 16), {5, 7, 3}, {1, 1, 1}, {16, 3, 16}}) {
@@ -82,8 +80,6 @@ TEST(Tiles, AddTheProductOfPairsOfBf16) {
   }
 }
 
-// BUG dev/emu_amx/amx.cpp: `if (mod == 1) address += int8_t(modrm[operand.length])` -> `if (mod == 1) address +=
-// uint8_t(modrm[operand.length])`
 TEST(Tiles, AreLoadedAndStoredByEveryKindOfAddress) {
   allow_amx();
   TileConfig config;
@@ -136,8 +132,6 @@ TEST(Tiles, BeginAsZero) {
   EXPECT_EQ(y, zero);
 }
 
-// BUG dev/emu_amx/amx.cpp: `if (!allowed) fail(` -> `if (false) fail(`
-// BUG dev/emu_amx/amx.cpp: `unit.bytes[a] != 4 * unit.rows[b]` -> `false`
 TEST(Tiles, AreRefusedWhereACpuWouldStop) {
   if (cpu_has_amx()) GTEST_SKIP() << "this CPU has AMX, and stops the program in its own way";
   auto of_shapes = [](int d_rows, int d_bytes, int a_rows, int a_bytes, int b_rows, int b_bytes) {
@@ -244,8 +238,6 @@ TEST_F(OnTiles, TheTrainerDoesWithoutThemWhereTheyAreHidden) {
   EXPECT_EQ(products(o), 0) << o.err;
 }
 
-// BUG dev/emu_amx/amx.cpp: `if (is_cpuid ? memcmp(code, cpuid, sizeof cpuid) != 0 : memcmp(code, xgetbv, sizeof xgetbv)
-// != 0)` -> `if (false)`
 TEST_F(OnTiles, AListOfAnotherOnednnsInstructionsIsRefused) {
   write("list", "1000: cpuid\n");
   const Outcome o = run("env ONEDNN_CPUID=" + in("list") + " " + bf16_trainer + "--help");

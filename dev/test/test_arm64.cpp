@@ -3,7 +3,6 @@
 // COVERS ONLY llmc/base/crc32c.h
 #include "command_line.h"
 
-// BUG llmc/base/crc32c.h: `return __crc32cd(crc, word)` -> `return __crc32cd(crc + 1, word)`
 using LongArm64 = CommandLine;
 
 TEST_F(LongArm64, HasTheLossesOfGoldenCases) {

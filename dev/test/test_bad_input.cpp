@@ -58,7 +58,6 @@ TEST_F(CommandLine, BadModelsAreRefusedWithTheTensorsName) {
   expect_error(data + in("model"), {"config.json: is JSON that is cut short"});
 }
 
-// BUG llmc/train/plan_run.h: `run.train ? token_buffer_bytes(run) : 0` -> `0`
 TEST_F(CommandLine, ImpossibleRunsAreRefused) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   const std::string with = "-i " + in("tokens.bin") + small_model;
@@ -290,7 +289,6 @@ class LongImprobableToken : public ChangedModel {
   std::string command() const { return trainer + "-e " + in("model") + " -b 2 -t 32 -k constant -l 1e-3 -v 0 "; }
 };
 
-// BUG llmc/train/training.h: `run.step + 1 - run.skipped_steps, {` -> `run.step + 1, {`
 TEST_F(LongImprobableToken, MakesAStepThatAdamWDoesNotCount) {
   write_file(in("with.bin"), data(1, 12, {1, 2}));
   write_file(in("without.bin"), data(3, 10, {}));

@@ -44,9 +44,6 @@ TEST(TimeOf, EndsWhereNothingTakesTime) {
 
 // Workers that answer at once take the place of both precisions' programs and of PyTorch, which takes 1.2 s to compile
 // a model.
-// BUG dev/bench/bench_cpu.cu: `if (!quick) torch_options` -> `torch_options`
-// BUG dev/bench/bench_cpu.cu: `worker.ready = seconds_now() - begin` -> `worker.ready = 0`
-// BUG dev/bench/bench_cpu.cu: `access(program.c_str(), X_OK) == 0` -> `true`
 using LongBenchCpu = CommandLine;
 
 TEST_F(LongBenchCpu, TellsWhatItHasMeasuredAndHowLongPyTorchCompiles) {

@@ -42,7 +42,6 @@ static void overwrite(const std::string& path, const std::string& bytes) {
   file.write(bytes.data(), std::streamsize(bytes.size()));
 }
 
-// BUG llmc/train/training.h: `|| !run.data_error.empty());` -> `);`
 TEST_F(ChangedData, AShorterTokenFileEndsARunWithACheckpoint) {
   const std::string options = data();
   expect_saved_error(train_and(options, [&] { ASSERT_EQ(truncate(in("train.bin").c_str(), 1024), 0); }),
@@ -64,7 +63,6 @@ TEST_F(ChangedData, AShorterMaskEndsARunWithACheckpoint) {
                      in("train.mask") + ": has become shorter");
 }
 
-// BUG llmc/train/training.h: `stopping = !validate_model(t)` -> `validate_model(t)`
 TEST_F(ChangedData, AShorterValidationFileEndsARunWithACheckpoint) {
   const std::string options = data() + " -v 5 -m 0 -j " + write("val.bin", shard_bytes(3000));
   expect_saved_error(train_and(options, [&] { ASSERT_EQ(truncate(in("val.bin").c_str(), 1024), 0); }),
@@ -72,7 +70,6 @@ TEST_F(ChangedData, AShorterValidationFileEndsARunWithACheckpoint) {
   EXPECT_EQ(read_file(in("stderr")).find("nan"), std::string::npos);
 }
 
-// BUG llmc/text/tokenizer.cpp: `if (path == named) throw;` -> `throw;`
 TEST_F(CommandLine, ABrokenVocabularyBesideTheDataIsToldToBeOne) {
   const std::string data = std::string(small_model) + "-v 0 -x 1 -i " + write("train.bin", shard_bytes(1000));
   write("r50k_base.tiktoken", "IQ== 0\nIg== 1\nIw=");

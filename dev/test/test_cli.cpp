@@ -75,7 +75,6 @@ INSTANTIATE_TEST_SUITE_P(LongCase, GoldenCommandLine, testing::ValuesIn(other_go
 // ----------------------------------------------------------------------------
 // One graph, two sets of operations
 
-// BUG llmc/cuda/device.h: `if (by != "wgmma")` -> `if (false)`
 TEST_F(LongCommandLine, SaysWhichAttentionAGpuCannotCompute) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   const std::string program = emulated_trainer + "-i " + in("tokens.bin") + small_model + "-x 1";
@@ -88,8 +87,6 @@ TEST_F(LongCommandLine, SaysWhichAttentionAGpuCannotCompute) {
       << o.err;
 }
 
-// BUG llmc/cuda/device.h: `is_bf16 && properties.major < 8` -> `is_bf16 && properties.major < 7`
-// BUG llmc/cuda/device.h: `has_tf32 = properties.major >= 8` -> `has_tf32 = properties.major >= 7`
 TEST_F(LongCommandLine, RefusesBf16AndTf32OnAGpuWithoutThem) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   const std::string arguments = "train_gpt2_sla_emu -i " + in("tokens.bin") + small_model + "-x 1";
@@ -109,8 +106,6 @@ TEST_F(LongCommandLine, RefusesBf16AndTf32OnAGpuWithoutThem) {
 }
 
 // In fp32 a T4's 64 KB of shared memory are enough for every term.
-// BUG llmc/cuda/lsh.h: `(hash_rows + hash_columns) * largest_head_size` ->
-//   `(hash_rows + hash_columns + 2) * largest_head_size`
 TEST_F(LongCommandLine, HasEveryTermOnAT4InFp32) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   for (const char* wiring : {"lsh(4,3)", "topk(5)", "relative"}) {
@@ -193,7 +188,6 @@ TEST_F(CommandLine, HelpListsEveryOptionAndSucceeds) {
   EXPECT_EQ(o.out.find("--skip-"), std::string::npos) << "what is no option any more";
 }
 
-// BUG llmc/train/options.cpp: `if (asks_for_terms(argc, argv)) return` -> `if (false) return`
 TEST_F(CommandLine, HelpOfWiringsListsEveryTerm) {
   const Outcome o = run(trainer + "--help wiring");
   EXPECT_EQ(o.exit_status, 0);
@@ -216,7 +210,6 @@ TEST_F(CommandLine, ShowsShapeWiringParametersAndMemoryBeforeItTrains) {
 
 // Ten micro-batches of 64 tokens. In fp32 each reads the weights twice and adds to the gradients; the update clears and
 // reads these, and moves weights and two moments.
-// BUG llmc/train/training.h: `cost.flops += rows * double(run.grad_accum_steps) *` -> `cost.flops += rows *`
 TEST_F(CommandLine, ALimitIsOfAllMicroBatchesOfAnUpdate) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   const Outcome o =
@@ -230,8 +223,6 @@ TEST_F(CommandLine, ALimitIsOfAllMicroBatchesOfAnUpdate) {
 }
 
 // A validation puts aside what two streams remember, 32 positions of 32 channels in 4 layers; a checkpoint has a copy.
-// BUG llmc/train/plan_run.h: `host.segments += copies *` -> `host.segments +=`
-// BUG llmc/train/plan_run.h: `return 4 * sizeof(int) *` -> `return 2 * sizeof(int) *`
 TEST_F(CommandLine, ThePlanHasTheHostsBuffers) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   const Outcome o = run(trainer + "-i " + in("tokens.bin") + " -j " + in("tokens.bin") + small_model +
@@ -255,8 +246,6 @@ TEST_F(CommandLine, OfTokensThatHaltTheMeanIsPrintedAndLogged) {
 }
 
 // Scripts read these numbers.
-// BUG llmc/train/training.h: `(run.ranks.rank > 0 || o.json) && freopen` -> `run.ranks.rank > 0 && freopen`
-// BUG llmc/train/plan_run.h: `{"largest_micro_batch", int64_t(most)}` -> `{"largest_micro_batch", int64_t(shape.B)}`
 TEST_F(CommandLine, ADryRunAsJsonIsOneLineOfNumbers) {
   const Outcome o = run(trainer + small_model + "-x 7 --dry-run --json -o " + in("never"));
   ASSERT_EQ(o.exit_status, 0) << o.err;
@@ -334,7 +323,6 @@ TEST_F(LongCommandLine, AModelContinuesWithAnotherWiringAndSaysWhatChanges) {
 }
 
 // The golden case was trained with sla(3,3): layer 3 has no k and v of three heads.
-// BUG llmc/train/training.h: `*in_folder, uint64_t(t.run.options.seed)` -> `*in_folder, 0`
 TEST_F(CommandLine, RowsThatAnotherWiringNeedsStartByTheSeed) {
   const std::string golden = "dev/test/golden/paper_default";
   std::vector<double> losses;
@@ -353,7 +341,6 @@ TEST_F(CommandLine, RowsThatAnotherWiringNeedsStartByTheSeed) {
 
 // Three of 12 micro-batches are taken, the first, the fifth and the ninth: their mean loss equals the mean loss of a
 // file with these sequences alone.
-// BUG llmc/text/validation_batches.h: `batch * in_data_ / full_` -> `batch`
 TEST_F(LongCommandLine, ValidationTakesMicroBatchesAtEvenDistances) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   ASSERT_EQ(run(trainer + "-i " + in("tokens.bin") + small_model + "-x 20 -o " + in("out")).exit_status, 0);
@@ -372,7 +359,6 @@ TEST_F(LongCommandLine, ValidationTakesMicroBatchesAtEvenDistances) {
   EXPECT_NEAR(val_loss("all.bin") / val_loss("some/*.bin"), 1, 1e-6);
 }
 
-// BUG llmc/text/dataloader.h: `file.num_tokens - 1 - length, length}` -> `0, length}`
 TEST_F(LongCommandLine, ValidationOfAllDataIsTheSameForEveryBatch) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   ASSERT_EQ(run(trainer + "-i " + in("tokens.bin") + small_model + "-x 20 -o " + in("out")).exit_status, 0);
@@ -638,8 +624,6 @@ TEST_F(CommandLine, VocabulariesThatDoNotFitAreRefused) {
   ASSERT_EQ(run(trainer + model + "--tokenizer none").exit_status, 0);
 }
 
-// BUG llmc/cpu/dropout.h: `n % T, group)` -> `n % T, group + omp_get_num_threads())`
-// BUG llmc/cpu/attention_tiles.h: `thread_local std::vector<KeyTile> tiles;` -> `static std::vector<KeyTile> tiles;`
 TEST_F(LongCommandLine, TheNumberOfThreadsChangesNoBit) {
   write_file(in("tokens.bin"), shard_of_documents(2000, 255, /*more=*/80));
   // Large enough for threads to be used in most operations, with rows and channels that no number of threads divides.
@@ -661,10 +645,6 @@ TEST_F(LongCommandLine, TheNumberOfThreadsChangesNoBit) {
 }
 
 // Where dropout drops nothing, no bit differs: with so small a share no element is dropped, and 1 / (1 - p) is 1.
-// BUG llmc/train/options.h: `double dropout = 0;` -> `double dropout = 0.1;`
-// BUG llmc/cpu/attention_scores.h: `p[j] = kept.keep[j] ? p[j] : Element(0.0f)` ->
-// `p[j] = kept.keep[j] ? Element(1.001f * float(p[j])) : Element(0.0f)`
-// BUG llmc/ops/dropout.h: `uint32_t(p * dropout_steps + 0.5)` -> `uint32_t(p * 65536 + 1)`
 TEST_F(LongCommandLine, DropoutOfZeroHasTheBitsOfNone) {
   write_file(in("tokens.bin"), shard_bytes(4000));
   for (const std::string& program : {trainer, bf16_trainer}) {

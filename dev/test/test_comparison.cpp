@@ -60,9 +60,6 @@ TEST(Statistics, MediansAreMiddleValues) {
 
 // The example of Kaplan and Meier (1958): deaths at 0.8, 3.1, 5.4 and 9.2, losses at 1.0, 2.7, 7.0 and 12.1.
 // The shares that survive are 7/8, 7/8 * 4/5 = 0.7, 0.7 * 3/4 = 0.525, 0.525 / 2 = 0.2625.
-// BUG llmc/report/statistics.h: `1.0 / double(watched.size() - i)` -> `1.0 / double(watched.size())`
-// BUG llmc/report/statistics.h: `a.happened > b.happened` -> `a.happened < b.happened`
-// BUG llmc/report/statistics.h: `if (waiting < 0.5 + 1e-9)` -> `if (waiting < 0.5 - 1e-9)`
 TEST(Statistics, KaplanMeierMediansCountThoseWatchedInVain) {
   std::vector<Watched> watched = {{0.8, true},  {3.1, true},  {5.4, true},  {9.2, true},
                                   {1.0, false}, {2.7, false}, {7.0, false}, {12.1, false}};
@@ -76,8 +73,6 @@ TEST(Statistics, KaplanMeierMediansCountThoseWatchedInVain) {
 }
 
 // Holm's own rule: the smallest of three times 3, the next times 2.
-// BUG llmc/report/statistics.h: `double(ps.size() - rank)` -> `double(ps.size())`
-// BUG llmc/report/statistics.h: `largest = std::max(largest, std::min(` -> `largest = std::max(0.0, std::min(`
 TEST(Statistics, HolmsPsCountTheTestsThatAreLeft) {
   EXPECT_EQ(holm({0.04, 0.01, 0.5}), (std::vector<double>{0.08, 0.03, 0.5}));
   EXPECT_EQ(holm({0.03, 0.02, 0.02}), (std::vector<double>{0.06, 0.06, 0.06})) << "none is below that of a smaller one";
@@ -127,9 +122,6 @@ TEST_F(Report, OverSeedsHasMeansIntervalsAndAPairedTest) {
 
 // The differences of gqa(2) are -0.1 and -0.1, of rope 0.1 and -0.1, and of gate 0.1 alone: from seed to seed they vary
 // with a deviation of 0 and of 0.1414, together sqrt(0.02 / 2).
-// BUG llmc/report/comparison.cpp: `median(kind.speeds) / median(kinds[0].speeds)` -> `median(kinds[0].speeds) /
-// median(kind.speeds)`
-// BUG llmc/report/comparison.cpp: `needed > int(pairs)` -> `true`
 TEST_F(Report, OverSeedsSaysWhatAnySpreadShows) {
   const std::string page = comparison_page({read_finished("plain", 1, "2.5"), read_finished("plain", 2, "2.5"),
                                             read_finished("gqa(2)", 1, "2.4", "2000"),
@@ -158,7 +150,6 @@ TEST_F(Report, RunsThatDifferByMoreThanTheirSeedAreNotAveraged) {
   EXPECT_TRUE(has(page, "<tr><td>plain, learning_rate 0.002</td><td>1</td>"));
 }
 
-// BUG llmc/report/comparison.cpp: `names[i] = runs[i].name;` -> `names[i] = runs[0].name;`
 TEST_F(Report, OfRunsOfDifferentLengthsHasEachToItsEnd) {
   LogOf longer;
   longer.planned = 40;
@@ -178,14 +169,6 @@ TEST_F(Report, OfRunsOfDifferentLengthsHasEachToItsEnd) {
 }
 
 // What the second run's description has in place of the first one's, and whether validation reads the same.
-// BUG llmc/report/comparison.cpp: `"val_batches", "-m", true` -> `"val_batches", "-m", false`
-// BUG llmc/report/comparison.cpp: `{"micro_batch", "-b", !reads_all}` -> `{"micro_batch", "-b", true}`
-// BUG llmc/report/comparison.cpp: `{"seq_len", "-t", true}` -> `{"seq_len", "-t", false}`
-// BUG llmc/report/comparison.cpp: `if (differ(kind, first, val_checksum_key)) all.push_back` ->
-// `if (false) all.push_back`
-// BUG llmc/report/comparison.cpp: `|| !kinds[k].other_validation.empty()) continue;` -> `) continue;`
-// BUG llmc/report/comparison.cpp: `if (!c.kinds[size_t(c.kind_of_run[i])].other_validation.empty()) return -1;` ->
-// ``
 TEST_F(Report, LossesOnOtherValidationDataAreNotCompared) {
   const std::string before = R"(,"val_checksum":"aa","val_batches":20,"micro_batch":2,"seq_len":8,"ranks":1)";
   const auto page_of = [&](const std::string& wiring, std::string now, const std::string& old,
@@ -231,8 +214,6 @@ TEST_F(Report, LossesOnOtherValidationDataAreNotCompared) {
   }
 }
 
-// BUG report.cpp: `for (const std::string& warning : warnings) print_warning(warning);` -> ``
-// BUG llmc/report/sections.cpp: `body += warning_lines(lines);` -> ``
 TEST_F(Report, WhatCannotBeComparedIsSaidOnTheTerminal) {
   LogOf a, b;
   a.more = R"(,"val_checksum":"aa")", b.more = R"(,"val_checksum":"bb")";
@@ -246,8 +227,6 @@ TEST_F(Report, WhatCannotBeComparedIsSaidOnTheTerminal) {
   }
 }
 
-// BUG llmc/report/comparison.cpp: `"vocab_size") && !same_tokens)` -> `"vocab_size") && false)`
-// BUG llmc/report/comparison.cpp: `if (differ(kind, first, train_checksum_key))` -> `if (false)`
 TEST_F(Report, OtherVocabulariesAndTrainingDataAreSaid) {
   const auto warnings_of = [&](const std::string& now) {
     LogOf a, b;
@@ -271,7 +250,6 @@ TEST_F(Report, OtherVocabulariesAndTrainingDataAreSaid) {
 }
 
 // A log from before there was dropout is of a run without it.
-// BUG llmc/report/comparison.cpp: `!description.contains(option.key))` -> `false)`
 TEST_F(Report, OptionsThatAnOlderLogDoesNotKnowHadTheirDefaults) {
   std::vector<RunHistory> runs;
   for (const char* more : {"", R"(,"dropout":0.3)", R"(,"dropout":0.0)"}) {
@@ -285,7 +263,6 @@ TEST_F(Report, OptionsThatAnOlderLogDoesNotKnowHadTheirDefaults) {
 }
 
 // The p of rope is 0.0314, of gqa(2) 0.423.
-// BUG llmc/report/comparison.cpp: `ps = holm(ps);` -> ``
 TEST_F(Report, SeveralWiringsAreTestedByHolm) {
   std::vector<RunHistory> runs;
   for (const auto& [wiring, losses] :
@@ -306,7 +283,6 @@ TEST_F(Report, SeveralWiringsAreTestedByHolm) {
   EXPECT_TRUE(has(page, "<td>0.423</td>"));
 }
 
-// BUG llmc/wiring/wiring.cpp: `text = with_words(text, s.terms, s.name);` -> `text = s.name;`
 TEST_F(Report, ModernHasOneName) {
   const std::string terms = "rmsnorm qknorm rope relu2 untied softcap(15)";
   std::vector<RunHistory> runs;
@@ -323,9 +299,6 @@ TEST_F(Report, ModernHasOneName) {
 }
 
 // The mean of seeds 1 and 2, in the band between them; seed 3 is not finished.
-// BUG llmc/report/comparison.cpp: `if (of_step.size() != runs.size()) continue;` -> ``
-// BUG llmc/report/comparison.cpp: `low = std::min(low, value)` -> `low = value`
-// BUG llmc/report/comparison.cpp: `return finished.empty() ? all : finished;` -> `return all;`
 TEST_F(Report, CurvesAreMeansOverSeedsInABand) {
   std::vector<RunHistory> runs;
   for (int64_t seed : {1, 2, 3}) {
@@ -350,7 +323,6 @@ TEST_F(Report, CurvesAreMeansOverSeedsInABand) {
   EXPECT_FALSE(charts(comparison_page({runs[0]})).at(0).at("series").at(0).contains("low"));
 }
 
-// BUG llmc/report/comparison.cpp: `std::all_of(c.runs.begin(), c.runs.end(), has_it) ? first` -> `true ? first`
 TEST_F(Report, OfSeveralRunsSaysWhatTheyShare) {
   LogOf a, b;
   a.more = R"(,"vocab_size":257,"train_data":"a/train.bin","val_data":"a/val.bin","val_batches":4,"total_batch":64,)"

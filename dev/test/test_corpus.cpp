@@ -117,7 +117,6 @@ TEST_F(Corpus, InvalidUtf8IsReplacedAndCountedExceptForBytes) {
   EXPECT_EQ(shard_tokens("bytes", "train"), expected);
 }
 
-// BUG data/corpus.cpp: `tokenizer_.last_cut(open, no_cut_before_)` -> `open.size() / 2`
 TEST_F(Corpus, ReadingADocumentInPartsDoesNotChangeItsTokens) {
   std::string text;
   for (const std::string& document : make_documents(5000, 250, 2)) text += document;
@@ -226,8 +225,6 @@ TEST_F(Corpus, AShardsMaskIsInTheManifestAndReplacedWithIt) {
   EXPECT_FALSE(fs::exists(in("out.old")));
 }
 
-// BUG data/packing.h: `return a.length > b.length;` -> `return a.begin < b.begin;`
-// BUG data/packing.h: `by_room.lower_bound(piece.length)` -> `by_room.upper_bound(piece.length)`
 TEST(Packing, PutsTheLongestTextWhereTheLeastRoomIsLeft) {
   using Pieces = std::vector<std::pair<int64_t, int64_t>>;  // begin and length
   auto packed_rows = [](const std::vector<int64_t>& begins, int64_t end) {
@@ -246,11 +243,6 @@ TEST(Packing, PutsTheLongestTextWhereTheLeastRoomIsLeft) {
 }
 
 // A row is T tokens of a shard, which has one more at its end.
-// BUG data/tokenize.cpp: `double(packing.padding + packing.tokens)` -> `double(packing.tokens)`
-// BUG data/packing.h: `row_scored[0] &= follows_text_ && ` -> `row_scored[0] &= `
-// BUG data/packing.h: `if (length < T) row_scored[length] = is_whole;` -> ``
-// BUG data/packing.h: `const uint8_t is_scored = follows_text_;` -> `const uint8_t is_scored = 0;`
-// BUG data/packing.h: `return std::tie(a.begins_text, a.begin)` -> `return std::tie(b.begins_text, a.begin)`
 TEST_F(Corpus, PackedRowsHaveEveryTextAndScoreItOnce) {
   const int64_t T = 48;
   const std::vector<std::string> documents = make_documents(300, 60, 5);
@@ -295,9 +287,6 @@ TEST_F(Corpus, PackedRowsHaveEveryTextAndScoreItOnce) {
 
 // Texts of 1, 2, ..., 19 tokens, again and again, are packed some 50 tokens at a time, which changes what lies in a row
 // with what, but neither cuts a text nor joins two.
-// BUG data/packing.h: `if (!at_end) end = begins.back(), begins.pop_back();` -> ``
-// BUG data/packing.h: `begins.back(), begins.pop_back();` -> `begins.back();`
-// BUG data/packing.h: `return (shard_tokens - 1) / row_tokens;` -> `return shard_tokens / row_tokens;`
 TEST_F(Corpus, TextsThatArePackedInPortionsStayWhole) {
   for (const bool before : {true, false}) {
     std::vector<uint16_t> all;
@@ -524,8 +513,6 @@ TEST_F(LongInterrupted, KilledTenTimesItWritesTheSameMasks) {
 
 // A run is killed after its progress was written, when it has written more of the mask, or also completed the shard.
 // The next run goes on from the progress, and scores other tokens.
-// BUG data/shards.cpp: `mask_.back() &= uint8_t((1 << in_shard_ % 8) - 1);` -> `;`
-// BUG data/shards.cpp: `rename(mask_path().c_str(), mask_part_path().c_str());` -> `;`
 TEST_F(CommandLine, BitsOfTheMaskWrittenAfterTheProgressAreForgotten) {
   const std::vector<uint16_t> tokens(30, 7);
   const std::vector<uint8_t> none(30, 0), all(30, 1);

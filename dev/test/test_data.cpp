@@ -191,9 +191,6 @@ TEST_F(Tokenize, AFinishedFolderIsLeftAsItIsUnlessForced) {
   EXPECT_EQ(names_in(folder), (std::set<std::string>{"in", "out"}));
 }
 
-// BUG data/tokenize.cpp: `options["pack"] = o.row_tokens;` -> `options["pack"] = true;`
-// BUG data/tokenize.cpp: `json()); value != is)` -> `json()); value != is && !value.is_null())`
-// BUG data/tokenize.cpp: `json options = options_of({});` -> `json options;`
 TEST_F(Tokenize, AFolderOfTokensIsOfTheSameOptionsOrAnother) {
   const std::string in = write("in", random_text(1000, 2)), out = folder + "/out";
   auto run = [&](const std::string& options) { return shell("data/tokenize --out " + out + " " + options + " " + in); };
@@ -516,7 +513,6 @@ TEST_F(Scripts, ACorpusOfGpt2TokensHasItsOwnFolder) {
 }
 
 // As where a proxy lets only the registry through: with a package that has another file.
-// BUG data/gpt2.sh: `/whisper/assets/gpt2.tiktoken` -> `/gpt2.tiktoken`
 TEST_F(Scripts, Gpt2sVocabularyMayComeFromAPackage) {
   const std::string data = copy_scripts(folder), bin = folder + "/bin";
   std::filesystem::create_directories(bin);
@@ -534,7 +530,6 @@ TEST_F(Scripts, Gpt2sVocabularyMayComeFromAPackage) {
   EXPECT_FALSE(std::filesystem::exists(data + "/gpt2.tiktoken"));
 }
 
-// BUG data/linux.sh: `archive=$folder/part/$part` -> `:`
 TEST_F(Scripts, TheKernelIsReadFromItsPackagesArchive) {
   if (shell("command -v dpkg-deb && command -v bzip2").exit_code != 0) GTEST_SKIP() << "no dpkg-deb or bzip2";
   std::string data = copy_scripts(folder);

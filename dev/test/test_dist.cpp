@@ -105,8 +105,6 @@ TEST_F(LongEmulatedNccl, TakesSeveralRanksOnOneGpuIfAsked) {
 
 using LongWatchdog = Ranks;
 
-// BUG llmc/ranks/watchdog.h: `else progress += ` -> `else progress = now + `
-// BUG llmc/ranks/watchdog.h: `answers && note.begun >= begun) continue;` -> `answers) continue;`
 TEST_F(LongWatchdog, EndsARunInWhichARankDoesNotCome) {
   expect_death(3, "one_reduce_is_missing",
                {"error: rank 0 of 3 (pid ", "): at step 4 collective number 5 has not ended for 2 s: rank 2 of 3 (pid ",
@@ -218,8 +216,6 @@ TEST_F(LongTraining, HasTheSameLossesWithAnyNumberOfRanks) {
 }
 
 // In some steps a rank has no token that is scored.
-// BUG train_gpt2_sla.cu: `else gpt2_sum_losses_over_ranks(model)` -> `else
-//   gpt2_sum_over_ranks(model, &model.acts.stats->loss, num_loss_sums - 3)`
 TEST_F(LongTraining, HasTheSameLossesOfScoredTokensWithAnyNumberOfRanks) {
   write_file(in("tokens.mask"),
              mask_of_shard(shard_bytes(2000, 60), [](int i) { return i % 48 < 8 || (i / 96 % 2 == 0 && i % 3 == 0); }));
@@ -230,7 +226,6 @@ TEST_F(LongTraining, HasTheSameLossesOfScoredTokensWithAnyNumberOfRanks) {
   expect_the_same_curve(train(4, "4", "-x 10 --zero 1"), alone, 10);
 }
 
-// BUG train_gpt2_sla.cu: `constexpr int num_loss_sums = 7, num_flags` -> `constexpr int num_loss_sums = 5, num_flags`
 TEST_F(LongTraining, HasTheSameBitsPerByteWithTwoRanks) {
   const std::string bytes = "-x 0 -m 8 --vocab-size 257";
   const double alone = last(train(1, "1", bytes), "val_bits_per_byte", NAN);
@@ -269,8 +264,6 @@ TEST_F(LongTraining, HasTheSameLossesWithAnyNumberOfRanksAndWiring) {
 
 // Six rows of 16 tokens in an update, one or more a micro-batch, on one to three ranks, on the CPU and on the emulated
 // GPU: documents begin and end anywhere in them, and dropout draws by the row's number in the update.
-// BUG llmc/cpu/documents.h: `const int* of_sequence = tokens + b * T;` -> `const int* of_sequence = tokens;`
-// BUG llmc/train/training.h: `(i * run.ranks.size + run.ranks.rank) * run.B}` -> `i * run.ranks.size * run.B}`
 TEST_F(LongTraining, HasTheSameLossesOfDocumentsAndDropoutOnAnyRanks) {
   write_file(in("documents.bin"), shard_of_documents(2000, 60));
   write_file(in("val.bin"), shard_bytes(200, 60));
@@ -318,7 +311,6 @@ TEST_F(LongTraining, OfTodaysBlockHasTheSameLossesOnTwoRanks) {
 
 // The same four streams, as rows of one rank, of two ranks and of four. The data end after 15 segments, amid the
 // fourth update.
-// BUG llmc/model/stream_memory.h: `all, int rank, int64_t B) {` -> `all, int rank, int64_t B) { rank = 0;`
 TEST_F(LongTraining, HasTheSameLossesWithTheSameStreamsOnAnyNumberOfRanks) {
   write_file(in("streams.bin"), shard_bytes(4 * 15 * 8 + 1, 60));
   const std::string own = " -i " + in("streams.bin") + " -j " + in("streams.bin") +
@@ -521,7 +513,6 @@ TEST_F(LongTraining, InBf16HasTheSameBitsWithoutZero) {
 }
 
 // Each rank keeps, and updates, its share of whole matrices. An update has 6 micro-batches.
-// BUG llmc/ranks/collectives.h: `ncclFloat, ncclSum, part.owner, comm_,` -> `ncclFloat, ncclSum, 0, comm_,`
 TEST_F(LongTraining, ByMuonHasTheSameLossesWithAnyNumberOfRanks) {
   const std::string muon = "-x 4 -n 2 -d 48 --optimizer muon ";
   const std::vector<json> alone = train(1, "1", muon);
@@ -604,7 +595,6 @@ TEST_F(LongTraining, ByEveryLauncherTwoRanksHaveTheSameLosses) {
   unsetenv("TMPDIR");
 }
 
-// BUG llmc/ranks/collectives.h: `if (status == ncclInvalidUsage)` -> `if (false)`
 TEST_F(LongTraining, TwoRanksOnOneGpuAreRefusedInOurWords) {
   const std::string command =
       "timeout 60 scripts/launch.sh 2 env CUDA_VISIBLE_DEVICES=5 build/fp32/train_gpt2_sla_emu" + arguments("-x 1 -d "
@@ -627,7 +617,6 @@ TEST_F(LongTraining, ARankThatIsKilledEndsTheRun) {
   EXPECT_EQ(steps_of(train(2, "out", format("-x %d -d 16 -v 0 -y", step + 2))).back().at("step"), step + 2);
 }
 
-// BUG llmc/ranks/watchdog.h: `note.times_written != before[rank].times_written;` -> `note.times_written > 0;`
 TEST_F(LongTraining, NamesARankThatIsStopped) {
   const Outcome o = run_and_signal(1, "STOP", "--hang-timeout 3");
   expect_one_error(o, format(" s: rank 1 of 2 (pid %d on ", int(pid_of(1))));
@@ -663,7 +652,6 @@ TEST_F(LongTraining, KilledAtAnyTimeResumesWithTheSameBits) {
 }
 
 // A rank that finds its tokens gone tells the others by the request to stop that they all see.
-// BUG llmc/train/training.h: `stop_signal() != 0 || !run.data_error.empty());` -> `stop_signal() != 0);`
 TEST_F(LongTraining, OfATokenFileThatIsCutAllRanksSaveAndEnd) {
   std::thread cutter([&] {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
@@ -682,7 +670,6 @@ TEST_F(LongTraining, OfATokenFileThatIsCutAllRanksSaveAndEnd) {
 }
 
 // Ranks in different folders, in which the same names are other files.
-// BUG llmc/ranks/collectives.h: `if (mine == first) return;` -> `return;`
 TEST_F(LongTraining, NamesARankThatSeesOtherFiles) {
   const auto run_in_folders = [&](const std::string& more, const std::string& more_of_second) {
     const std::string program = fs::absolute("build/fp32/train_gpt2_sla_emu").string() + arguments("-d 16 -v 0 ");
@@ -751,9 +738,6 @@ TEST_F(LongTraining, OnlyRankZeroPrints) {
 }
 
 // A rank's read of a token file, or rank 0's line of the log, takes longer than a rank may hang: a disk is no rank.
-// BUG llmc/train/training.h: `const WatchdogPause pause(run.watchdog);  // its disk may be slow` -> ``
-// BUG llmc/train/training.h: `const WatchdogPause pause_of_load(run.watchdog);` -> ``
-// BUG llmc/train/training.h: `const WatchdogPause pause(run.watchdog);  // so may be the disk of the log` -> ``
 TEST_F(LongTraining, ADiskThatStallsIsNoRankThatHangs) {
   write_file(in("stall.c"), R"c(
     #define _GNU_SOURCE

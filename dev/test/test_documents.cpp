@@ -32,8 +32,6 @@ static std::vector<int> tokens_with_ends(int n, const std::vector<int>& ends) {
   return tokens;
 }
 
-// BUG llmc/text/document_lengths.h: `if (end > begin) lengths` -> `lengths`
-// BUG llmc/text/document_lengths.h: `(begin / T + 1) * T` -> `begin + T`
 TEST_F(Documents, HaveTheirLengthsCounted) {
   shard("a.bin", tokens_with_ends(30, {0, 3, 20}));  // of 3, 17 and 10
   shard("b.bin", tokens_with_ends(12, {5, 6, 11}));  // of 5, 1, 5 and 1
@@ -55,7 +53,6 @@ TEST_F(Documents, HaveTheirLengthsCounted) {
 }
 
 // The pairs of each document one by one, wherever it begins: which keys these masks show depends on distances alone.
-// BUG llmc/model/attention_pairs.h: `topk > 0 ? std::min(topk, keys) : keys` -> `keys`
 TEST_F(Documents, LeaveThePairsWithinThem) {
   const std::vector<int> lengths = {11, 7, 23, 4, 3};  // 48 tokens
   std::vector<double> places(24);

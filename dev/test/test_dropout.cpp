@@ -59,8 +59,6 @@ void expect_independent(const std::vector<Draws>& all) {
 
 }  // namespace
 
-// BUG llmc/ops/dropout.h: `uint32_t(p * dropout_steps + 0.5)` -> `uint32_t(p * 256) << 8`
-// BUG llmc/ops/dropout.h: `>> (16 * (i & 1)) & 0xffff` -> `>> (i & 1) & 0xffff`
 TEST(Dropout, OfChannelsIsIndependentAndAsOftenAsAsked) {
   const DropoutSite sites[] = {DropoutSite::embeddings, DropoutSite::attention_output, DropoutSite::mlp_output};
   for (double p : {0.1, 0.5}) {
@@ -73,7 +71,6 @@ TEST(Dropout, OfChannelsIsIndependentAndAsOftenAsAsked) {
   }
 }
 
-// BUG llmc/ops/dropout.h: `(q >> 3 & 1) * 4 + (k >> 3 & 3)` -> `(q >> 3 & 1) * 4 + (k >> 3 & 1)`
 TEST(Dropout, OfProbabilitiesIsIndependentAndAsOftenAsAsked) {
   for (double p : {0.1, 0.5})
     expect_independent({draw_probabilities(p, 1, 0, 0, 0, 0), draw_probabilities(p, 1, 0, 0, 1, 0),

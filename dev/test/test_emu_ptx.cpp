@@ -232,8 +232,6 @@ TEST_F(Ptx, LoadsAndStoresExtendAndSplitValues) {
 }
 
 // A register may hold an address before shared memory, to which an instruction adds a constant.
-// BUG dev/emu/ptx/warp.h: `uint32_t(at<uint32_t>(op.at[0])[i] + uint32_t(op.number))` ->
-//   `uint64_t(at<uint32_t>(op.at[0])[i]) + uint64_t(op.number)`
 TEST_F(Ptx, AddressesOfSharedMemoryHave32Bits) {
   const std::string body = R"(
   mov.u32 %r1, dynamic;
@@ -354,13 +352,6 @@ TEST_F(Ptx, BarriersCountAndVote) {
 // and i = lane % 4, register r of a holds row group + 8 (r % 2), columns 2 i + 8 (r / 2) and the next; r of b column
 // group, rows 2 i + 8 r and the next; element e of c and d is at row group + 8 (e / 2), column 2 i + e % 2. The first
 // product has 16 columns of a, the second the same by two products of 8, as on a T4, the third has the first 8 alone.
-// BUG dev/emu/ptx/warp.cpp: `2 * (lane % 4) + 8 * (r / 2)] = low(` -> `lane % 4 + 8 * (r / 2)] = low(`
-// BUG dev/emu/ptx/warp.cpp: `a[lane / 4 + 8 * (r % 2)][2 * (lane % 4) + 8 * (r / 2) + 1]` ->
-//   `a[lane / 4 + 8 * (1 - r % 2)][2 * (lane % 4) + 8 * (r / 2) + 1]`
-// BUG dev/emu/ptx/warp.cpp: `b[2 * (lane % 4) + 8 * r + 1][lane / 4]` -> `b[2 * (lane % 4) + 8 * r + 1][7 - lane / 4]`
-// BUG dev/emu/ptx/warp.cpp: `of_b = of_a + K / 4` -> `of_b = of_a + K / 8`
-// BUG dev/emu/ptx/warp.cpp: `d[lane / 4 + 8 * (r / 2)][2 * (lane % 4) + r % 2] = as<float>(reg(of_c + r)[lane])` ->
-//   `d[lane / 4 + 8 * (r % 2)][2 * (lane % 4) + r / 2] = as<float>(reg(of_c + r)[lane])`
 TEST_F(Ptx, ProductsOfFp16HaveTheManualsFragments) {
   const std::string mma = "  mma.sync.aligned.m16n8", types = ".row.col.f32.f16.f16.f32 {%f0, %f1, %f2, %f3}, ",
                     d = ", {%f0, %f1, %f2, %f3};\n";
@@ -529,7 +520,6 @@ TEST_F(Ptx, FilesAndKernelsThatAreMissingAreErrors) {
             std::string::npos);
 }
 
-// BUG dev/emu/ptx/launch.cpp: `> 10 * major + minor` -> `> 1000`
 TEST_F(Ptx, OfALaterGpuIsRefused) {
   emu::set_compute_capability(7, 5);
   const std::string error = error_of([&] { values_of("  mov.u32 %r0, 1;" + store("%r0")); });

@@ -170,8 +170,6 @@ TEST_F(Evaluation, HasTheLossesOfEveryGoldenCase) {
 }
 
 // A stream is read in one pass, however long it is, and its losses are counted by their place in a segment.
-// BUG evaluate_gpt2_sla.cu: `(at - window.begin - 1) % e.model.config.max_seq_len + 1` ->
-// `std::min<int64_t>(at - window.begin, e.model.config.max_seq_len)`
 TEST_F(Evaluation, ReadsStreamsInSegmentsWithAMemory) {
   const GoldenCase golden = read_golden_case("f_memory_rope");
   const int B = golden.batch_size, T = golden.seq_len, length = golden.num_micro_batches() * T;
@@ -317,8 +315,6 @@ TEST_F(Evaluation, HasTheTrainersValidationLoss) {
               6e-6);  // it prints five digits
 }
 
-// BUG evaluate_gpt2_sla.cu: `if (!scored[at - window.first]) continue;` -> ``
-// BUG llmc/train/evaluation.cpp: `total.correct += t.correct, ` -> ``
 TEST_F(Evaluation, ScoresWhatTheMaskSaysAndSaysHowManyAreRight) {
   const std::vector<float> logits = different_logits(256);
   const auto likeliest = std::max_element(logits.begin(), logits.end()) - logits.begin();
@@ -380,8 +376,6 @@ TEST_F(Evaluation, CountsBytesOfTextNotTokens) {
   EXPECT_NEAR(all["bits_per_byte"].get<double>(), all_nats / std::log(2.0) / double(all_bytes), float_error);
 }
 
-// BUG llmc/train/training.h: `if (bytes > 0) sums.text_nats +=` -> `sums.text_nats +=`
-// BUG llmc/train/training.h: `const int64_t bytes = targets[i] < 0 ? 0 : ` -> `const int64_t bytes = `
 TEST_F(Evaluation, LeavesEndsOfTextsOutOfBitsPerByte) {
   const std::vector<float> logits = different_logits(byte_vocab_size);
   const std::vector<double> losses = losses_of(logits);
@@ -574,7 +568,6 @@ TEST_F(Evaluation, SaysWhetherAContinuationIsTheLikeliest) {
 
 // A pass has 1,024 rows: 68 sequences of 15 inputs and the first 4 inputs of another one, whose only wrong token is
 // among these. All sequences are alike, so that it does not matter which one that is.
-// BUG evaluate_gpt2_sla.cu: `s.likeliest.insert(s.likeliest.end(), correct` -> `s.likeliest.assign(correct`
 TEST_F(Evaluation, AContinuationOfTwoPassesIsTheLikeliestInBoth) {
   std::vector<float> logits(byte_vocab_size, 0.0f);
   logits['t'] = 6;
@@ -586,7 +579,6 @@ TEST_F(Evaluation, AContinuationOfTwoPassesIsTheLikeliestInBoth) {
 }
 
 // 65,536 logits of 256 rows are what a chunk may take.
-// BUG train_gpt2_sla.cu: `backward ? nullptr : correct + row` -> `backward ? nullptr : correct`
 TEST_F(Evaluation, AContinuationOfSeveralLogitChunksIsComparedWithItsOwnTokens) {
   std::vector<float> logits(65536, 0.0f);
   logits['t'] = 6;

@@ -85,9 +85,6 @@ std::vector<std::string> read_events(const std::string& path) {
 }  // namespace
 
 // A part of the run is trained again after a resume, and a step has no loss.
-// BUG llmc/report/event_file.cpp: `(crc >> 15 | crc << 17) + 0xa282ead8u` -> `crc`
-// BUG llmc/report/event_file.cpp: `val->step < before` -> `val->step < before - 1`
-// BUG llmc/report/event_file.cpp: `if (std::isfinite(point.*what))` -> ``
 TEST_F(EventFiles, HaveWhatTheLogHas) {
   std::string log = LogOf().head() + LogOf::val(0, "4.5") + LogOf::steps(1, 6, 9) + LogOf::val(5, "3.25") +
                     LogOf::steps(4, 9) + LogOf::step(10, "null") + LogOf::val(10, "2.5");

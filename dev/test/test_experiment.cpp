@@ -72,9 +72,6 @@ class ExperimentTest : public CommandLine {
 using LongExperiment = ExperimentTest;  // for the tests that take long
 
 // Stopped in the second run, and resumed with the same command: with the bits of a run alone.
-// BUG scripts/experiments/experiment.cpp: `kill(slot.pid, SIGUSR1);` -> `kill(slot.pid, SIGKILL);`
-// BUG scripts/experiments/experiment.cpp: `"--keep", "1"}` -> `"--keep", "0"}`
-// BUG scripts/experiments/experiment.cpp: `O_CREAT | O_APPEND` -> `O_CREAT | O_TRUNC`
 TEST_F(LongExperiment, ResumesWhereItWasStopped) {
   const std::string command = compare("plain; sla(3,3);; gqa(2)  window(4) ", "-x 400 -n 100 -k constant");
   for (const char* signal : {"TERM", "INT"}) {
@@ -106,9 +103,6 @@ TEST_F(LongExperiment, ResumesWhereItWasStopped) {
   expect_the_same_checkpoint(in("stopped/sla_3_3-1"), in("out/sla_3_3-1"), 400);
 }
 
-// BUG scripts/experiments/experiment.cpp: `if (!fit_what_is_here(e)) return 2;` -> ``
-// BUG scripts/experiments/experiment.cpp: `if (std::min({history.last_step(), validated, saved}) < r.steps) return {};` ->
-// `return {};`
 TEST_F(ExperimentTest, DoesNotTakeRunsOfOtherOptions) {
   const Outcome first = run(compare("plain; rope", "-x 2 -l 1e-3"));
   ASSERT_EQ(first.exit_status, 0) << first.err;
@@ -132,10 +126,6 @@ TEST_F(ExperimentTest, DoesNotTakeRunsOfOtherOptions) {
 }
 
 // Of seeds 2 and 3, after the rates have been tried with seed 1.
-// BUG scripts/experiments/experiment.cpp: `return x.first < y.first;` -> `return x.first > y.first;`
-// BUG scripts/experiments/experiment.cpp: `std::min(best + 2, g.rates.size())` -> `std::min(best + 1, g.rates.size())`
-// BUG scripts/experiments/experiment.cpp: `a.steps = std::llround(updates);` -> `a.steps = g.steps;`
-// BUG scripts/experiments/experiment.cpp: `merged.update(group);` -> ``
 TEST_F(ExperimentTest, TriesRatesUntilTheBestHasWorseOnesOnBothSides) {
   write_file(in("e.toml"), R"toml(
     about = "What it is."
@@ -188,9 +178,6 @@ TEST_F(ExperimentTest, TriesRatesUntilTheBestHasWorseOnesOnBothSides) {
 }
 
 // As many as memory has room for, on two GPUs two.
-// BUG scripts/experiments/experiment.cpp: `room = std::min(room, ` -> `room = std::max(room, `
-// BUG scripts/experiments/experiment.cpp: `int64_t(i) % gpus` -> `int64_t(0) % gpus`
-// BUG scripts/experiments/experiment.cpp: `slot.run.folder == r.folder` -> `false`
 TEST_F(ExperimentTest, RunsAsManyAtATimeAsHaveRoom) {
   setenv("SLEEP", "0.5", 1);
   const std::string runs = "--wirings 'plain; gqa(2); share(2)' --seeds 1 -- -x 2";
@@ -208,7 +195,6 @@ TEST_F(ExperimentTest, RunsAsManyAtATimeAsHaveRoom) {
   EXPECT_EQ(noted.size(), 3u) << "no run twice";
 }
 
-// BUG scripts/experiments/experiment.cpp: `failed.count(r.folder) == 0 &&` -> ``
 TEST_F(ExperimentTest, SaysWhichRunsFailedAndDoesTheOthers) {
   const Outcome o = run("timeout 20 " + experiment("--wirings 'plain; gate; rope' --seeds 2 -- -x 2"));
   EXPECT_EQ(o.exit_status, 1);
@@ -262,7 +248,6 @@ TEST_F(LongExperiment, TheRepositorysFilesAreExperiments) {
   }
 }
 
-// BUG scripts/experiments/experiment.cpp: `task.erase(at, at + 2);` -> `;`
 TEST_F(ExperimentTest, ProbesHaveAccuraciesByTaskAndWiring) {
   write_file(in("p.toml"), R"(
     options = "--layers 2 --heads 4 --channels 32 -b 8 -l 2e-3 -k constant -m 0 -v 100"
@@ -284,8 +269,6 @@ TEST_F(ExperimentTest, ProbesHaveAccuraciesByTaskAndWiring) {
 
 // Of the runs that the trainer's logs tell of: plain has 1.5 and a hundredth for each seed, `sla` 0.05 less and a
 // thousandth for each seed; among other texts it loses what the length adds.
-// BUG dev/bench/results/sla/differences.py: `if s > 1` -> ``
-// BUG dev/bench/results/sla/differences.py: `worst = max(worst, min(1.0, (len(ps) - rank) * ps[i]))` -> `worst = ps[i]`
 TEST_F(ExperimentTest, DifferencesOfTheEvidenceAreOfPairs) {
   const auto add = [&](const std::string& run, const std::string& wiring, double bits) {
     fs::create_directories(in("out/" + run));

@@ -136,7 +136,6 @@ TEST(ModelOnDisk, ComesBackWithMasksIgnoredAndPrefixesStripped) {
 }
 
 // The rotations of `lsh` are in a file of weights, whole, and in none of moments.
-// BUG llmc/formats/model_file.cpp: `store(int(i), values.data());` -> ``
 TEST(ModelOnDisk, HasItsConstants) {
   TemporaryFolder folder;
   DiskModel model;
@@ -348,8 +347,6 @@ TEST(ConfigJson, OfGpt2IsPlainAndOfOtherModelsRefused) {
 
 using JsonFile = FolderTest;
 
-// BUG llmc/base/json.h: `nlohmann::json::out_of_range& e` -> `nlohmann::json::type_error& e`
-// BUG llmc/base/json.h: `text.substr(0, 6) == "[json." ?` -> `false ?`
 TEST_F(JsonFile, ANumberBeyondADoubleIsNamedWithItsFileAndLine) {
   const std::string number = "{\n \"text\": \"a b\",\n \"n\": 1e999\n}\n", is_huge = "has the number 1e999",
                     in_line_3 = is_huge + " in its line 3, which no floating-point number holds";
@@ -367,7 +364,6 @@ TEST_F(JsonFile, ANumberBeyondADoubleIsNamedWithItsFileAndLine) {
   EXPECT_ERROR(parse_serve_request("{\"loglikelihood_rolling\": [5]}"), "item 1 (\"5\"): type must be string");
 }
 
-// BUG llmc/formats/config_json.cpp: `{ config[key] = p; }` -> `{ config[key] = 0 * p; }`
 TEST(ConfigJson, KeepsTheDropoutOfTheRun) {
   TemporaryFolder folder;
   ModelConfig c;
@@ -506,8 +502,6 @@ static std::map<std::string, std::string> files_in(const std::string& folder) {
 
 static const std::vector<Shard> shards_of_rank_0 = {{0, 1}, {0, 2}, {0, 3}, {0, 4}, {0, 7}, {0, 3, true}, {0, 7, true}};
 
-// BUG llmc/formats/checkpoint.cpp: `uint64_t(piece.count) * sizeof(float)` -> `uint64_t(piece.count)`
-// BUG llmc/formats/model_file.cpp: `i < n ? store_m : store_v` -> `store_m`
 TEST(Shard, OfAnyNumberOfRanksWriteTheSameFiles) {
   for (bool bias : {true, false}) {
     for (bool keep_dead_kv : {true, false}) {
@@ -675,12 +669,6 @@ TEST(Crc32c, OfTwoPiecesTogetherIsMadeOfThoseOfEach) {
   EXPECT_EQ(doubled, added);
 }
 
-// BUG llmc/formats/safetensors.cpp: `sums.header = crc32c(file_.get(), data_offset());` -> `sums.header =
-// crc32c(file_.get(), 8);`
-// BUG llmc/formats/checkpoint.cpp: `{"model.safetensors", "optimizer.safetensors", memory_file});` ->
-// `{"model.safetensors", "optimizer.safetensors"});`
-// BUG llmc/formats/model_file.cpp: `full.assign(size_t(num_elements(specs[i].shape)), 0.0f);` ->
-//   `full.assign(size_t(num_elements(specs[i].shape)), 1.0f);`
 TEST(Checkpoint, WithAFlippedByteIsRefusedNamingFileAndTensor) {
   TemporaryFolder folder;
   DiskModel model(/*bias=*/false);  // with tensors that are not written
@@ -763,7 +751,6 @@ TEST(OldCheckpoints, GoAndTheNewestAndMilestonesStay) {
   EXPECT_EQ(names_in(folder.path), (std::set<std::string>{"log.jsonl", "step_00000022"}));
 }
 
-// BUG llmc/formats/checkpoint.cpp: `{unfinished_prefix, removed_prefix}` -> `{unfinished_prefix}`
 TEST(OldCheckpoints, AreRenamedBeforeRemovalAndRemainsAreRemoved) {
   TemporaryFolder folder;
   make_checkpoint_folders(folder.path, {1, 2});

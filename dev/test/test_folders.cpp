@@ -25,8 +25,6 @@ static const std::string model = "dev/test/golden/baseline";  // plain, of bytes
 
 using SmallFile = FolderTest;
 
-// BUG llmc/base/files.cpp: `kind == FileKind::regular && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode)` ->
-//   `false`
 TEST_F(SmallFile, IsARegularOneAtTheEndOfLinks) {
   ASSERT_EQ(mkfifo(in("pipe").c_str(), 0666), 0);
   fs::create_symlink(in("pipe"), in("to_pipe"));
@@ -45,7 +43,6 @@ TEST_F(SmallFile, IsARegularOneAtTheEndOfLinks) {
 using CheckpointFolder = CommandLine;
 
 // A vocabulary that is named alone is looked at as well as one that is read with its model.
-// BUG llmc/text/vocabulary_file.cpp: `verify_model(parent_folder(path), /*with_weights=*/false);` -> ``
 TEST_F(CheckpointFolder, ItsVocabularyIsReadIfItsChecksumFits) {
   const Outcome trained = run("build/fp32/train_gpt2_sla_cpu -i " + write("data.bin", shard_bytes(2000)) +
                               " --layers 1 --heads 1 --channels 8 --vocab-size 257 --max-seq-len 16 -t 16 -b 1 -x 1 -v "
@@ -66,7 +63,6 @@ TEST_F(CheckpointFolder, ItsVocabularyIsReadIfItsChecksumFits) {
   EXPECT_NO_THROW(Tokenizer::load(file)) << "a vocabulary like any other";
 }
 
-// BUG llmc/base/files.cpp: `int64_t(text.size()) > most` -> `false`
 TEST_F(SmallFile, HasABoundedNumberOfBytes) {
   write("four", "1234");
   EXPECT_EQ(read_whole_file(in("four"), 4), "1234");
@@ -137,7 +133,6 @@ class Folders : public CommandLine {
 };
 using LongFolders = Folders;
 
-// BUG llmc/formats/config_json.cpp: `  check_model_type(folder, config);` -> ``
 TEST_F(Folders, OfOtherModelTypesAreNamedWithWhatConvertsThem) {
   for (const std::string type : {"llama", "mistral"}) {
     const std::string name = in(type);
@@ -150,7 +145,6 @@ TEST_F(Folders, OfOtherModelTypesAreNamedWithWhatConvertsThem) {
   }
 }
 
-// BUG llmc/formats/checkpoint.cpp: `path_exists(path + "/config.json") ? "" : newest_checkpoint(path)` -> `std::string()`
 TEST_F(Folders, OfARunStandForItsNewestCheckpoint) {
   fs::create_directories(in("run"));
   for (const char* step : {"run/step_00000002", "run/step_00000010"}) copy_of_model(step);
@@ -164,8 +158,6 @@ TEST_F(Folders, OfARunStandForItsNewestCheckpoint) {
   }
 }
 
-// BUG llmc/formats/model_file.cpp: `for (const std::string prefix : {"module.", "transformer."})` ->
-//   `for (const std::string prefix : {"transformer."})`
 TEST_F(Folders, OfCompiledAndWrappedModelsAreRead) {
   const SafetensorsFile plain_file(model + "/model.safetensors");
   const std::string folder = copy_of_model("wrapped"), path = folder + "/model.safetensors";
@@ -233,7 +225,6 @@ TEST_F(Folders, ConfigsOfLargerModelsThanTheWeightsAreRefusedAtOnce) {
 }
 
 // The sampler waits for a prompt before it loads the model.
-// BUG llmc/train/stop_signal.h: `if (!has_loaded) _exit(128 + signal);` -> ``
 TEST_F(Folders, ASignalWhileAModelIsLoadedEndsTheProgram) {
   ASSERT_EQ(mkfifo(in("pipe").c_str(), 0666), 0);
   for (int signal : {SIGTERM, SIGINT}) {
@@ -244,7 +235,6 @@ TEST_F(Folders, ASignalWhileAModelIsLoadedEndsTheProgram) {
   }
 }
 
-// BUG data/source_reader.h: `if (interrupted) return error = EINTR, -1;` -> `{}`
 TEST_F(Folders, ASignalEndsATokenizerThatWaitsForText) {
   ASSERT_EQ(mkfifo(in("pipe").c_str(), 0666), 0);
   const std::string command =
@@ -256,7 +246,6 @@ TEST_F(Folders, ASignalEndsATokenizerThatWaitsForText) {
 }
 
 // A byte of a checkpoint is another one, and the file is still valid. All that read it as a model say which it is.
-// BUG llmc/formats/checkpoint.cpp: `verify_model(folder);` -> ``
 TEST_F(LongFolders, ADamagedCheckpointIsRefusedByEveryProgram) {
   write("tokens.bin", shard_bytes(3000));
   const Outcome trained =
@@ -334,7 +323,6 @@ class ControlGroups : public FolderTest {
 
 // v2, as in a container, /pod/job: the job may have 900 bytes; 300 are in use, and 100 of these can be
 // dropped; the pod may have less.
-// BUG llmc/base/cgroup.h: `used - cached("inactive_file") - cached("active_file")` -> `used`
 TEST_F(ControlGroups, OfV2LimitMemory) {
   write("membership", "0::/pod/job\n");
   EXPECT_TRUE(std::isinf(memory()));
@@ -354,7 +342,6 @@ TEST_F(ControlGroups, OfV2LimitMemory) {
 }
 
 // In v1 controllers have folders of their own, and in a container the path may be the host's.
-// BUG llmc/base/cgroup.h: `"," + controller + ","` -> `",cpu,"`
 TEST_F(ControlGroups, OfV1LimitMemoryAndProcessors) {
   write("membership", "9:name=systemd:/\n4:memory:/docker/abc\n2:cpu,cpuacct:/docker/abc\n0::/\n");
   EXPECT_TRUE(std::isinf(memory()));

@@ -301,7 +301,6 @@ static void write_model(const std::string& folder, int heads, int channels, int 
 }
 
 // 36 channels are 144 bytes, and 257 tokens of them in bf16 18,504: neither is a multiple of 32.
-// BUG llmc/formats/gguf_file.cpp: `offset += padded(tensor.bytes())` -> `offset += tensor.bytes()`
 TEST(GgufFile, BeginsEachTensorAtAMultipleOfTheAlignment) {
   TemporaryFolder folder;
   write_model(folder.path + "/odd", /*heads=*/3, /*channels=*/36, /*vocab_size=*/257);
@@ -331,8 +330,6 @@ TEST(GgufFile, BeginsEachTensorAtAMultipleOfTheAlignment) {
 
 using LlamaFolder = CommandLine;
 
-// BUG llmc/formats/llama_file.cpp: `"mlp.c_fc.weight", H, H)` -> `"mlp.c_fc.weight", 0, H)`
-// BUG llmc/formats/llama_file.cpp: `"attn.c_attn.weight", C + KV, KV)` -> `"attn.c_attn.weight", C, KV)`
 TEST_F(LlamaFolder, HasLlamasTensorsAndComesBack) {
   for (const char* wiring : {"rmsnorm rope swiglu untied", "gqa(2) rope(500) rmsnorm swiglu(40)"}) {
     SCOPED_TRACE(wiring);
@@ -385,7 +382,6 @@ TEST_F(LlamaFolder, HasLlamasTensorsAndComesBack) {
   }
 }
 
-// BUG llmc/formats/llama_file.cpp: `if (c.bias) user_error(` -> `if (false) user_error(`
 TEST_F(LlamaFolder, IsRefusedForWhatLlamaHasNot) {
   for (const auto& [wiring, what] : {std::pair("plain", "has no plain"),
                                      {"rmsnorm rope swiglu qknorm", "has no qknorm"},
@@ -428,10 +424,6 @@ TEST_F(LlamaFolder, IsRefusedForWhatLlamaHasNot) {
 }
 
 // Keys of either schema of transformers, beside which a file may lack others.
-// BUG llmc/formats/llama_file.cpp: `value("tie_word_embeddings", false)` -> `value("tie_word_embeddings", true)`
-// BUG llmc/formats/llama_file.cpp: `value("rms_norm_eps", 1e-6)` -> `value("rms_norm_eps", 1e-5)`
-// BUG llmc/formats/llama_file.cpp: `for (const char* type : {"type", "rope_type"})` ->
-//   `for (const char* type : {"rope_type"})`
 TEST_F(LlamaFolder, HasEveryKeyThatChangesTheFunctionUsedOrRefused) {
   write_model(in("own"), 4, 32, 61, "rmsnorm rope swiglu untied");
   ASSERT_EQ(run("data/convert --llama " + in("own") + " " + in("llama")).exit_status, 0);
@@ -468,8 +460,6 @@ TEST_F(LlamaFolder, HasEveryKeyThatChangesTheFunctionUsedOrRefused) {
 }
 
 // Old exports hold each layer's frequencies, and torch.compile and PyTorch's wrappers have prefixes of their own.
-// BUG llmc/formats/model_file.cpp: `ends_with(name, "rotary_emb.inv_freq")` -> `false`
-// BUG llmc/formats/model_file.cpp: `name.erase(at, compiled.size())` -> `break`
 TEST_F(LlamaFolder, MayHaveBuffersAndNamesOfWrappers) {
   write_model(in("own"), 4, 32, 61, "rmsnorm rope swiglu untied");
   ASSERT_EQ(run("data/convert --llama " + in("own") + " " + in("llama")).exit_status, 0);
@@ -503,8 +493,6 @@ TEST(Bf16Bits, RoundToTheNearestEven) {
   }
 }
 
-// BUG data/convert.cpp: `table.layout.bytes / sizeof(float) + table.constant(index).offset` ->
-//   `table.constant(index).offset`
 TEST_F(CommandLine, ConvertKeepsWhatIsNotTrained) {
   const std::string golden = "dev/test/golden/f_lsh";
   const Outcome there = run("data/convert " + golden + " " + in("there"));
@@ -522,7 +510,6 @@ TEST_F(CommandLine, ConvertKeepsWhatIsNotTrained) {
   }
 }
 
-// BUG data/convert.cpp: `make_attention_plan(model.config)).num_parameters` -> `model.table.num_parameters`
 TEST_F(CommandLine, ConvertCountsParametersAsTheTrainer) {
   write_model(in("llama"), 4, 32, 61, "rmsnorm rope swiglu gqa(2)");
   for (const auto& [model, option] :
@@ -562,7 +549,6 @@ TEST_F(CommandLine, ConvertGoesThereAndBack) {
 }
 
 // 43 tokens more than the vocabulary of bytes has.
-// BUG llmc/formats/gguf_file.cpp: `"<unused" + std::to_string(id) + ">"` -> `"<unused>"`
 TEST_F(CommandLine, ConvertTakesPaddedVocabularies) {
   write_model(in("padded"), /*heads=*/2, /*channels=*/16, /*vocab_size=*/300);
   const std::string command = "data/convert " + in("padded") + " ";

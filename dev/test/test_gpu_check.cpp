@@ -193,7 +193,6 @@ TEST_F(LongGpuCheck, IsRedWithoutTheSanitizer) {
   EXPECT_NE(read_file(report).find("| compute-sanitizer | RED |"), std::string::npos) << o.out;
 }
 
-// BUG dev/gpu_check.sh: `[ -z "$gpu_problem" ] || die` -> `[ -z "$gpu_problem" ] || echo`
 TEST_F(LongGpuCheck, EndsWhereItCannotBegin) {
   const auto expect_error = [&](const char* error) {
     const Outcome o = check();
@@ -247,7 +246,6 @@ TEST_F(LongGpuCheck, StopsAStepAtItsTimeLimit) {
 }
 
 // All ranks on the emulated machine's first GPU.
-// BUG dev/gpu_check.sh: `NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_MAX_CTAS=4` -> `NCCL_MULTI_RANK_GPU_ENABLE=1`
 TEST_F(LongGpuCheck, TrainsByNcclOnOneGpu) {
   setenv("CUDA_VISIBLE_DEVICES", "0", 1);
   write_packed_trainer(tiny + "exec build/bf16/train_gpt2_sla_emu \"$@\"");
@@ -259,14 +257,6 @@ TEST_F(LongGpuCheck, TrainsByNcclOnOneGpu) {
 // A stand-in writes what a trainer would. Two ranks have other norms with --zero 0, other losses with --zero 1, and the
 // second time another optimizer state; they begin anew where they are to resume. Two runs are to lose a rank: one
 // ends with another status, the other without a message. There are two GPUs.
-// BUG dev/gpu_check.sh: `[ "$2" -le "$gpus" ] ||` -> ``
-// BUG dev/gpu_check.sh: `paste <(steps one |` -> `paste <(steps "$1" |`
-// BUG dev/gpu_check.sh: `loss > 1e-4 ||` -> ``
-// BUG dev/gpu_check.sh: `|| norm > 1e-3` -> ``
-// BUG dev/gpu_check.sh: `for file in model optimizer; do` -> `for file in model; do`
-// BUG dev/gpu_check.sh: `train_ranks "resumed_by_$1" "$1" -y ||` -> `train_ranks "resumed_by_$1" "$1" ||`
-// BUG dev/gpu_check.sh: `[ $status = "$2" ] &&` -> ``
-// BUG dev/gpu_check.sh: `&& grep -q "^error: $3" "$errors"` -> ``
 TEST_F(LongGpuCheck, SaysRedWhenTwoRanksDoNotWhatOneDoes) {
   write_nvidia_smi(/*gpus=*/2);
   write_packed_trainer(takes_one_rank_on_a_gpu + R"sh(

@@ -19,12 +19,6 @@ struct LongHuggingFace : CommandLine {
   }
 };
 
-// BUG llmc/formats/huggingface/gpt2_sla.py: `[:, ::self.heads // self.wiring.num_kv_heads, -T:]` ->
-//   `[:, :self.wiring.num_kv_heads, -T:]`
-// BUG llmc/formats/huggingface/gpt2_sla.py: `if m in projections else 1` -> `if False else 1`
-// BUG llmc/formats/huggingface/modeling_gpt2_sla.py: `"mean" if num_items_in_batch is None else "sum"` -> `"mean"`
-// BUG llmc/formats/config_json.cpp: `{"model_input_names", {"input_ids", "attention_mask"}}` ->
-//   `{"model_input_names", {"input_ids", "token_type_ids", "attention_mask"}}`
 TEST_F(LongHuggingFace, ModelsAreTheSameInTheNewestTransformers) {
   expect_to_pass("newest", "dev/huggingface_check.py", " cases are the same with transformers ");
 }
@@ -34,9 +28,6 @@ TEST_F(LongHuggingFace, ModelsAreTheSameInTransformersOf2024) {
   expect_to_pass("4.46.3", "dev/huggingface_check.py", " cases are the same with transformers 4.46.3");
 }
 
-// BUG llmc/formats/gguf_file.cpp: `i % 2 * (hs / 2) + i / 2` -> `i`
-// BUG llmc/formats/gguf_file.cpp: `"rope.freq_base", value_float32, float(table.rope)` ->
-//   `"rope.freq_base", value_float32, 1e4f`
 TEST_F(LongHuggingFace, FilesForLlamaCppAreReadByItsOwnReader) {
   expect_to_pass("newest", "dev/llama_cpp_check.py", "llama_2_tied: the same");
 }

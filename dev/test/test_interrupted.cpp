@@ -55,8 +55,6 @@ TEST_F(Interruption, TheSameCommandResumes) {
   }
 }
 
-// BUG data/tokenize.cpp: `{{"vocabulary_crc32c", tokenizer.checksum()},` -> `{`
-// BUG data/tokenize.cpp: `{"pairs", o.pairs},` -> ``
 TEST_F(Interruption, AnotherVocabularyOrOptionStartsOver) {
   for (const char* options : {"--tokenizer dev/test/tokenizer/small.tiktoken ", "--separator nul ",
                               "--end-of-text after ", "--field text "}) {
@@ -70,7 +68,6 @@ TEST_F(Interruption, AnotherVocabularyOrOptionStartsOver) {
   expect_the_end("--val-fraction 0 --threads 1 --shard-tokens 70000 ", false);
 }
 
-// BUG data/shards.cpp: `!= s.mask_checksum)` -> `== std::nullopt)`
 TEST_F(Interruption, ADamagedFileStartsOver) {
   for (const char* name : {"train_000000.bin", "train_000000.mask", "train_000001.mask"}) {
     SCOPED_TRACE(name);

@@ -77,7 +77,6 @@ class Launchers : public testing::Test {
                           {"SLURM_STEP_ID", "0"}};
 };
 
-// BUG llmc/ranks/ranks.cpp: `"SLURM_STEP_NUM_TASKS", "SLURM_PROCID"` -> `"SLURM_NTASKS", "SLURM_PROCID"`
 TEST_F(Launchers, ASingleTaskOrAShellInAnAllocationRunsAlone) {
   expect_alone(ranks_with({}));
   expect_alone(ranks_with({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}}));
@@ -94,8 +93,6 @@ TEST_F(Launchers, ASingleTaskOrAShellInAnAllocationRunsAlone) {
 }
 
 // Its shell is the first of the tasks; the others have no terminal. Programs that are typed there are its children.
-// BUG llmc/ranks/ranks.cpp: `!= int(getpid());` -> `== int(getpid());`
-// BUG llmc/ranks/ranks.cpp: `number_of(srun.rank, 0) == 0 &&` -> ``
 TEST_F(Launchers, AProgramTypedInTheShellOfSrunRunsAlone) {
   const Variables shell = with(srun, {{"SLURM_PROCID", "0"}, {"SLURM_PTY_PORT", "4242"}, {"SLURM_TASK_PID", "1"}});
   expect_alone(ranks_with(shell));
@@ -103,7 +100,6 @@ TEST_F(Launchers, AProgramTypedInTheShellOfSrunRunsAlone) {
   expect_error(with(shell, {{"SLURM_PROCID", "1"}}), "rank 1 of 8, which srun has started");
 }
 
-// BUG llmc/ranks/ranks.cpp: `strcmp(size, local_size) == 0` -> `true`
 TEST_F(Launchers, RanksOfSeveralMachinesAreToldThatTheyNeedAFolder) {
   for (const char* own : {"8", "4(x2)"})
     expect_error(with(srun, {{"SLURM_STEP_TASKS_PER_NODE", own == std::string("8") ? "4,4" : own}}),
@@ -111,8 +107,6 @@ TEST_F(Launchers, RanksOfSeveralMachinesAreToldThatTheyNeedAFolder) {
   expect_error(torchrun, std::string("on a single machine scripts/launch.sh 8 ") + program_invocation_name);
 }
 
-// BUG llmc/ranks/ranks.cpp: `if (!present.empty())` -> `if (false)`
-// BUG llmc/ranks/ranks.cpp: `for (const char* variable : others)` -> `for (const char* variable : {"PMI_RANK"})`
 TEST_F(Launchers, HalfASetOfVariablesOrAnotherLaunchersAreAnError) {
   expect_error({{"WORLD_SIZE", "2"}}, "the environment has WORLD_SIZE=2 and not RANK, LOCAL_RANK, which torchrun sets");
   expect_error({{"WORLD_SIZE", "1"}}, "a run of this process alone with scripts/launch.sh 1");
@@ -181,8 +175,6 @@ TEST_F(Meeting, AllHaveWhatRankZeroTellsAndNothingIsLeft) {
 }
 
 // Each of the files of a run that was killed has an ID and nonces that nobody has any more; also files of more ranks.
-// BUG llmc/ranks/rank_folder.cpp: `&& first.listed[place] == own.nonce;` -> `;`
-// BUG llmc/ranks/rank_folder.cpp: `if (note.heard != own.nonce) missing` -> `if (note.nonce.empty()) missing`
 TEST_F(Meeting, StaleFilesMisleadNobody) {
   fs::create_directory(in("run"));
   fs::permissions(in("run"), fs::perms::owner_all);
@@ -203,7 +195,6 @@ TEST_F(Meeting, StaleFilesMisleadNobody) {
   EXPECT_TRUE(fs::exists(in("run/rank_3"))) << "is nobody's of this run";
 }
 
-// BUG llmc/ranks/rank_folder.cpp: `lock_file(file_.fd) == FileLock::held_by_another` -> `false`
 TEST_F(Meeting, ASecondProcessOfTheSameRankIsRefusedWhileTheFirstLives) {
   const RankFolder living(rank_of(1, 2));
   EXPECT_NE(meet(rank_of(1, 2)).find("run/rank_1: another process that lives is rank 1 of this run"),
@@ -212,8 +203,6 @@ TEST_F(Meeting, ASecondProcessOfTheSameRankIsRefusedWhileTheFirstLives) {
   EXPECT_EQ(meet_all(2, "other_run"), std::vector<std::string>(2, told()));
 }
 
-// BUG llmc/ranks/rank_folder.cpp: `missing += format("%s%d", missing.empty() ? "" : ", ", rank)` ->
-//   `missing = format("%d", rank)`
 TEST_F(Meeting, ARankThatDoesNotComeIsNamed) {
   std::future<std::string> second = std::async(std::launch::async, [&] { return meet(rank_of(1, 4), /*seconds=*/2); });
   EXPECT_NE(meet(rank_of(0, 4), /*seconds=*/1).find("ranks 2, 3 of 4 have not come to " + in("run") + " in 1 s"),
@@ -222,9 +211,6 @@ TEST_F(Meeting, ARankThatDoesNotComeIsNamed) {
   EXPECT_FALSE(fs::exists(in("run")));
 }
 
-// BUG llmc/ranks/rank_folder.cpp: `O_NOFOLLOW | O_NONBLOCK |` -> `O_NONBLOCK |`
-// BUG llmc/ranks/rank_folder.cpp: `if (!S_ISREG(status.st_mode)) user_error(` -> `if (false) user_error(`
-// BUG llmc/ranks/rank_folder.cpp: `|| (status.st_mode & 077) != 0)` -> `)`
 TEST_F(Meeting, WhatIsNotTheirsStaysAsItIs) {
   const auto expect_refused = [&](const std::string& name, const std::string& why) {
     const std::string error = meet(rank_of(0, 1, name));
@@ -278,8 +264,6 @@ class LaunchScript : public CommandLine {
   }
 };
 
-// BUG scripts/launch.sh: `export WORLD_SIZE=$1 LOCAL_WORLD_SIZE=$1` -> `export WORLD_SIZE=$1`
-// BUG scripts/launch.sh: `trap 'rm -rf "${TMPDIR` -> `: 'rm -rf "${TMPDIR`
 TEST_F(LaunchScript, GivesEachRankItsNumberAndTheirRunAName) {
   const Outcome o = launch("3", "echo \"$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $#, $1\" >>$out/ranks; "
                                 "echo $TORCHELASTIC_RUN_ID >>$out/run; mkdir -p "
@@ -293,9 +277,6 @@ TEST_F(LaunchScript, GivesEachRankItsNumberAndTheirRunAName) {
   EXPECT_EQ(launch("1", "echo \"$RANK $WORLD_SIZE $LOCAL_RANK $*\"").out, "0 1 0 an argument\n");
 }
 
-// BUG scripts/launch.sh: `[ "$status" -eq 0 ] || break` -> `:`
-// BUG scripts/launch.sh: `|| exit "$status"` -> `|| exit 1`
-// BUG scripts/launch.sh: `for signal in TERM KILL; do` -> `for signal in TERM; do`
 TEST_F(LaunchScript, EndsAllWhenOneFailsWithItsStatus) {
   const Outcome o = launch("3", "if [ $RANK = 1 ]; then sleep 0.5; exit 7; fi; trap 'echo $RANK >>$out/ended; exit 3' "
                                 "TERM; sleep 50 & wait");
@@ -311,7 +292,6 @@ TEST_F(LaunchScript, EndsAllWhenOneFailsWithItsStatus) {
                                                                                                     "is there";
 }
 
-// BUG scripts/launch.sh: `one_lives || exit` -> `[ -n "$(jobs -pr)" ] || exit`
 TEST_F(LaunchScript, EndsARankThatIsStopped) {
   const Outcome o = launch("2", "echo $$ >$out/pid.$RANK; if [ $RANK = 1 ]; then trap '' TERM HUP; kill -STOP $$; "
                                 "sleep 50; fi; sleep 0.5; exit 7");
@@ -330,7 +310,6 @@ TEST_F(LaunchScript, EndsWhateverTheTemporaryFolderIsCalled) {
   }
 }
 
-// BUG scripts/launch.sh: `for s in TERM INT HUP USR1; do trap` -> `for s in TERM INT HUP; do trap`
 TEST_F(LaunchScript, PassesSignalsToAllRanks) {
   for (const char* signal : {"TERM", "INT", "HUP", "USR1"}) {
     const Outcome o =

@@ -22,9 +22,6 @@ static LearnedSources router_of(const std::string& wiring, int L, int h) {
   return s;
 }
 
-// BUG llmc/report/learned_sources.cpp: `shares[i / kv] += std::fabs(weight);` ->
-// `shares[i % shares.size()] += std::fabs(weight);`
-// BUG llmc/report/learned_sources.cpp: `shares[i / kv] += std::fabs(weight);` -> `shares[i / kv] += weight;`
 TEST(LearnedSources, SharesOfLayersAreThoseOfSumsOfMagnitudes) {
   const LearnedSources s = {2, 2, {{}, {1, -2, 3, 2, /*head 1*/ 0, 0, 0, -0.5f}}, {}};
   EXPECT_EQ(s.router_shares(0, 1), std::vector<double>({1}));
@@ -32,11 +29,6 @@ TEST(LearnedSources, SharesOfLayersAreThoseOfSumsOfMagnitudes) {
   EXPECT_EQ(s.router_shares(1, 1), std::vector<double>({0, 1}));
 }
 
-// BUG llmc/report/learned_sources.cpp: `gain > best.gain + 1e-9` -> `gain > best.gain + 1e9`
-// BUG llmc/report/learned_sources.cpp: `sources[l][size_t(i)] = int(l) - distance` -> `sources[l][size_t(i)] = 0`
-// BUG llmc/report/learned_sources.cpp: `int(sums.rend() - largest) - 1` -> `int(sums.rend() - largest) / 2`
-// BUG llmc/report/learned_sources.cpp: `s.router_shares(layer, t.kv_head(i), ` -> `s.router_shares(layer, 0, `
-// BUG llmc/report/learned_sources.cpp: `if (table.num_kv_heads != s.num_kv_heads) return {};` -> ``
 TEST(LearnedSources, OfARouterThatSpellsAWiringItIsTheNearest) {
   for (const char* wiring : {"plain", "sla(2,2)", "sla(3,1:3)", "layers(0_0_1_3)", "sla(1,0:2) sla(3,3:4)",
                              "gqa(2) sla(2,2)", "share(2)", "sla(1,4) sla(2,1:3) sla(3,1)"}) {
@@ -56,9 +48,6 @@ TEST(LearnedSources, OfARouterThatSpellsAWiringItIsTheNearest) {
 }
 
 // A wiring can say neither that a head attends to another head's K/V nor that it subtracts them.
-// BUG llmc/report/learned_sources.cpp: `i % kv == size_t(kv_head) && weight > 0` -> `weight > 0`
-// BUG llmc/report/learned_sources.cpp: `i % kv == size_t(kv_head) && weight > 0` -> `i % kv == size_t(kv_head)`
-// BUG llmc/report/learned_sources.cpp: `std::vector<double> sums(l + 1, 0);` -> `std::vector<double> sums(L, 0);`
 TEST(LearnedSources, OtherHeadsAndNegativeWeightsAreNoWiring) {
   const Wiring routed = parse_wiring("router");
   for (const char* wiring : {"plain", "sla(1,4)", "layers(0_0_1_1)"}) {
@@ -82,8 +71,6 @@ TEST(LearnedSources, OtherHeadsAndNegativeWeightsAreNoWiring) {
 }
 
 // Head i of layer 3 attends to what layer 1 has mixed, which is all of layer 0.
-// BUG llmc/report/learned_sources.cpp: `s.router_shares(layer, t.kv_head(i), ` ->
-// `s.router_shares(std::max(l, layer), t.kv_head(i), `
 TEST(LearnedSources, AreFollowedThroughAWiringsSources) {
   const std::vector<NearWiring> near =
       nearest_wirings(router_of("layers(0_0_2_3)", 4, 4), parse_wiring("sla(2,4) router"), 4);
@@ -91,7 +78,6 @@ TEST(LearnedSources, AreFollowedThroughAWiringsSources) {
   EXPECT_NEAR(near.back().share, 1, 1e-12);
 }
 
-// BUG llmc/report/learned_sources.cpp: `add("router", l, g, j, i, ` -> `add("router", l, g, i, j, `
 TEST(LearnedSources, OfAFileAreALineAWeight) {
   LearnedSources s = router_of("sla(1,2)", 2, 2);
   for (size_t i = 0; i < s.router[1].size(); i++) s.router[1][i] = 0.5f * float(i) - 1;
@@ -117,8 +103,6 @@ class LearnedSourcesOfModels : public CommandLine {
 };
 
 // What `router` and `dense` have learned is read from the weights alone.
-// BUG llmc/report/learned_sources.cpp: `add(l, "dense", l + 2, s.dense[size_t(l)])` -> `add(0, "dense", 2,
-// s.dense[size_t(l)])`
 TEST_F(LearnedSourcesOfModels, AreReadFromTheWeights) {
   for (const std::string name : {"router", "dense"}) {
     const GoldenCase golden = read_golden_case("n_" + name);
@@ -146,8 +130,6 @@ TEST_F(LearnedSourcesOfModels, AreReadFromTheWeights) {
 }
 
 // A checkpoint's checksums are looked at; without its state it is a model like any other.
-// BUG llmc/report/learned_sources.cpp: `verify_model(folder);` -> ``
-// BUG llmc/report/learned_sources.cpp: `return std::isfinite(weight);` -> `return true;`
 TEST_F(LearnedSourcesOfModels, OfDamagedWeightsAreAnError) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   const Outcome o = run("build/fp32/train_gpt2_sla_cpu -i " + in("tokens.bin") +
@@ -183,8 +165,6 @@ TEST_F(LearnedSourcesOfModels, OfDamagedWeightsAreAnError) {
 }
 
 // Of the newest checkpoint, if that can be read.
-// BUG llmc/report/report.cpp: `catch (const UserError& e) { return warning_lines({e.what()}); }` -> `catch (int) {
-// throw; }`
 TEST_F(LearnedSourcesOfModels, AreDrawnInTheReport) {
   const std::string run = in("run");
   fs::create_directory(run);

@@ -303,7 +303,6 @@ TEST_F(Loader, RanksTogetherReadWhatOneProcessReads) {
 }
 
 // Three rows over all ranks: stream r has the sequences 4 r to 4 r + 3 of 14, and the last two are in no stream.
-// BUG llmc/text/dataloader.h: `sequence % streams * segments_ + sequence / streams` -> `sequence`
 TEST_F(Loader, StreamsAreContiguousAndEachRowReadsTheNextSegmentOfItsOwn) {
   const int T = 5, segments = 4;
   for (const auto& [ranks, B] : {std::pair(1, 3), std::pair(3, 1)}) {
@@ -418,7 +417,6 @@ TEST_F(Loader, ASavedPositionResumesWithTheNextStep) {
   }
 }
 
-// BUG llmc/text/step_loader.h: `micro_batches_ * B_ * ranks_;` -> `micro_batches_ * B_;`
 TEST_F(Loader, StepLoaderReadsWhatLoadBatchesReads) {
   const int B = 2, T = 5, accumulation = 3, ranks = 2;
   DataLoader data(write_shard("a.bin", counting(1000)), 1000, T);
@@ -433,7 +431,6 @@ TEST_F(Loader, StepLoaderReadsWhatLoadBatchesReads) {
   }
 }
 
-// BUG llmc/text/step_loader.h: `std::launch::async` -> `std::launch::deferred`
 TEST_F(Loader, TheNextStepIsLoadedWithoutOverwritingTheCurrentOne) {
   const int B = 3, T = 7;
   DataLoader data(write_shard("a.bin", counting(1000)), 1000, T);
@@ -504,7 +501,6 @@ TEST_F(Shuffle, AnEpochReadsEverySequenceOfEveryShardOnce) {
   }
 }
 
-// BUG llmc/text/dataloader.h: `RandomStream::shuffle, uint32_t(epoch),` -> `RandomStream::shuffle, 0,`
 TEST_F(Shuffle, EpochsAndSeedsDifferAndTheSameOnesAgree) {
   const int64_t n = 1000;
   auto order = [&](uint64_t seed, int64_t epoch) {

@@ -11,7 +11,6 @@
 // ----------------------------------------------------------------------------
 // When it changes
 
-// BUG llmc/train/loss_scale.h: `++good_updates < doubled_after` -> `good_updates++ < doubled_after`
 TEST(LossScale, DoublesAfterAThousandGoodUpdates) {
   LossScale s;
   EXPECT_EQ(s.scale, 65536);
@@ -22,7 +21,6 @@ TEST(LossScale, DoublesAfterAThousandGoodUpdates) {
   EXPECT_EQ(s.good_updates, 0);
 }
 
-// BUG llmc/train/loss_scale.h: `scale /= 2, good_updates = 0` -> `scale /= 2`
 TEST(LossScale, CountsAnewAfterAnOverflow) {
   LossScale s = {65536, 999};
   s.count_overflow();
@@ -37,8 +35,6 @@ TEST(LossScale, HasALargestValue) {
   EXPECT_EQ(s.scale, 1 << 24);
 }
 
-// BUG llmc/train/loss_scale.h: `loss_is_finite && !norm_is_finite` -> `!norm_is_finite`
-// BUG llmc/train/loss_scale.h: `scale > 1;` -> `scale > 0;`
 TEST(LossScale, ExplainsInfiniteGradientsOfAFiniteLoss) {
   EXPECT_TRUE(LossScale().explains(true, false));
   EXPECT_FALSE(LossScale().explains(true, true));
@@ -76,8 +72,6 @@ class LongFp16Training : public CommandLine {
   }
 };
 
-// BUG llmc/cuda/device.h: `10 * properties.major + properties.minor < 75` -> `false`
-// BUG llmc/cuda/attention.h: `gpu().shared_bytes > Gpu::least_shared_bytes` -> `gpu().shared_bytes > 0`
 TEST_F(LongFp16Training, SaysWhatAGpuHasNoKernelsFor) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   Outcome o = run("SLA_EMU_CC=70 " + arguments("out") + "-x 1");
@@ -102,8 +96,6 @@ TEST_F(LongFp16Training, SaysWhatAGpuHasNoKernelsFor) {
 }
 
 // The norms are of gradients without the scale.
-// BUG llmc/cuda/classifier.h: `args.loss_scale.times(args.dloss)` -> `args.dloss`
-// BUG llmc/ops/step_stats.h: `is_fp16 ? weight / loss_scale : weight` -> `weight`
 TEST_F(LongFp16Training, GoldenCasesAreThoseOfTheIndependentImplementation) {
   for (const std::string name : {"paper_default", "n_modern"}) {
     const GoldenCase g = read_golden_case(name);
@@ -125,10 +117,6 @@ TEST_F(LongFp16Training, GoldenCasesAreThoseOfTheIndependentImplementation) {
 
 // The scale is planted in a checkpoint. Gradients of logits are infinite until it is 2^20. Such steps change nothing
 // but the scale, and are not among those that --max-bad-steps counts.
-// BUG llmc/train/run.cpp: `if (result.overflowed) return run.loss_scale->count_overflow();` -> ``
-// BUG llmc/train/resuming.cpp: `run.loss_scale = {saved.loss_scale, saved.good_updates}` -> `run.loss_scale = LossScale()`
-// BUG llmc/train/training.h: `if (double(result.loss_scale) != model.loss_scale) gpt2_set_loss_scale` ->
-//   `if (run.step == run.first_step) gpt2_set_loss_scale`
 TEST_F(LongFp16Training, AfterAnOverflowTheScaleHalvesAndTrainingContinues) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   ASSERT_EQ(run(arguments("first") + "-x 2").exit_status, 0);
@@ -162,8 +150,6 @@ TEST_F(LongFp16Training, AfterAnOverflowTheScaleHalvesAndTrainingContinues) {
   EXPECT_EQ(steps_of(read_log(in("half"))), steps);
 }
 
-// BUG llmc/train/run.cpp: `if (run.loss_scale && !result.skipped) run.loss_scale->count_good_update();` -> ``
-// BUG llmc/train/run.cpp: `state.good_updates = run.loss_scale->good_updates` -> `state.good_updates = 0`
 TEST_F(LongFp16Training, TheScaleDoublesAmidAResumedRun) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   ASSERT_EQ(run(arguments("out") + "-x 2").exit_status, 0);
@@ -176,10 +162,6 @@ TEST_F(LongFp16Training, TheScaleDoublesAmidAResumedRun) {
 
 // The second of two ranks alone has tokens that are scored, and so gradients that overflow. Both skip the step and
 // halve the scale, and continue as one rank does with the tokens of both.
-// BUG train_gpt2_sla.cu: `&model.acts.stats->grad_squares, 1 + num_loss_sums + num_flags)` ->
-//   `&model.acts.stats->grad_squares, 2 + num_loss_sums + num_flags)`
-// BUG llmc/train/run.cpp: `if (result.overflowed) return run.loss_scale->count_overflow();` ->
-//   `if (result.overflowed && run.ranks.rank > 0) return run.loss_scale->count_overflow();`
 TEST_F(LongFp16Training, AnOverflowOnOneRankIsOneOnAll) {
   allow_mpirun();
   const std::string shard = shard_bytes(20 * 128 + 1);

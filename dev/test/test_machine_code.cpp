@@ -379,8 +379,6 @@ static Outcome compile(const std::string& program, const std::string& flags) {
 // The programs that only a machine with a GPU runs, without optimization and as PTX. nvcc's own front end reads some of
 // C++ otherwise than g++, which compiles them for the emulated GPU.
 class ProgramForAGpu : public testing::TestWithParam<const char*> {};
-// BUG dev/test/model/another_wiring.h: `gpt2_forward(*trained, inputs.data(), {1, Rewired::T})` ->
-// `gpt2_forward(*trained, inputs.data(), {1, mixing.T})`
 TEST_P(ProgramForAGpu, CompilesWithNvcc) {
   if (!has_nvcc()) GTEST_SKIP() << "no nvcc";
   const Outcome o = compile(GetParam(), "-O0 -Xcompiler -fopenmp,-O0 -Xcicc -O0 -DPRECISION_BF16 "
@@ -393,7 +391,6 @@ INSTANTIATE_TEST_SUITE_P(Each, ProgramForAGpu,
                          [](const auto& info) { return std::filesystem::path(info.param).filename().string(); });
 
 // Instructions of later GPUs are ptxas's to refuse.
-// BUG llmc/cuda/tile.h: `defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800  // which` -> `false  // which`
 TEST(GpusBeforeAmpere, HaveTheProgramInFp32) {
   if (!has_nvcc()) GTEST_SKIP() << "no nvcc";
   const Outcome o = compile("train_gpt2_sla", "-arch=sm_75 -cubin -O3");
@@ -413,7 +410,6 @@ TEST(GpusBeforeAmpere, AreRefusedInBf16InOneSentence) {
 // ptxas 13.0 gave the rows of K and V that dk's and dv's products by wgmma need for each tile the registers of
 // probabilities, where the rows were in registers and the heads had 64 channels. On an H100 gradients were wrong from
 // the second tile on; the PTX was right.
-// BUG llmc/cuda/attention_wgmma.h: `k_tile.from_row(warpgroup * warpgroup_rows)` -> `own_rows(k_tile)`
 TEST_F(MachineCode, KeepsTheOperandsOfProductsThatLoopsRepeat) {
   if (!measured().reason_without_loops.empty()) GTEST_SKIP() << measured().reason_without_loops;
   EXPECT_EQ(measured().overwritten, "");

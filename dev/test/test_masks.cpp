@@ -109,7 +109,6 @@ TEST(Masks, NameTheNextKeyThatCounts) {
 }
 
 // The interval of a wiring's clause is never shorter than the distance of its recurring keys; here it is.
-// BUG llmc/ops/attention_mask.h: `return recurring < near ? recurring : near` -> `return recurring`
 TEST(Masks, NameTheFirstKeyOfAShortInterval) {
   MaskClause clause;
   clause.s = 8, clause.last = 3, clause.residue = true;
@@ -121,7 +120,6 @@ TEST(Masks, NameTheFirstKeyOfAShortInterval) {
   EXPECT_EQ(mask.visible_keys(20), 5);
 }
 
-// BUG llmc/ops/attention_mask.h: `column >= k1 ? INT_MAX` -> `column >= k1 - 1 ? INT_MAX`
 TEST(Masks, NameTheNextQueryThatCounts) {
   for (const auto& [m, mask, seen] : masks()) {
     SCOPED_TRACE(testing::Message() << m);
@@ -139,7 +137,6 @@ TEST(Masks, NameTheNextQueryThatCounts) {
   }
 }
 
-// BUG llmc/ops/attention_mask.h: `clauses[c].near(q1 - 1) <= k0` -> `clauses[c].near(q0) <= k0`
 TEST(Masks, HideAndShowWholeTiles) {
   for (const auto& [m, mask, seen] : masks()) {
     SCOPED_TRACE(testing::Message() << m);
@@ -175,7 +172,6 @@ TEST(Masks, AreComparisonsOfPositionsAndRemainders) {
   }
 }
 
-// BUG llmc/ops/attention_mask.h: `keys += high.next(j) == j` -> `keys++`
 TEST(Masks, CountTheKeysThatAreSeen) {
   for (const auto& [m, mask, seen] : masks()) {
     SCOPED_TRACE(testing::Message() << m);
@@ -280,8 +276,6 @@ std::vector<std::string> mask_wirings() {
 }
 }  // namespace
 
-// BUG llmc/wiring/terms/sparse_pattern.h: `how == How::both || !is_first` -> `!is_first`
-// BUG llmc/ops/attention_mask.h: `window = std::min(window, clause.last)` -> `window = clause.last`
 TEST(WiringMasks, AreThoseOfTheReference) {
   for (const std::string& wiring : mask_wirings()) {
     SCOPED_TRACE(wiring);
@@ -323,8 +317,6 @@ TEST(WiringMasks, MeanTheSameInTheKVCache) {
 }
 
 // Layer 0 sees the last 10 keys of a block of 8, layer 1 the last 10 that are in certain columns.
-// BUG llmc/ops/attention_mask.h: `reach = std::min(reach, clauses[c].reach())` -> `reach = std::max(reach,
-// clauses[c].reach())`
 TEST(WiringMasks, ReachAsFarAsTheNearestOfTheirConditions) {
   const ModelConfig config = config_of("window(10) fixed(8,2,layers)");
   const KVCachePlan cache = plan_kv_cache(make_attention_plan(config), 1, 200, 1);

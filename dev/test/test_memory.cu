@@ -189,8 +189,6 @@ TEST(LongContexts, TakeActivationsInProportionToLengthOnTheDevice) {
   }
 }
 
-// BUG (build/bf16/test_memory_emu) llmc/model/parts/attention_branch.h: `b.delta, {N, h}` ->
-// `b.delta, {N, h, shape.training->T}`
 TEST(LongContexts, HaveNoTensorThatGrowsFasterThanLength) {
   for (const char* name : {"d12", "d24", "d36"}) {
     for (int recompute = 0; recompute <= 4; recompute++) {
@@ -344,8 +342,6 @@ struct ModelledModel {
 
 // Rows of wpe are read and added once, or at the start of each cycle, and their gradients with them. Where attention
 // knows positions there is no wpe.
-// BUG (build/bf16/test_memory_emu) dev/bench/gpu_model.h: `} else if (plan.table.learns_positions()) {` -> `} else {`
-// BUG (build/bf16/test_memory_emu) dev/bench/gpu_model.h: `2 * x + (cycles() > 0 ? 0 : positions)` -> `3 * x`
 TEST(ModelledStep, HasPositionsWhereTheModelLearnsThem) {
   const struct {
     const char* wiring;
@@ -454,8 +450,6 @@ TEST(ModelledStep, TakesMoreAttentionForLongerSequences) {
 
 // Documents of 1,024 tokens in a long sequence cost little more than sequences of 1,024 do: that they begin anywhere in
 // the kernels' tiles.
-// BUG (build/bf16/test_memory_emu) dev/bench/gpu_model.h: `attention_pairs(plan, l, model.training->T, segments)` ->
-//   `attention_pairs(plan, l, model.training->T)`
 TEST(ModelledStep, TakesTheAttentionOfItsDocuments) {
   const std::vector<double> places(1024, 1.0 / 1024);
   Segments segments;

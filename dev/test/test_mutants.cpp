@@ -198,7 +198,6 @@ TEST_F(SmallProject, NoCompilationOrTheSameProgramIsNoKill) {
   EXPECT_NE(broken.out.find("did not compile: half.h:3 (sign)"), std::string::npos) << broken.out << broken.err;
 }
 
-// BUG dev/test/mutants.cpp: `is_source(t.file) && hash_of` -> `hash_of`
 TEST_F(SmallProject, ABugOfAScriptIsTriedThoughNoProgramChanges) {
   fs::create_directories(in("dev/test/bugs"));
   write_file(in("dev/test/bugs/test_step.txt"), "TEST(Step, Ends)\nstep.sh: `exit 0` -> `exit 1`\n");

@@ -337,9 +337,6 @@ TEST(Options, ThatMakeNoSenseAreRefused) {
 }
 
 // What is outside of the range of an option, and what is just inside. What is rounded when it is used is so before.
-// BUG llmc/train/option.cpp: `float(number_in(value)) > low` -> `number_in(value) > low`
-// BUG llmc/train/option.cpp: `/ steps : float(x)` -> `/ steps : x`
-// BUG llmc/train/options.cpp: `between_excluding_end(0, 1, dropout_steps)` -> `between_excluding_end(0, 1)`
 TEST(Options, OutsideTheirRangeAreRefused) {
   struct Case {
     const char *flag, *outside, *inside;
@@ -410,7 +407,6 @@ TEST(Options, OutsideTheirRangeAreRefused) {
   EXPECT_ERROR(parse({"-i", "x", "-k", "cosin"}), "-k cosin: it must be cosine, linear, constant or wsd");
 }
 
-// BUG llmc/base/command_line.h: `argument.find('=')), nearest` -> `0), nearest`
 TEST(Options, ThatThereAreNotNameTheNearest) {
   EXPECT_ERROR(parse({"-i", "x", "--learning_rate", "1e-3"}), "--learning_rate: no such option; did you mean "
                                                               "--learning-rate?; --help lists the options");

@@ -100,7 +100,6 @@ static void check_plan(int L, int h, int n_l, int n_h) {
   EXPECT_EQ(plan.num_accumulators, n_h > 0 ? std::min(n_l, L - n_l) : 0);
 }
 
-// BUG llmc/wiring/terms/source_below.h: `int l = distance; l < t.num_layers` -> `int l = distance + 1; l < t.num_layers`
 TEST(AttentionPlan, IsTheDesignsForEverySkipOfSmallModels) {
   for (int L = 1; L <= 8; L++)
     for (int h = 1; h <= 4; h++)
@@ -156,8 +155,6 @@ TEST(AttentionPlan, OfSeveralSourcesHasAHeadInEachOfThem) {
   EXPECT_EQ(plan.table.source_layers[2 * 2 + 0], (std::vector<KVSource>{1, 2}));
 }
 
-// BUG llmc/model/attention_plan.h: `{source.v, kv_head}, {}, false, false}` -> `{source.k, kv_head}, {}, false, false}`
-// BUG llmc/model/attention_plan.h: `map_layer == l ? source.k : map_layer` -> `map_layer == l ? source.v : map_layer`
 TEST(AttentionPlan, OfKeysOrValuesAloneProjectsWhatIsUsed) {
   const std::vector<int> all = {0, 1, 2, 3}, first = {0}, last = {1, 2, 3}, none;
   for (Qkv apart : {Qkv::k, Qkv::v}) {
@@ -189,10 +186,6 @@ TEST(AttentionPlan, OfKeysOrValuesAloneProjectsWhatIsUsed) {
             std::string::npos);
 }
 
-// BUG llmc/model/attention_plan.h: `if (!plan.first_values(l).empty()) take(0)` -> `if (false) take(0)`
-// BUG llmc/model/attention_plan.h: `use = std::max(use, l);` -> `(void)use;`
-// BUG llmc/model/attention_plan.h: `table.value_residual && l > 0 ? projected[Qkv::v][l]` ->
-//   `table.value_residual && l > 0 ? projected[Qkv::k][l]`
 TEST(AttentionPlan, OfValueResidualsHasTheFirstLayersValuesWhereValuesAreProjected) {
   const AttentionPlan plan = plan_of("vres sla(2,3,v)", 4, 4);
   const std::vector<int> all = {0, 1, 2, 3}, first = {0};
@@ -210,10 +203,6 @@ TEST(AttentionPlan, OfValueResidualsHasTheFirstLayersValuesWhereValuesAreProject
 }
 
 // A key that no attention uses is projected where its value is mixed.
-// BUG llmc/model/attention_plan.h: `plan.table.depth && which == Qkv::v` -> `plan.table.depth && which == Qkv::k`
-// BUG llmc/model/attention_plan.h: `highest_mixed[Qkv::k][i % h] = highest_mixed` -> `highest_mixed`
-// BUG llmc/model/attention_plan.h: `projected_index(Qkv::v, {layer + 1, head}) >= 0` ->
-//   `projected_index(Qkv::k, {layer + 1, head}) >= 0`
 TEST(AttentionPlan, OfDepthProjectsKeysAndValuesBelowEachValueThatIsUsed) {
   const AttentionPlan plan = plan_of("depth sla(1,2,k) sla(2,1:3,v)", 4, 4);
   const std::vector<int> all = {0, 1, 2, 3}, outer = {0, 3};
@@ -228,7 +217,6 @@ TEST(AttentionPlan, OfDepthProjectsKeysAndValuesBelowEachValueThatIsUsed) {
   EXPECT_TRUE(skips.projected[Qkv::v][3].empty() && skips.projected[Qkv::k][3].empty());
 }
 
-// BUG llmc/wiring/terms/kv_part.h: `sources.erase(std::unique(` -> `(void)(std::unique(`
 TEST(Wiring, KeysAndValuesOneAfterTheOtherAreBoth) {
   for (const auto& [apart, together] : {std::pair("sla(2,3,k) sla(2,3,v)", "sla(2,3)"),
 
@@ -481,7 +469,6 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
   }
 }
 
-// BUG llmc/wiring/wiring.cpp: `if (c >= '\n' && c <= '\r') c = ' ';` -> `if (c == '\n') c = ' ';`
 TEST(Wiring, HasAnyWhiteSpaceBetweenItsTerms) {
   const Wiring w = parse_wiring("rmsnorm\nsla(1,\r\n2)\f\vqknorm\n");
   EXPECT_EQ(canonical_text(w), "rmsnorm sla(1,2) qknorm");
@@ -672,9 +659,6 @@ TEST(Flops, CountTheEqualShareOfHashBuckets) {
 // The head, and in each of three layers: c_attn (96, 32) and c_proj (32, 32) of attention, 8 C C of the MLP, and from
 // layer 1 on a gate (32, 1); or after each cycle but the last the gate that halts a token; or two gates of the residual
 // stream, each of (96, 32), (64, 32) and (32, 32); or the sum that follows layer l, of l + 2 tensors.
-// BUG llmc/model/parts/dense_sum.h: `double(d.layer + 2) * double(d.C)` -> `double(d.C)`
-// BUG llmc/model/parts/gru_residual.h: `return 6.0 * c.channels` -> `return 3.0 * c.channels`
-// BUG llmc/model/parts/attention_branch.h: `(has_map_gate(plan, b.layer) ? C : 0)` -> `0`
 TEST(Flops, CountTheWeightsThatATokenIsMultipliedWith) {
   const double C = 32, plain = 257 * C + 3 * (3 * C * C + C * C + 8 * C * C);
   ModelConfig config = make_config(3, 4, 32, 0, 0);
@@ -780,8 +764,6 @@ TEST(Shard, CutsBucketsAlikeOnEveryRank) {
 }
 
 // GPT-2 124M: each matrix is on one rank, and no rank has more to do, or to keep, than its share and a little.
-// BUG llmc/ops/parameter_table.h: `*least += costly.cost;` -> ``
-// BUG llmc/ops/parameter_table.h: `return a.cost > b.cost;` -> `return a.cost < b.cost;`
 TEST(Shard, DealsWholeMatricesOutInEqualShares) {
   ModelConfig d12;
   ASSERT_TRUE(config_from_preset("d12", d12));

@@ -96,7 +96,6 @@ static std::string text_of(const ProbeSettings& s) {
 
 static int count_scored(const ProbeExample& e) { return int(std::count(e.scored.begin(), e.scored.end(), 1)); }
 
-// BUG data/probe_tasks.h: `node(answer - hops)` -> `node(answer - hops + 1)`
 TEST(Probe, SolversAnswerEveryQuestion) {
   for (const ProbeSettings& s : many_settings()) {
     const ProbeGenerator generator(s);
@@ -115,8 +114,6 @@ TEST(Probe, SolversAnswerEveryQuestion) {
   }
 }
 
-// BUG data/probe_tasks.h: `= draws.different(s_.pairs, int(possible));` -> `= std::vector<int>(s_.pairs);`
-// BUG data/probe_tasks.h: `!is_free[i] || !is_free[i + 1]` -> `!is_free[i]`
 TEST(Probe, NoQuestionOfAnExampleIsAskedTwice) {
   for (const char* task : {"recall", "noisy-recall", "induction"}) {
     const ProbeGenerator generator(settings_of(task));
@@ -134,8 +131,6 @@ TEST(Probe, NoQuestionOfAnExampleIsAskedTwice) {
 }
 
 // A model that names values which were not asked yet does no better than one that picks any of the context.
-// BUG data/probe_tasks.h: `q.answer.push_back(value(draws))` -> `q.answer.push_back(vocabulary_.values.token(i))`
-// BUG data/probe_tasks.h: `draws.with_repetitions(n, n)` -> `draws.places(n, n)`
 TEST(Probe, ValuesRepeat) {
   for (const char* task : {"recall", "noisy-recall", "fuzzy-recall", "hops"}) {
     ProbeSettings s = settings_of(task);
@@ -154,7 +149,6 @@ TEST(Probe, ValuesRepeat) {
 }
 
 // Each count of hops is asked as often as any other.
-// BUG data/probe_tasks.h: `1 + draws.below(s_.hops)` -> `s_.hops`
 TEST(Probe, HopsAskForAllDistances) {
   ProbeSettings s = settings_of("hops");
   s.hops = 4;
@@ -204,7 +198,6 @@ TEST(Probe, PickingAnAnswerIsRightAsChanceInContextSays) {
   }
 }
 
-// BUG data/probe_tasks.h: `s.distance - (layout.context - last)` -> `s.distance - layout.context`
 TEST(Probe, NoAnswerLiesNearerThanAsked) {
   for (const char* task : {"recall", "noisy-recall", "fuzzy-recall", "induction", "compress", "hops"}) {
     for (int distance : {40, 41, 60, 100}) {
@@ -274,7 +267,6 @@ TEST(Probe, OneTokenOfAFuzzyKeyDoesNotTell) {
   EXPECT_GT(shared, keys * 2 / 3);
 }
 
-// BUG data/probe_tasks.h: `{dictionary_[key]}` -> `values(draws, 1)`
 TEST(Probe, MemorizesDictionaryIsTheSameInBothSplits) {
   const ProbeGenerator generator(settings_of("memorize"));
   std::map<int, int> dictionary;
@@ -324,7 +316,6 @@ class ProbeProgram : public CommandLine {
   }
 };
 
-// BUG data/probe.cpp: `writer.add(&probe_blank, 1, &not_scored)` -> `(void)not_scored`
 TEST_F(ProbeProgram, WritesExamplesAndTheirMasks) {
   const Outcome o = run("data/probe hops --hops 2 -t 50 --examples 7 --val-examples 3 -o " + in("d"));
   ASSERT_EQ(o.exit_status, 0) << o.err;

@@ -62,7 +62,6 @@ class Program : public FolderTest {
   }
 };
 
-// BUG llmc/base/program.cpp: `catch (const std::exception& e) {` -> `catch (const UserError& e) {`
 TEST_F(Program, AnExceptionOfAnyLibraryIsAnError) {
   EXPECT_EQ(error_after([]() -> int { user_error("%s: no such file", "x"); }), "error: x: no such file\n");
   EXPECT_EQ(error_after([]() -> int { return int(fs::file_size(std::string(300, 'n'))); }),
@@ -121,8 +120,6 @@ TEST_F(Program, OutputThatCannotBeWrittenIsAnError) {
   EXPECT_EQ(run([] { return run_program([] { return 0; }); }, "/dev/full"), 0);
 }
 
-// BUG llmc/base/program.cpp: `if (reader_gone == ReaderGone::is_ignored) signal(SIGPIPE, SIG_IGN);` ->
-// `signal(SIGPIPE, SIG_IGN);`
 TEST_F(Program, AFilterEndsWithItsReaderAndARunDoesNot) {
   auto run_without_reader = [&](ReaderGone reader_gone) {
     return run([=] {
@@ -184,7 +181,6 @@ TEST_F(Program, AnErrorIsToldBeforeItIsPrinted) {
   EXPECT_EQ(read_file(in("stderr")), "told broken\nerror: broken\n");
 }
 
-// BUG llmc/base/message.h: `fflush(stdout);` -> ``
 TEST_F(Program, AnErrorComesAfterWhatHasBeenPrinted) {
   run([&] {
     dup2(STDERR_FILENO, STDOUT_FILENO);
@@ -208,7 +204,6 @@ TEST(Message, IsSafeToPrint) {
 
 class Output : public FolderTest {};
 
-// BUG llmc/base/files.cpp: `fstat(file.fd, &status) != 0 || status.st_nlink > 0` -> `true`
 TEST_F(Output, HasANameOfItsOwnUntilItIsComplete) {
   write("page", "old");
   {
@@ -254,7 +249,6 @@ TEST_F(Output, OfManyProcessesAtOnceIsOneOfThem) {
 }
 
 // Another process makes the file while this one looks what is there.
-// BUG llmc/base/files.cpp: `&& S_ISLNK(link.st_mode)` -> ``
 TEST_F(Output, ThatAppearsMeanwhileIsNoLinkThatLeadsNowhere) {
   const auto name = [](int n) { return "page" + std::to_string(n); };
   std::atomic<int> wanted{0};
@@ -350,7 +344,6 @@ TEST_F(Output, ToAPipeAsStandardOutputIsReadFromIt) {
 }
 
 // A pipe takes 64 KiB at a time from a process that signals interrupt.
-// BUG llmc/base/files.cpp: `write(fd, next + done, count - done)` -> `write(fd, next - done, count - done)`
 TEST_F(Output, OfWhichTheSystemTakesAPartIsWrittenToItsEnd) {
   std::string bytes;
   for (int i = 0; i < 300000; i++) bytes += char(i * 7 % 251);
@@ -402,7 +395,6 @@ TEST_F(Output, ThatCannotBeIsRefusedBeforeAnythingIsWritten) {
   EXPECT_EQ(read_file(in("file")), "text");
 }
 
-// BUG llmc/base/files.cpp: `: canonical_name(other) == canonical_name(path);` -> `: false;`
 TEST_F(Output, ThatIsAnInputIsRefused) {
   write("input", "text");
   fs::create_symlink("input", in("link"));

@@ -76,20 +76,11 @@ class PtxProgram : public CommandLine {
 };
 
 // Bugs in the inline assembly, which the emulated GPU's own code does not have.
-// BUG llmc/cuda/tile.h: `: "+f"(d[0]), "+f"(d[1])` -> `: "=f"(d[0]), "=f"(d[1])`
-// BUG llmc/cuda/tile.h: `"r"(b[0]), "r"(b[1])` -> `"r"(b[1]), "r"(b[0])`
-// BUG llmc/cuda/tile.h: `"r"(a[1]), "r"(a[2])` -> `"r"(a[2]), "r"(a[1])`
-// BUG llmc/cuda/tile.h: `ldmatrix.sync.aligned.m8n8.x4.trans.shared` -> `ldmatrix.sync.aligned.m8n8.x4.shared`
-// BUG llmc/cuda/tile.h: `cp.async.wait_group %0` -> `cp.async.wait_group 1`
-// BUG llmc/cuda/tile.h: `size = exists ? bytes : 0` -> `size = bytes`
-// BUG llmc/cuda/tile.h: `"bar.sync %0, %1;"` -> `"bar.sync %0; // %1"`
 TEST_F(PtxProgram, TilesAreRightWithNvccsCode) {
   expect_to_pass({"tiles", "build/bf16/test_tile.ptx", "build/bf16/test_tile_emu", "*"});
 }
 
 // In fp16: for sm_80, and for a T4, whose products take two instructions.
-// BUG llmc/cuda/tile.h: `mma_16x8x8(d, a[2], a[3], b[1])` -> `mma_16x8x8(d, a[2], a[3], b[0])`
-// BUG llmc/cuda/tile.h: `#define MMA_OPERANDS ".f16.f16"` -> `#define MMA_OPERANDS ".bf16.bf16"`
 TEST_F(PtxProgram, TilesOfFp16AreRightWithNvccsCode) {
   expect_to_pass({"tiles", "build/fp16/test_tile.ptx", "build/fp16/test_tile_emu", "*"});
   expect_to_pass({"tiles", "build/fp16/test_tile_75.ptx", "build/fp16/test_tile_emu", "*", "SLA_EMU_CC=75"});
@@ -98,17 +89,8 @@ TEST_F(PtxProgram, TilesOfFp16AreRightWithNvccsCode) {
 class PtxPrograms : public PtxProgram, public testing::WithParamInterface<PtxRun> {};
 
 // Bugs that only the run by wgmma can find.
-// BUG llmc/cuda/tile_wgmma.h: `"fence.proxy.async.shared::cta;"` -> `""`
-// BUG llmc/cuda/tile_wgmma.h: `"wgmma.wait_group.sync.aligned %0;"` -> `"// %0"`
-// BUG llmc/cuda/tile_wgmma.h: `swizzle_of_128_bytes = 1` -> `swizzle_of_128_bytes = 2`
 //
 // Bugs of a T4's tiles and copies.
-// BUG llmc/cuda/attention_decode.h: `if constexpr (InTurn) load_decode_tile<false, true, Documents>` ->
-//   `if constexpr (false) load_decode_tile<false, true, Documents>`
-// BUG llmc/cuda/attention_fma.h: `thread.row - thread.lane + Tiles::columns - 1` ->
-//   `thread.row - thread.lane + Tiles::rows - 1`
-// BUG llmc/cuda/tile.h: `*reinterpret_cast<Piece*>(shared_memory + to) = x` ->
-//   `*reinterpret_cast<Piece*>(shared_memory + to) = {}`
 TEST_P(PtxPrograms, PassTheirTestsWithNvccsCode) { expect_to_pass(GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(LongRuns, PtxPrograms, testing::ValuesIn(ptx_runs()),

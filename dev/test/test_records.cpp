@@ -18,14 +18,12 @@
 // ----------------------------------------------------------------------------
 // Learning rates
 
-// BUG llmc/train/schedule.h: `std::max(warmup_steps, total_steps - last_fifth)` -> `total_steps - last_fifth`
 TEST(Schedule, OfWsdHoldsTheRateToTheEndOfTheWarmUp) {
   const Schedule s = {"wsd", 1.0, 0.0, 9, 10};
   EXPECT_EQ(s(9), 1);
   EXPECT_EQ(s(10), 1) << "the decay begins where the warm-up ends";
 }
 
-// BUG llmc/train/schedule.h: `std::max<int64_t>(2, total_steps / 5)` -> `total_steps / 5`
 TEST(Schedule, OfWsdDecaysInShortRunsToo) {
   EXPECT_EQ((Schedule{"wsd", 1.0, 0.0, 0, 1}(1)), 1) << "a single step has the whole rate, as of every schedule";
   for (int64_t steps = 2; steps <= 20; steps++) {
@@ -75,7 +73,6 @@ TEST_F(Records, OfStepsTrainedAgainEarlierValidationsAndSamplesDoNotCount) {
   EXPECT_EQ(run.num_repeated, 3);
 }
 
-// BUG llmc/train/run_history.cpp: `tokens + double(std::llround(timed))` -> `tokens`
 TEST_F(Records, CountTheTokensOfAllSteps) {
   const std::string val = R"({"step":3,"val_loss":4})"
                           "\n";
@@ -87,7 +84,6 @@ TEST_F(Records, CountTheTokensOfAllSteps) {
   }
 }
 
-// BUG llmc/train/run_history.cpp: `if (part.step < step) found` -> `found`
 TEST_F(Records, OfAResumedRunSayByWhatEachStepWasDone) {
   const RunHistory run =
       history(head + steps(1, 8) +
@@ -104,7 +100,6 @@ TEST_F(Records, OfAResumedRunSayByWhatEachStepWasDone) {
       << report_page(run).substr(0, 3000);
 }
 
-// BUG llmc/report/comparison.cpp: `|| !std::all_of(all.begin(), all.end(), says_it)) continue;` -> `) continue;`
 TEST_F(Records, ThatAnOlderVersionWroteAreAveragedWithNewerOnes) {
   std::vector<RunHistory> runs;
   for (const char* run : {R"("seed":1)", R"("seed":2,"val_every":5)"})
@@ -116,7 +111,6 @@ TEST_F(Records, ThatAnOlderVersionWroteAreAveragedWithNewerOnes) {
 // ----------------------------------------------------------------------------
 // What a run says and keeps
 
-// BUG llmc/train/run.cpp: `double(run.step - run.first_step)` -> `double(run.step)`
 TEST_F(Records, TellTheTimeThatIsLeft) {
   ::Run run;
   run.options.learning_rate = 1;
@@ -128,7 +122,6 @@ TEST_F(Records, TellTheTimeThatIsLeft) {
   EXPECT_TRUE(has(line, "| 70% of the limit |")) << line;
 }
 
-// BUG llmc/train/run.cpp: `{"val_accuracy", *accuracy / 100}` -> `{"val_accuracy", *accuracy}`
 TEST_F(Records, HaveTheAccuracyAsAShare) {
   ::Run run;
   run.log.create(folder);
@@ -140,7 +133,6 @@ TEST_F(Records, HaveTheAccuracyAsAShare) {
 }
 
 // The last two bytes of three are missing.
-// BUG llmc/train/run.cpp: `texts.back() += stream.finish();` -> ``
 TEST_F(Records, OfASampleHaveTheCharacterThatItsEndCuts) {
   ::Run run;
   run.tokenizer = Tokenizer::bytes();
@@ -154,7 +146,6 @@ TEST_F(Records, OfASampleHaveTheCharacterThatItsEndCuts) {
   EXPECT_EQ(tokens[2], "\xEF\xBF\xBD") << "U+FFFD for a byte that is no character";
 }
 
-// BUG llmc/train/run.cpp: `run.bad_steps_in_row > 0 ? 0 : run.options.keep` -> `run.options.keep`
 TEST_F(Records, AmidSkippedStepsNoCheckpointIsRemoved) {
   for (const int64_t bad_steps : {1, 0}) {
     ::Run run;
@@ -167,7 +158,6 @@ TEST_F(Records, AmidSkippedStepsNoCheckpointIsRemoved) {
   }
 }
 
-// BUG llmc/train/run.cpp: `if (run.has_memory && o.shuffle)` -> `if (false)`
 TEST_F(Records, WarnOfWhatIsMaybeNotMeant) {
   fs::create_directories(in("data"));
   for (const char* name : {"data/a.bin", "data/b.bin"}) write_file(in(name), shard_bytes(name[5] == 'a' ? 100 : 32));
@@ -200,8 +190,6 @@ TEST_F(Records, WarnOfWhatIsMaybeNotMeant) {
   EXPECT_EQ(validate(0), "") << "-m 0 takes the rest of each file";
 }
 
-// BUG llmc/train/run.cpp: `warn_of_other_rows(run, "-i", run.train.get());` -> ``
-// BUG llmc/train/run.cpp: `warn_of_other_rows(run, "-j", run.val.get());` -> ``
 TEST_F(Records, RowsOfAnotherLengthAreWarnedOf) {
   const std::string model = "--layers 1 --heads 2 --channels 16 --vocab-size 258 --max-seq-len 64 -b 2 -x 1 -v 0 ";
   std::string text;
@@ -223,7 +211,6 @@ TEST_F(Records, RowsOfAnotherLengthAreWarnedOf) {
   EXPECT_EQ(train("-t 24 -i '" + in("loose/train_*.bin") + "'"), "");
 }
 
-// BUG llmc/model/stream_memory.h: `rank * B * of_stream` -> `rank * of_stream`
 TEST(StreamMemory, OfARankIsThatOfItsRows) {
   const std::vector<CheckpointTensor> all = {{"h.0.memory", {4, 1, 2}, {0, 1, 10, 11, 20, 21, 30, 31}}};
   EXPECT_EQ(memory_of_rank(all, 0, 2)[0].values, (std::vector<float>{0, 1, 10, 11}));
@@ -270,7 +257,6 @@ class Resumed : public Records {
   }
 };
 
-// BUG llmc/train/resuming.cpp: `if (!found.empty() && saved.step == run.steps)` -> `if (false)`
 TEST_F(Resumed, AfterItsLastStepNothingMayDiffer) {
   ASSERT_EQ(run(common + "-x 2 -l 1e-3").exit_status, 0);
   expect_refused("-x 2 -l 1e-2 -c 0.5 -k constant",
@@ -285,7 +271,6 @@ TEST_F(Resumed, AfterItsLastStepNothingMayDiffer) {
   EXPECT_EQ(same.err, "");
 }
 
-// BUG llmc/train/resuming.cpp: `if (!found.empty() && run.options.same_options)` -> `if (false)`
 TEST_F(Resumed, WithSameOptionsNothingMayDifferBefore) {
   ASSERT_EQ(run(common + "-x 4 -n 2 -l 1e-3").exit_status, 0);
   fs::remove_all(in("out/step_00000004"));
@@ -301,9 +286,6 @@ TEST_F(Resumed, WithSameOptionsNothingMayDifferBefore) {
   EXPECT_EQ(run(common + "-x 4 -l 1e-3 --same-options --dry-run").exit_status, 0);
 }
 
-// BUG llmc/train/run_history.cpp: `description.emplace(k, scalar)` -> `(void)k, (void)scalar`
-// BUG llmc/train/run_history.cpp: `description.emplace("total_batch", int64_t(tokens))` -> `(void)0`
-// BUG llmc/train/settings.cpp: `settings.insert(default_settings().begin(), default_settings().end());` -> ``
 TEST_F(Resumed, WhatAnOlderVersionDidNotRecordWasTheDefault) {
   ASSERT_EQ(run(common + "-x 4 -n 2 -l 1e-3").exit_status, 0);
   fs::remove_all(in("out/step_00000004"));
@@ -329,7 +311,6 @@ TEST_F(Resumed, WhatAnOlderVersionDidNotRecordWasTheDefault) {
   EXPECT_EQ(run(common + "-x 4 -l 1e-3 --same-options --dry-run").err, "");
 }
 
-// BUG llmc/train/run.cpp: `write_file_durably(o.out + "/config.toml", o.as_toml);` -> ``
 TEST_F(Resumed, WithOtherOptionsTheRecordsSaySo) {
   ASSERT_EQ(run(common + "-x 2 -l 1e-3").exit_status, 0);
   const Outcome o = run(common + "-x 4 -l 1e-4 -c 0");
@@ -355,7 +336,6 @@ TEST_F(Resumed, WithOtherOptionsTheRecordsSaySo) {
       << "config.toml has the options of the last process";
 }
 
-// BUG llmc/train/resuming.cpp: `if (run.step == run.steps || schedule(next)` -> `if (true || schedule(next)`
 TEST_F(Resumed, AJumpOfTheLearningRateIsSaid) {
   ASSERT_EQ(run(common + "-x 10 -l 1e-3").exit_status, 0);
   const Outcome o = run(common + "-x 20 -l 1e-3");
@@ -368,8 +348,6 @@ TEST_F(Resumed, AJumpOfTheLearningRateIsSaid) {
   EXPECT_EQ(run(common + "-x 20 -l 1e-3 -k constant").err, "");
 }
 
-// BUG llmc/train/resuming.cpp: `return d.key == train_checksum_key || ` -> `return `
-// BUG llmc/text/dataloader.h: `checksum = mask.checksum(checksum);` -> ``
 TEST_F(Resumed, OtherDataOfTheSameSizeIsRefused) {
   ASSERT_EQ(run(common + "-x 2 -k constant").exit_status, 0);
   std::string bytes = shard_bytes(2000);
@@ -387,7 +365,6 @@ TEST_F(Resumed, OtherDataOfTheSameSizeIsRefused) {
   EXPECT_EQ(run(common + "-x 4 -k constant").err, "");
 }
 
-// BUG llmc/train/resuming.cpp: `d.key == val_checksum_key && ` -> `false && `
 TEST_F(Resumed, OtherValidationDataAreSaid) {
   write_file(in("val.bin"), shard_bytes(1000));
   ASSERT_EQ(run(common + "-x 2 -k constant -m 2 -j " + in("val.bin")).exit_status, 0);
@@ -398,7 +375,6 @@ TEST_F(Resumed, OtherValidationDataAreSaid) {
   EXPECT_TRUE(has(run(common + "-x 4 -k constant -m 3 -j " + in("val.bin")).err, "val batches (-m): 2, and now 3"));
 }
 
-// BUG llmc/train/model_options.cpp: `return config_from_preset(name, preset) || is_folder(name);` -> `return true;`
 TEST_F(Resumed, TheFolderOfTheFirstModelMayBeGone) {
   const std::string first = alone + trainer + "-i " + in("tokens.bin") + " -v 0 -k constant -b 2 ";
   ASSERT_EQ(run(common + "-x 1 -k constant").exit_status, 0);
@@ -420,7 +396,6 @@ TEST_F(Resumed, TheFolderOfTheFirstModelMayBeGone) {
 }
 
 // After five steps of two streams sequence 10 is next; four streams begin at a multiple of four.
-// BUG llmc/train/resuming.cpp: `next_sequence / data.streams * data.streams` -> `next_sequence`
 TEST_F(Resumed, OfOtherStreamsTheSegmentsBeginTogether) {
   const std::string memory = "--wiring 'relative memory(32)' -k constant ";
   ASSERT_EQ(run(common + memory + "-x 5").exit_status, 0);
@@ -483,7 +458,6 @@ class MakeTrain : public ScriptRecords {
   }
 };
 
-// BUG scripts/train.sh: `-${sum:0:4}` -> ``
 TEST_F(MakeTrain, AnEditedTextIsTrainedOnAnew) {
   train("0a", 100);
   EXPECT_EQ(runs(), 1u);
@@ -493,9 +467,6 @@ TEST_F(MakeTrain, AnEditedTextIsTrainedOnAnew) {
   EXPECT_EQ(runs(), 2u);
 }
 
-// BUG scripts/train.sh: `[ ! -e "$chosen" ] ||` -> `true ||`
-// BUG scripts/train.sh: `steps > 800 ? 800 : steps` -> `steps`
-// BUG scripts/train.sh: `-x "$STEPS" -o` -> `-x 800 -o`
 TEST_F(MakeTrain, ChoosesUpdatesForFiveMinutesOnce) {
   const Outcome slow = train("0a", 849);
   EXPECT_TRUE(has(slow.out, "849 ms an update: 300 updates, about 5 min on this machine; STEPS=800, as in the "

@@ -677,7 +677,6 @@ TEST(Reference, GatesWithALargeBiasIgnoreTheirBranches) {
 
 // ----------------------------------------------------------------------------
 
-// BUG dev/test/reference/reference.h: `scale * act->cost` -> `act->cost`
 TEST(Reference, BackwardAddsScaleTimesTheGradient) {
   for (const char* wiring : {"sla(3,3)", "universal(1) act(0.1,0.5) gru", "reversible lsh(4,2)"}) {
     const Problem problem({"", 4, 4, wiring});
@@ -745,7 +744,6 @@ TEST(Reference, ClippingAddsPyTorchsEpsilonToTheNorm) {
 
 // The five polynomials act on the singular values alone; by hand, for values s on the diagonal of a matrix with rotated
 // rows.
-// BUG dev/test/reference/reference.h: `Real(2.0315) * fifth[i]` -> `Real(2.0315) * cubed[i]`
 TEST(Reference, MuonBringsSingularValuesNearOne) {
   const double c = std::cos(0.7), s = std::sin(0.7), values[] = {3, 0.2}, norm = std::hypot(3, 0.2);
   const std::vector<double> g = {c * 3, -s * 0.2, 0, s * 3, c * 0.2, 0};  // (2, 3): a rotation times diag(3, 0.2)

@@ -66,7 +66,6 @@ TEST_F(Report, ATornLastLineIsLeftOutAndSaid) {
 }
 
 // Each value of a log in turn is something else, beside a checkpoint with a router.
-// BUG llmc/report/parts.cpp: `if (!is_count(layers) || !is_count(heads)) return {};` -> ``
 TEST_F(Report, ValuesOfAnyKindInALogDoNoHarm) {
   LogOf of;
   of.wiring = "gqa(2) router", of.more = R"(,"val_checksum":"1","vocab_size":257,"val_batches":0)";
@@ -155,7 +154,6 @@ TEST_F(Report, LossesThatAreNotFiniteAreGapsAndSaid) {
   EXPECT_EQ(charts(page).at(0).at("series").size(), 1u) << "no curve of validations: none was finite";
 }
 
-// BUG llmc/report/parts.cpp: `std::min(lines.size(), most)` -> `lines.size()`
 TEST_F(Report, HasABoundedNumberOfNotices) {
   std::string log = LogOf().head() + LogOf::steps(1, 10);
   for (int64_t step = 1; step <= 1000; step++) log += LogOf::val(step, "null");
@@ -174,7 +172,6 @@ TEST_F(Report, OfTokensThatHaltHasACurveOfTheirCycles) {
 }
 
 // The last of two samples is shaded: from its least to its largest number.
-// BUG llmc/report/report.cpp: `(sample.ponder[i] - *least) / range` -> `sample.ponder[i] / range`
 TEST_F(Report, ShadesTheLastSamplesTokensByTheirCycles) {
   const auto sample = [](int64_t step, const json& ponder) {
     const json tokens = {"<|endoftext|>", "<b>&\n", "", "\u00fc"};
@@ -217,7 +214,6 @@ TEST_F(Report, HasBitsPerByteWhereTheyAreKnown) {
   EXPECT_FALSE(has(comparison_page({unknown, unknown}), "bits a byte"));
 }
 
-// BUG llmc/report/parts.cpp: `text += c == '<' ? std::string("\\u003c") : std::string(1, c);` -> `text += c;`
 TEST_F(Report, TextFromOutsideIsShownAndNotRun) {
   const std::string evil = "</script><script>alert(1)</script><b title=\"x\" & 'y'>";
   const std::string sample = json(evil + " \u00fc\u4e2d\U0001F600").dump();
@@ -268,12 +264,6 @@ TEST_F(Report, Of18000StepsIsSmallAndLosesNoSpike) {
 // Sections
 
 // Two wirings, and rope takes half of the FLOPs; two sections, and the second has plain runs only.
-// BUG llmc/report/sections.cpp: `if (flops_at(kind, point) <= flops)` -> `if (flops_at(kind, point) <= 2 * flops)`
-// BUG llmc/report/sections.cpp: `{ return point.accuracy > solved; }` -> `{ return point.accuracy >= solved; }`
-// BUG llmc/report/sections.cpp: `least = std::fmin(least, flops_at` -> `least = std::fmax(least, flops_at`
-// BUG llmc/report/sections.cpp: `share_cell({column.chance})` -> `share_cell({1 - column.chance})`
-// BUG llmc/report/sections.cpp: `is_known |= std::isfinite(column.chance);` ->
-// `is_known &= std::isfinite(column.chance);`
 TEST_F(Report, MapsOfAccuraciesAreOverWiringsAndSections) {
   const auto run = [&](const std::string& name, const std::string& wiring, int64_t seed, double last) {
     LogOf of;
@@ -312,8 +302,6 @@ TEST_F(Report, MapsOfAccuraciesAreOverWiringsAndSections) {
 }
 
 // Three seeds each: plain solves the task after 2, 6 and 4 updates; rope after 8, one seed of three; gru never.
-// BUG llmc/report/sections.cpp: `? points.back() : *first` -> `? points.front() : *first`
-// BUG llmc/report/sections.cpp: `last = std::max(last, points.back().step)` -> `last = point.step`
 TEST_F(Report, MedianOfTheUpdatesUntilSolved) {
   std::vector<std::string> folders;
   const auto add = [&](const std::string& wiring, std::vector<int> solved_at) {
@@ -338,9 +326,6 @@ TEST_F(Report, MedianOfTheUpdatesUntilSolved) {
 }
 
 // Two seeds each: plain solves level 4 with both and 8 with one; rope solves 8 with one alone; gru solves none.
-// BUG llmc/report/sections.cpp: `if (count == accuracies.size()) by_all` -> `by_all`
-// BUG llmc/report/sections.cpp: `by_all = std::max(by_all, column.level);` -> `by_all = column.level;`
-// BUG llmc/report/sections.cpp: `column.task == task ? column.kind(wiring)` -> `true ? column.kind(wiring)`
 TEST_F(Report, HardestLevelThatIsSolved) {
   int runs = 0;
   const auto run = [&](const std::string& wiring, int64_t seed, double accuracy) {
@@ -381,7 +366,6 @@ TEST_F(Report, OutlinesMayNameLevels) {
                                                                             "NUMBER of TASK`");
 }
 
-// BUG llmc/report/sections.cpp: `&section.chance, &rest) != 1` -> `&section.chance, &rest) < 1`
 TEST_F(Report, OutlinesMaySayWhatAGuessGetsRight) {
   write_file(in("outline"), "# one\nchance 0.125\n# two\n");
   const std::vector<ReportSection> sections = read_outline(in("outline"));
@@ -395,8 +379,6 @@ TEST_F(Report, OutlinesMaySayWhatAGuessGetsRight) {
 }
 
 // 10 steps are not smoothed: the mean is the last loss. 200 and 300 steps have the mean of the last two and three.
-// BUG llmc/report/parts.cpp: `const size_t window = smoothing_steps(run);` ->
-// `const size_t window = smoothing_steps(run) + 1;`
 TEST_F(Report, SmoothedLossesAreMeansOfAHundredthOfTheRun) {
   for (int64_t steps : {10, 200, 300}) {
     const RunHistory run = read(LogOf().head() + LogOf::steps(1, steps, 9));
@@ -510,10 +492,6 @@ TEST_F(Report, SectionsHaveTheirOwnTablesAndCharts) {
 }
 
 // What a publication found stands in the row of the runs that differ by seed alone, in the section that says so.
-// BUG llmc/report/sections.cpp: `published[compared.kind_of_run[run]] = found->second` ->
-// `published[0] = found->second`
-// BUG llmc/report/sections.cpp: `section.published[section.folders.back()]` ->
-// `section.published[section.folders.front()]`
 TEST_F(Report, PublishedDifferencesStandBesideOurs) {
   std::string runs_of[2];
   for (int wiring = 0; wiring < 2; wiring++)
@@ -593,8 +571,6 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
 // Writing
 
 // A process that rewrites a page all the time, with one text and another, is killed at random moments.
-// BUG llmc/base/files.cpp: `temporary_ = make_unfinished(path_, /*is_folder=*/false, file_);` -> `file_ =
-// FileDescriptor(open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666));`
 TEST_F(Report, KilledWhileItIsWrittenIsTheOldOneOrTheNew) {
   const std::string path = in("report.html"), a(300000, 'a'), b(500000, 'b');
   write_file_durably(path, a);
@@ -639,7 +615,6 @@ class TrainedReport : public BrowserTest {
 using LongTrainedReport = TrainedReport;
 
 // The other tests read a page as report.cpp writes it; here a browser runs its scripts and draws.
-// BUG llmc/report/report.js: `data: points(chart, series),` -> `data: [],`
 TEST_F(LongTrainedReport, IsDrawnByABrowserWithoutAnError) {
   ASSERT_NO_FATAL_FAILURE(train("sla", "-x 240 --seed 5"));
   const OpenedPage page = open(in("sla/report.html"));
@@ -661,8 +636,6 @@ TEST_F(LongTrainedReport, IsDrawnByABrowserWithoutAnError) {
   }
 }
 
-// BUG llmc/report/report.js: `if (!meta._dataset.isBand && ` -> `if (`
-// BUG llmc/report/report.js: `fill: '-1' }` -> `}`
 TEST_F(TrainedReport, OfSeveralRunsIsDrawnWithAllSeries) {
   ASSERT_NO_FATAL_FAILURE(train("plain", "--wiring plain -x 20"));
   train("short", "--wiring 'gqa(2)' -x 10 --seed 2");
@@ -694,8 +667,6 @@ TEST_F(TrainedReport, OfSeveralRunsIsDrawnWithAllSeries) {
 }
 
 // Until the run has ended by a signal.
-// BUG report.cpp: `if (is_last) return;` -> `return;`
-// BUG report.cpp: `lock.l_type != F_UNLCK` -> `true`
 TEST_F(Report, IsWrittenAgainWhileARunTrains) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const std::string page = in("out/report.html");

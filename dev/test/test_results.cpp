@@ -22,10 +22,6 @@ class Results : public CommandLine {
 
 // The intervals of the second and third differences are partly beyond 0.01. By tables of Student's t, 2.3060 * 0.006 /
 // sqrt(9) is the first below 0.005, and 2.4469 * 0.0097 / sqrt(7) the first below 0.009.
-// BUG dev/bench/results/sla/differences.py: `abs(mean) + half < DELTA` -> `abs(mean) - half < DELTA`
-// BUG dev/bench/results/sla/differences.py: `t_quantile(pairs - 1) * sigma` -> `t_quantile(pairs) * sigma`
-// BUG dev/bench/results/sla/differences.py: `return "lower" if mean < 0` -> `return "lower" if mean > 0`
-// BUG dev/bench/results/sla/differences.py: `max(abs(mean), DELTA - abs(mean))` -> `abs(mean)`
 TEST_F(Results, DifferencesAreCalledTheSameWithinTheirInterval) {
   EXPECT_EQ(values_of("d.said(-0.002, 0.007, 0.3, 0.008, 5), d.said(-0.005, 0.006, 0.1, 0.006, 7), "
                       "d.said(0.001, 0.0097, 0.1, 0.0097, 5), d.said(-0.03, 0.02, 0.01, 0.02, 5), "
@@ -34,7 +30,6 @@ TEST_F(Results, DifferencesAreCalledTheSameWithinTheirInterval) {
             "one pair\n");
 }
 
-// BUG dev/bench/results/probe/solved.py: `abs(difference) + half < DELTA` -> `abs(difference) - half < DELTA`
 TEST_F(Results, TimesUntilSolvedAreCalledTheSameWithinTheirInterval) {
   EXPECT_EQ(values_of("s.said(-50, 40, 0.1, 3, 5), s.said(-50, 60, 0.1, 8, 5), s.said(-50, 60, 0.01, 3, 5), "
                       "s.said(50, 60, 0.01, 3, 5), s.said(50, 60, 0.1, 2000, 5)"),
@@ -44,8 +39,6 @@ TEST_F(Results, TimesUntilSolvedAreCalledTheSameWithinTheirInterval) {
 
 // Three seeds each: plain solves the task at 400, 500 and 600, sla at 100, 200 and 300. Two of the 20 ways to draw
 // three of six runs are as far apart, so that p is 0.1. Welch's half interval is 2.7764 sqrt(2 * 10000 / 3) = 226.7.
-// BUG dev/bench/results/probe/solved.py: `abs(total) > seen - 1e-5` -> `abs(total) > seen + 1e-5`
-// BUG dev/bench/results/probe/solved.py: `SOLVED = 0.99 ` -> `SOLVED = 0.90 `
 TEST_F(Results, UpdatesUntilSolvedAreTestedByPermutations) {
   const std::string task = "noisy_recall_pairs_8_noise_4_symbols_16_t_36_x_1200";
   for (const auto& [wiring, name, first] : {std::tuple("plain", "plain", 400), {"sla(2,2)", "sla_2_2", 100}})

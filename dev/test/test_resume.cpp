@@ -16,10 +16,6 @@
 #include "llmc/base/crc32c.h"
 #include "llmc/base/random.h"
 
-// BUG llmc/train/training.h: `run.schedule(run.step + 1)` -> `run.schedule(run.step + 1 - run.first_step)`
-// BUG llmc/train/training.h: `{uint64_t(o.seed), run.step + 1,` -> `{uint64_t(o.seed), run.step + 1 - run.first_step,`
-// BUG llmc/train/plan_run.h: `if (config.whole_model().documents) find_documents(t, config);` ->
-// `if (config.whole_model().documents) find_documents(t, config), config.end_of_text -= !checkpoint.empty();`
 TEST_F(CommandLine, AResumedRunHasTheBitsOfAnUninterruptedOne) {
   write_file(in("tokens.bin"), shard_of_documents(20000));
   for (const char* wiring : {"sla(3,3)", "documents sla(1,2)"}) {
@@ -42,8 +38,6 @@ TEST_F(CommandLine, AResumedRunHasTheBitsOfAnUninterruptedOne) {
 
 // Rows are streams of 14 segments, which end amid step 8 of 10; each has a memory that is longer than a segment. To
 // validate, with a memory of its own, changes nothing. With other streams the memory belongs to nobody.
-// BUG llmc/train/training.h: `model.remembered = store_memory(model.sublayers, of_training)` -> `model.remembered = 0`
-// BUG llmc/train/training.h: `if (!t.run.options.reset_memory)` -> `if (false)`
 TEST_F(CommandLine, AResumedRunOfStreamsHasTheBitsOfAnUninterruptedOne) {
   write_file(in("tokens.bin"), shard_bytes(30 * 32 + 1));
   const std::string common = trainer + "-i " + in("tokens.bin") + small_model +
@@ -115,8 +109,6 @@ static std::string finish(pid_t child, FILE* out, int* status) {
   return text;
 }
 
-// BUG llmc/formats/checkpoint.cpp: `folder_in(out, unfinished_prefix, step), folder` -> `folder_in(out, "step_", step),
-// folder`
 TEST_F(LongCommandLine, KilledWhileWritingItResumesFromTheLastCompleteCheckpoint) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const int steps = 1000000, kills = 50;
@@ -223,8 +215,6 @@ TEST_F(LongCommandLine, StoppedOrKilledARunEndsWithTheSameBits) {
     EXPECT_TRUE(name.rfind("step_", 0) == 0 || name == "config.toml" || name == "lock" || name == "log.jsonl") << name;
 }
 
-// BUG llmc/train/stop_signal.h: `for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) {` -> `for (int signal : {SIGTERM,
-// SIGINT, SIGUSR1}) {` Pairs of processes that resume in the same folder, started up to 0.3 s apart; the one that
 // trains is then killed.
 TEST_F(LongCommandLine, OneProcessTrainsInAFolderAndOthersAreRefused) {
   write_file(in("tokens.bin"), shard_bytes(20000));
@@ -409,7 +399,6 @@ TEST_F(LongCommandLine, WhatIsNotUsedIsSaid) {
                                            "the learning rate only reaches 0.000909091 of -l 0.001\n");
 }
 
-// BUG llmc/train/resuming.cpp: `if (is_refused(d) && d.option != nullptr)` -> `if (false)`
 TEST_F(CommandLine, ResumingAsAnotherRunIsRefused) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   write_file(in("other.bin"), shard_bytes(10000));

@@ -34,7 +34,6 @@ TEST(BackgroundWriter, WorksBesideItsCallerAndReportsOnce) {
   EXPECT_FALSE(writer.result(true).has_value());
 }
 
-// BUG llmc/train/background_writer.h: `catch (const std::exception& e)` -> `catch (const UserError& e)`
 TEST(BackgroundWriter, TellsOfErrorsAndIsDoneBeforeItIsGone) {
   bool written = false;
   {
@@ -101,7 +100,6 @@ TEST(Log, OfAnEarlierRunIsKeptOrContinued) {
                                                    "\"checkpoint\":\"c\"}\n{\"step\":3,\"again\":true}\n");
 }
 
-// BUG llmc/train/logger.cpp: `damaged += line + "\n", found.num_damaged++;` -> `break;`
 TEST(Log, KeepsValidLinesAfterDamagedOnes) {
   TemporaryFolder folder;
   const std::string path = folder.path + "/log.jsonl", damaged = folder.path + "/log.damaged.jsonl";
@@ -121,8 +119,6 @@ TEST(Log, KeepsValidLinesAfterDamagedOnes) {
   EXPECT_EQ(read_file(path), "{\"step\":1}\n");
 }
 
-// BUG llmc/train/logger.cpp: `waiting_.erase(0, write_all(file_.fd, waiting_.data(), waiting_.size()));` ->
-//   `write_all(file_.fd, waiting_.data(), waiting_.size()), waiting_.clear();`
 TEST(Log, OnAFullDiskWaitsForRoomAndLosesNothing) {
   TemporaryFolder folder;
   signal(SIGXFSZ, SIG_IGN);

@@ -7,7 +7,6 @@
 #include "llmc/text/text_stream.h"
 #include "llmc/train/schedule.h"
 
-// BUG llmc/base/random.h: `key1 += 0xBB67AE85u;` -> `key1 += 0x9E3779B9u;`
 TEST(Random, IsPhilox4x32WithItsPublishedKnownAnswers) {
   // From Random123's kat_vectors, philox4x32-10: zeros, ones, and digits of pi.
   auto expect = [](Philox x, std::vector<uint32_t> words) {
@@ -31,7 +30,6 @@ TEST(Random, NormalsHaveMeanZeroAndVarianceOne) {
   EXPECT_NEAR(fourth / n, 3, 0.1);
 }
 
-// BUG llmc/train/schedule.h: `double(step) / double(warmup_steps)` -> `double(step - 1) / double(warmup_steps)`
 TEST(Schedule, WarmsUpThenFollowsItsShape) {
   Schedule s = {"cosine", 1.0, 0.1, 10, 110};
   EXPECT_DOUBLE_EQ(s(1), 0.1);
@@ -76,8 +74,6 @@ TEST(Sampler, RefusesLogitsThatMakeNoDistribution) {
   EXPECT_ERROR(sample_token({-INFINITY, -INFINITY}, 0.5, {}), "the model's logits are not finite");
 }
 
-// BUG llmc/text/sampler.h: `sum += weights[i] = std::exp(double(logits[i] - max) / divisor);` -> `sum += weights[i] =
-// std::exp(double(logits[i] - max));`
 TEST(Sampler, SharpensTheDistributionBelowTemperatureOne) {
   // Squared, these probabilities are 0.04, 0.25 and 0.09 of 0.38.
   const std::vector<float> logits = {std::log(0.2f), std::log(0.5f), std::log(0.3f)};

@@ -118,7 +118,6 @@ TEST_F(Sampling, TakesLinesThatAreTyped) {
       << too_long.err;
 }
 
-// BUG sample_gpt2_sla.cu: `line, uint64_t(o.seed), longest_text` -> `line, 0, longest_text`
 TEST_F(Sampling, OfATypedLineIsThatOfAPromptWithTheSameSeed) {
   std::set<std::string> texts;
   for (const char* seed : {"5", "6"}) {
@@ -133,7 +132,6 @@ TEST_F(Sampling, OfATypedLineIsThatOfAPromptWithTheSameSeed) {
 }
 
 // The likeliest tokens come again and again; with a large penalty no token does.
-// BUG llmc/sampling_engine.h: `uniform, sampling, text.tokens);` -> `uniform, sampling, {});`
 TEST_F(Sampling, WithARepetitionPenaltyTokensDoNotComeAgain) {
   const auto text = [&](const std::string& options) {
     const Outcome o = run(sampler + plain + "--prompt a --temperature 0 -n 30 -q --repetition-penalty " + options);
@@ -149,9 +147,6 @@ TEST_F(Sampling, WithARepetitionPenaltyTokensDoNotComeAgain) {
 }
 
 // The numbers that the program prints of a long prompt and one pass that draws, with and without a window.
-// BUG sample_gpt2_sla.cu: `double(s.pass_tokens) / std::max(s.drawing_seconds, 1e-9)` -> `double(s.pass_tokens) /
-// std::max(s.prompt_seconds, 1e-9)`
-// BUG llmc/sampling_engine.h: `- model.cache.first_position(slot, l)` -> ``
 TEST_F(Sampling, SpeedsAreOfThePromptAndOfTheDrawingAlone) {
   ASSERT_EQ(run(trainer + "-i " + write("data.bin", shard_bytes(9000)) +
                 " --layers 2 --heads 2 --channels 32 --vocab-size 257 --max-seq-len 9000 -t 64 -b 1 -x 1 -v 0 "
@@ -199,7 +194,6 @@ TEST_F(Sampling, StopsAtASignal) {
 }
 
 // The keyboard is one on which nobody types. Status 137: it had to be killed.
-// BUG sample_gpt2_sla.cu: `return stop_signal() != 0 ? 128 + stop_signal() : 0;` -> `return 0;`
 TEST_F(Sampling, EndsWithTheStatusOfTheSignalThatStopsIt) {
   const std::string keyboard = in("keyboard");
   for (const auto& [signal, status] : {std::pair("INT", 130), {"TERM", 143}})
@@ -211,7 +205,6 @@ TEST_F(Sampling, EndsWithTheStatusOfTheSignalThatStopsIt) {
     }
 }
 
-// BUG sample_gpt2_sla.cu: `if (!o.quiet) print_speed(engine);` -> `print_speed(engine);`
 TEST_F(Sampling, TellsTheSpeedUnlessItIsToBeQuiet) {
   EXPECT_EQ(run(sampler + plain + "--prompt a -n 2 -q").err, "");
   EXPECT_EQ(run(sampler + plain + "--prompt a -n 2").err.rfind("prompt: 2 tokens", 0), 0u);
@@ -246,8 +239,6 @@ TEST_F(Sampling, OfAVanishingTemperatureOrTopPIsTheLikeliest) {
 }
 
 // Attention that hashes, and segments with a memory, have caches of their own. test_terms has every term.
-// BUG llmc/model/attention_plan.h: `for (Qkv which : {plan.table.lsh_buckets > 0 ? Qkv::q : Qkv::k, Qkv::v})` ->
-// `for (Qkv which : {Qkv::k, Qkv::v})`
 TEST_F(Sampling, TakesModelsWithoutAttentionToAllKeys) {
   write("data.bin", shard_bytes(2000));
   write("prompts", "a\nbcd\nlonger than the others\n");

@@ -73,9 +73,6 @@ TEST_F(Scripts, PassThePapersOptionsAndTheUsers) {
   }
 }
 
-// BUG scripts/runs.sh: `"${PWD%/}/${!name}"` -> `"${!name}"`
-// BUG scripts/runs.sh: `"./${!name}"` -> `"${!name}"`
-// BUG scripts/run_gpt2.sh: `eval "launch=($LAUNCH)"` -> `launch=($LAUNCH)`
 TEST_F(Scripts, TakeFoldersOfAnyNameFromAnyFolder) {
   write_program("show", "printf '<%s> ' \"$A\" \"$@\"");
   setenv("TRAINER", in("show").c_str(), 1);
@@ -294,9 +291,6 @@ class LongTrain : public Scripts {
   }
 };
 
-// BUG scripts/train.sh: `kill -USR1 $$` -> `:`
-// BUG scripts/train.sh: `(longest - sum) / pace` -> `longest / pace`
-// BUG scripts/train.sh: `${1//\$/\$\$}` -> `$1`
 TEST_F(LongTrain, KeepsItsFiveMinutesAndSuggestsWhatFits) {
   const Outcome o = run("cd '" + in("r [x]") + "' && TEXT='a $b'\\''c' scripts/train.sh");
   EXPECT_EQ(o.exit_status, 0) << o.err;

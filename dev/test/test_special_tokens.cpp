@@ -47,8 +47,6 @@ class SpecialTokens : public CommandLine {
 
 const json turns = {{"bos_token_id", 256}, {"eos_token_id", 257}, {"pad_token_id", 258}};
 
-// BUG llmc/formats/config_json.cpp: `if (c.special.eos.empty()) c.special = {` -> `c.special = {`
-// BUG llmc/formats/config_json.cpp: `one_of("pad_token_id"), ids_of` -> `-1, ids_of`
 TEST_F(SpecialTokens, OfAModelSurviveTrainingAndConverting) {
   make_model(turns);
   ASSERT_EQ(train("").exit_status, 0);
@@ -64,8 +62,6 @@ TEST_F(SpecialTokens, OfAModelSurviveTrainingAndConverting) {
   EXPECT_EQ(names.at("pad_token"), "<pad>");
 }
 
-// BUG llmc/formats/llama_file.cpp: `config.update(special_tokens_json(c, /*is_generation=*/false));` -> ``
-// BUG llmc/formats/llama_file.cpp: `  read_special_tokens(folder, c);` -> ``
 TEST_F(SpecialTokens, OfALlamaComeAndGo) {
   make_model(turns, "--no-bias --wiring 'rmsnorm rope swiglu'");
   ASSERT_EQ(run("data/convert --llama " + in("model") + " " + in("llama")).exit_status, 0);
@@ -96,7 +92,6 @@ TEST_F(SpecialTokens, MayEndTextsInSeveralWays) {
 }
 
 // A model that was made without a vocabulary.
-// BUG llmc/text/tokenizer.h: `!model_folder.empty() && file_in(model_folder).empty()` -> `false`
 TEST_F(SpecialTokens, OfANewVocabularyWinAndALineSaysSo) {
   make_model(turns);
   fs::rename(in("model/tokenizer.json"), in("tokenizer.json"));
@@ -115,8 +110,6 @@ TEST_F(SpecialTokens, OfANewVocabularyWinAndALineSaysSo) {
 }
 
 // All 260 tokens are about as likely.
-// BUG llmc/sampling_engine.h: `token == tokenizer.end_of_text() || model.config.ends_text(token)` ->
-//   `token == tokenizer.end_of_text()`
 TEST_F(SpecialTokens, EndSamples) {
   make_model(turns);
   std::string prompts;
@@ -138,7 +131,6 @@ TEST_F(SpecialTokens, EndSamples) {
 }
 
 // Documents begin at the vocabulary's end of text, whatever the model's own texts end at.
-// BUG llmc/formats/config_json.cpp: `config[document_token] = c.end_of_text` -> `config.erase(document_token)`
 TEST_F(SpecialTokens, LeaveDocumentsToTheVocabulary) {
   make_model(turns);
   const Outcome o = train("--wiring documents");
@@ -160,8 +152,6 @@ TEST_F(SpecialTokens, LeaveDocumentsToTheVocabulary) {
   EXPECT_EQ(train("").exit_status, 0);
 }
 
-// BUG llmc/formats/gguf_file.cpp: `token.at("special") ? token_control : token_user_defined` -> `token_control`
-// BUG llmc/text/vocabulary_file.cpp: `{"special", special}` -> `{"special", true}`
 TEST_F(SpecialTokens, AreToldFromOtherAddedOnesInFiles) {
   make_model(turns);
   ASSERT_EQ(train("").exit_status, 0);

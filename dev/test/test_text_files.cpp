@@ -29,10 +29,6 @@ TEST_F(Corpus, WhatIsNoTextIsToldWhatItIs) {
   }
 }
 
-// BUG data/corpus.cpp: `if (stream_.is_named())` -> `if (true)`
-// BUG data/archive_stream.h: ` && name() == sources_[source_].path` -> ``
-// BUG llmc/base/foreign_file.cpp: `size_t at = 0, size = 1024;` -> `size_t at = 0, size = 4096;`
-// BUG data/corpus.cpp: `if (!options_.any_bytes) judge` -> `if (begins && !options_.any_bytes) judge`
 TEST_F(Corpus, WhatIsNoTextIsLeftOutOrIfNamedRefused) {
   std::mt19937 random(3);
   std::string noise(3000, 0), sound = "RIFF\x24\0\1\0WAVEfmt \x10\0\0\0\1\0\1\0\x40\x1f\0\0\x40\x1f\0\0\1\0\x8\0data"s;
@@ -88,10 +84,6 @@ TEST_F(Corpus, TextInAnyLanguageAndEncodingIsText) {
   }
 }
 
-// BUG data/corpus.cpp: `replace_invalid_utf8(text, replaced) > is_cut` -> `false`
-// BUG data/corpus.cpp: `if (text.empty()) notes_.push_back({Note::empty, stream_.name()});` -> `if (false) {}`
-// BUG data/corpus.cpp: `options_.fields.empty() && are_json_lines(text)` -> `false`
-// BUG data/tokenize.cpp: `++counts.files[size_t(note)] <= most_warnings` -> `++counts.files[size_t(note)] <= 1000`
 TEST_F(Corpus, FilesThatMayNotBeMeantSoAreSaid) {
   const std::string latin1 = write("latin1", "la for\xeat \xe9tait d\xe9j\xe0 loin");
   Outcome o = run("data/tokenize --val-fraction 0 --out " + in("bytes") + " " + latin1);
@@ -113,8 +105,6 @@ TEST_F(Corpus, FilesThatMayNotBeMeantSoAreSaid) {
   EXPECT_EQ(std::count(o.err.begin(), o.err.end(), '\n'), 10) << o.err;
 }
 
-// BUG data/tokenize.cpp: `o.shard_tokens <= o.row_tokens` -> `false`
-// BUG data/tokenize.cpp: `run.split.train_bytes < 0 ? "documents"` -> `run.split.train_bytes < -1 ? "documents"`
 TEST_F(Corpus, WhatDoesNotFitIsToldInItsUnits) {
   const std::string text = write("in", "a text");
   expect_failure("--pack 64 --shard-tokens 64 " + text, {"--shard-tokens 64: a shard of --pack 64 has a row and a "
@@ -158,10 +148,6 @@ TEST_F(Corpus, DamagedTruncatedOrTooDeepArchivesAreNamed) {
 
 // Every byte of compressed files is changed once, and they are cut: what is read is an error or the same bytes. A
 // changed magic number makes a file of other bytes, which are no text.
-// BUG data/archive_stream.cpp: `if (level.is_compressed) level.finish();` -> ``
-// BUG data/archive_stream.cpp: `16) == Z_OK)` -> `16) == Z_OK && inflateValidate(&stream, 0) == Z_OK)`
-// BUG data/archive_stream.cpp: `why = "it goes on after its end", fail();` -> ``
-// BUG data/archive_stream.cpp: `return why = "its end is missing", -1;` -> `return 0;`
 TEST_F(Corpus, TheChecksumOfEachFormatIsChecked) {
   auto content = [&](const std::string& bytes) {
     std::vector<SourceFile> sources = {{write("in", bytes)}};

@@ -151,7 +151,6 @@ static void check_offsets() {
       EXPECT_EQ(eighths.size(), 8u) << "rows from " << row << ", chunk " << chunk;
     }
 }
-// BUG (build/bf16/test_tile_emu) llmc/cuda/tile.h: `(chunk ^ order) * 16` -> `chunk * 16`
 TEST(Tile, GivesEveryChunkAnOffsetWithoutBankConflicts) {
   check_offsets<32>(), check_offsets<64>(), check_offsets<96>(), check_offsets<128>();
 }

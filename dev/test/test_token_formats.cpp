@@ -43,7 +43,6 @@ static std::vector<uint16_t> character_ids(const std::vector<uint16_t>& text) {
   return ids;
 }
 
-// BUG llmc/text/dataloader.h: `begin.size() >= 64 && !is_binary` -> `!is_binary`
 TEST_F(TokenFormats, HeaderlessTokensOfManyVocabulariesAreRead) {
   EXPECT_EQ(TokenShards(write_headerless("a.bin", gpt2_like(20000)), 50257).num_tokens, 20000);
   EXPECT_EQ(TokenShards(write_headerless("a.bin", gpt2_like(20000)), 65536).num_tokens, 20000);
@@ -64,7 +63,6 @@ TEST_F(TokenFormats, HeaderlessTokensOfManyVocabulariesAreRead) {
   EXPECT_EQ(TokenShards(write_headerless("a.bin", uniform), 65536).num_tokens, 5000);
 }
 
-// BUG llmc/text/dataloader.h: `&& !is_binary(begin)` -> `&& false`
 TEST_F(TokenFormats, EightBitTextIsRefused) {
   const std::string latin1 = "D\xe9j\xe0 vu: l'\xe9t\xe9 fran\xe7"
                              "ais.\n",
@@ -114,7 +112,6 @@ static std::string npy(int version, std::string dictionary, const std::string& d
   return header + dictionary + data;
 }
 
-// BUG llmc/text/numpy_file.cpp: `return {begin + bytes, ` -> `return {begin, `
 TEST_F(TokenFormats, ARowOfUint16InANumpyFileIsRead) {
   const std::vector<uint16_t> tokens = gpt2_like(300);
   const std::string shape = "{'descr': '<u2', 'fortran_order': False, 'shape': (300,), }", data = bytes_of(tokens);
@@ -139,7 +136,6 @@ TEST_F(TokenFormats, ARowOfUint16InANumpyFileIsRead) {
 // ------------------------------------------------------------------------------------------------------------------
 // Files that change while they are read
 
-// BUG llmc/text/dataloader.h: `if (largest_of(tokens) < vocab_size) return tokens;` -> `return tokens;`
 TEST_F(ChangedTokens, AnIdThatLeftTheVocabularyIsRefused) {
   const std::string path = write_shard("a.bin", counting(100));
   const DataLoader data(path, 100, 9);

@@ -84,7 +84,6 @@ struct Vocabulary : FolderTest {
 // ----------------------------------------------------------------------------
 // Encoding
 
-// BUG llmc/text/pieces.h: `return run_end - at > last ? run_end - last : run_end;` -> `return run_end;`
 TEST(Encode, GivesTiktokensIdsWithAnyVocabularyFile) {
   const std::vector<Case> all = cases();
   ASSERT_GT(all.size(), 300u);
@@ -258,7 +257,6 @@ static std::string with_added_tokens() {
   return j.dump();
 }
 
-// BUG llmc/text/encoder.cpp: `if (end_of_text || id != tokenizer_.end_of_text())` -> `if (end_of_text)`
 TEST_F(Vocabulary, AddedTokensAreTheSameInTextsAndPrompts) {
   const Tokenizer tokenizer = Tokenizer::load(write("tokenizer.json", with_added_tokens()));
   const std::string text = "<speaker1>Hi <speaker1>!<speaker1<speaker1> a x<speaker1>";
@@ -287,8 +285,6 @@ TEST_F(Vocabulary, AddedTokensThatTakeSpacesAreRefused) {
 }
 
 // transformers writes them so beside vocab.json: which of added_tokens.json are special, other files say.
-// BUG llmc/text/vocabulary_file.cpp: `for (const json& token : added_beside()) added.push_back(token);` -> ``
-// BUG llmc/text/vocabulary_file.cpp: `{"special", special.count(content) > 0}` -> `{"special", true}`
 TEST_F(Vocabulary, AddedTokensInFilesBesideItBelongToIt) {
   fs::copy_file(fixture + "encoder.json", folder + "/vocab.json");
   fs::copy_file(fixture + "vocab.bpe", folder + "/merges.txt");
@@ -397,7 +393,6 @@ TEST(LastCut, ACutDoesNotChangeTheTokens) {
   EXPECT_GT(cuts, 1000);
 }
 
-// BUG llmc/text/tokenizer.cpp: `if (splits && !cuts_added_token(text, at))` -> `if (splits)`
 TEST_F(Vocabulary, ACutLeavesAddedTokensWhole) {
   const Tokenizer tokenizer = Tokenizer::load(write("tokenizer.json", with_added_tokens()));
   Encoder encoder(tokenizer);
@@ -452,7 +447,6 @@ TEST(LastCut, LiesBetweenCharactersOfDifferentKinds) {
 // ----------------------------------------------------------------------------
 // Characters
 
-// BUG llmc/base/utf8.h: `lead == 0xE0 ? 0xA0` -> `lead == 0xE0 ? 0x80`
 TEST(Utf8, EachInvalidSequenceIsReplacedOnce) {
   struct Expected {
     std::string bytes, text;

@@ -10,7 +10,6 @@
 
 static bool is_plain(const WiringTerm& term) { return std::holds_alternative<PlainTerm>(term); }
 
-// BUG llmc/wiring/terms/gru.h: `the outputs of attention and MLP` -> `what attention and MLP make`
 TEST(WiringTerms, StandInTheReadmeWithTheirHelpLines) {
   const std::string readme = read_file("llmc/README.md");
   for (const WiringTerm& term : known_terms()) {
@@ -22,7 +21,6 @@ TEST(WiringTerms, StandInTheReadmeWithTheirHelpLines) {
   }
 }
 
-// BUG llmc/wiring/wiring.cpp: `Feature::documents | Feature::hashing` -> `Feature::top_keys`
 TEST(WiringTerms, AreInTheHelpOfWiringsOnce) {
   const std::string help = wiring_help();
   for (const WiringTerm& term : known_terms()) {
@@ -37,7 +35,6 @@ TEST(WiringTerms, AreInTheHelpOfWiringsOnce) {
   EXPECT_NE(read_file("llmc/README.md").find("\n| `modern` | " + modern + " |\n"), std::string::npos);
 }
 
-// BUG llmc/wiring/terms/act.h: `"act(0.01)"` -> `"act(1)"`
 TEST(WiringTerms, HaveExamplesThatAreRight) {
   for (const WiringTerm& term : known_terms()) {
     const TermSyntax syntax = info_of(term).syntax;
@@ -48,8 +45,6 @@ TEST(WiringTerms, HaveExamplesThatAreRight) {
   }
 }
 
-// BUG llmc/wiring/terms/reversible.h: `joins | top_keys` -> `top_keys`
-// BUG llmc/wiring/terms/relative.h: `positions | patterns | top_keys | maps` -> `positions | top_keys | maps`
 TEST(WiringTerms, CombineWithTheseAlone) {
   // What the parts of a block do not go with; they go with everything else.
   const std::map<std::string, std::set<std::string>> parts = {{"rmsnorm", {}},       {"qknorm", {"relative", "lsh"}},
@@ -141,10 +136,6 @@ TEST(WiringTerms, CombineWithTheseAlone) {
   }
 }
 
-// BUG llmc/wiring/terms/share.h: `part.move(t.sources(l, i), first_of_group(l))` -> `part.move(t.sources(l, i), l)`
-// BUG llmc/wiring/terms/kv_part.h: `v ? layer : source.v` -> `k ? layer : source.v`
-// BUG llmc/wiring/terms/gqa.h: `t.num_kv_heads = n` -> `t.num_kv_heads = 1`
-// BUG llmc/wiring/terms/universal.h: `t.stored_layers = n` -> `t.stored_layers = 1`
 TEST(WiringTerms, MakeTheReferencesTableInAnyCombination) {
   std::set<std::string> drawn;
   for (uint64_t seed = 1; seed <= 300; seed++) {

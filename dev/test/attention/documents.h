@@ -14,18 +14,6 @@ inline Case with_documents(Case c, std::vector<int64_t> begins = {1, 2, 16, 17, 
   return c;
 }
 
-// BUG (build/fp32/test_attention_cpu) llmc/cpu/attention_tiles.h: `at.first_key(end) <= begin)` ->
-// `at.first_key(end) <= begin + 1)`
-// BUG (build/fp32/test_attention_cpu) llmc/cpu/attention_tiles.h: `- first + stride - 1) / stride;` ->
-// `- first + stride) / stride;`
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_tiles.h: `return query <= last_query(k1 - 1)` ->
-// `return query < last_query(k1 - 1)`
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_tiles.h: `first_key(q1 - 1) <= k0` -> `first_key(q0) <= k0`
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fma.h: `n * half_warp > bound : n * half_warp < bound` ->
-// `n * half_warp > bound + 1 : n * half_warp < bound`
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `s.column(n, i) < bound` -> `s.column(n, i) <= bound`
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `s.column(n, i) > bound :` ->
-// `s.column(n, i) > bound + 1 :`
 TEST(AttentionDocuments, MatchTheFormulaForAFewShapes) {
   check(with_documents({2, 70, 32, {0, 1}, 2}));
   check(with_documents({1, 70, 32, {0, 1}, 2}, {20, 65}));  // whose last query is the first of a tile
@@ -36,7 +24,6 @@ TEST(AttentionDocuments, MatchTheFormulaForAFewShapes) {
   check(topk);
 }
 
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_tiles.h: `last)] + 1) - 1;` -> `last)] + 1) - 2;`
 TEST(LONG_ON_EMU(AttentionDocuments), MatchTheFormulaWithEveryMask) {
   const std::vector<MaskCase> masks = {{37},
                                        {0, MaskPattern::stride, 8},
@@ -69,9 +56,6 @@ TEST(LONG_ON_EMU(AttentionDocuments), MatchTheFormulaForEveryLengthAndHeadSize) 
       }
 }
 
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma_dr.h: `if (Documents || mask.num_clauses > 0)` ->
-// `if (mask.num_clauses > 0)`
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma_dr.h: `tile.parity = parity;` -> `;`
 TEST(LONG_ON_EMU(AttentionDocuments), MatchTheFormulaWithRelativePositions) {
   for (int64_t HS : {64, 80}) {
     Case c = with_documents({2, 180, HS, {0, {0, 1}}, 1}, {1, 20, 64, 100, 131});
@@ -81,10 +65,6 @@ TEST(LONG_ON_EMU(AttentionDocuments), MatchTheFormulaWithRelativePositions) {
   }
 }
 
-// BUG llmc/cuda/attention_decode.h: `key < a.first_keys[b * a.queries() + row.query]` ->
-// `key <= a.first_keys[b * a.queries() + row.query]`
-// BUG llmc/cuda/attention_decode.h: `a.first_keys[b * a.queries()] >= end` ->
-// `a.first_keys[b * a.queries()] >= end - decode_keys`
 TEST(AttentionDocuments, OfTheLastQueriesIsThatOfTheWhole) {
   Case relative = with_documents({2, 140, 24, {0, {0, 1}, 0}, 1}, {100, 132});
   relative.distances = 140;
@@ -159,10 +139,6 @@ inline std::array<AttentionCounts, 2> count_passes(const Case& c) {
 // 64 tokens: a document of L takes L (L + 64), within 1.2 of it wherever documents begin. Tiles of 128 queries or keys
 // come from memory as a whole, so only documents of several tiles read as few bytes; documents that begin with a tile
 // read and multiply no more than as many sequences of their own.
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_tiles.h: `from < first ? first : from` ->
-//   `from < first / 2 ? first / 2 : from`
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_tiles.h: `return query <= last_query(k1 - 1) ? query :
-//   INT_MAX;` -> `return query;`
 TEST(LONG_ON_EMU(AttentionDocuments), CostTheSumOfSquaresOfTheirLengths) {
   const int64_t T = 2048;
   const Case plain = {1, T, 64, {0}, 1}, alone = {8, 256, 64, {0}, 1};

@@ -13,29 +13,6 @@ inline Case with_dropout(Case c, double share = 0.3) {
 
 // Bugs: the backward pass drops others than the forward pass, all heads or sources drop the same, 1 / (1 - p) is
 // forgotten, an element gets another's bits.
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fma.h: `positions, query, key + i)` ->
-// `positions, query, key + i + 1)`
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fma.h: `dp[i][j] * factor - column_delta` ->
-// `dp[i][j] - column_delta`
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fma.h: `blockIdx.z, head, source, positions` ->
-// `blockIdx.z, 0, source, positions`
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fma.h: `source_of(a, head, int(blockIdx.y)), positions` ->
-// `0, positions`
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `part_of_head(head, source), query_group` ->
-// `part_of_head(0, source), query_group`
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `source_of(a, head, int(blockIdx.x))` -> `0`
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `if (positions.stride > 1) {` -> `if (false) {`
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `M == 1 && j > first_key ?` -> `false ?`
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `of_rows >> (j - first_key) / 2 & all` ->
-// `of_rows & all`
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `return 4 * (N * (k / 2) + q) + k % 2 * 2;` ->
-// `return 4 * (N * q + k / 2) + k % 2 * 2;`
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `y *= kept.contains(m, n, 2 * h + c) ?` ->
-// `y *= true ?`
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `dp.x[m][n][i] *= kept.contains(m, n, i) ?
-// a.dropout.scale` -> `dp.x[m][n][i] *= kept.contains(m, n, i) ? 1.0f`
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `x = kept.contains(m, n, 2 * h + c) ? x : 0.0f` -> ``
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `::scale(dv, a.dropout.scale)` -> `::scale(dv, 1.0f)`
 TEST(AttentionDropout, MatchesTheFormulaForAFewShapes) {
   check(with_dropout({2, 70, 32, {0, 1}, 2}));
   check(with_dropout({2, 140, 64, {0, {0, 1}, 0}, 1}));
@@ -72,7 +49,6 @@ TEST(LONG_ON_EMU(AttentionDropout), MatchesTheFormulaWithEveryMask) {
 
 #if defined(SLA_EMU) && defined(PRECISION_BF16)
 // The emulated GPU has no kernels by wgmma: they would end the program.
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_tiles.h: `|| a.dropout.keys != nullptr` -> ``
 TEST(AttentionDropout, IsByMmaWhereWgmmaIsAskedFor) {
   gpu().attention_by = AttentionBy::wgmma;
   check(with_dropout({1, 70, 64, {0, 1}, 2}));

@@ -204,9 +204,6 @@ TEST(LONG_ON_EMU(AttentionTopK), ComparesTheSameBitsInEveryKernel) {
     }
 }
 
-// BUG (build/fp32/test_attention_cpu) llmc/cpu/attention_topk.h:
-//   `std::nextafter(float_of_rank(threshold), -infinity)` ->
-// `float_of_rank(threshold - 1)`
 TEST(AttentionTopK, OfEqualScoresTakesTheFirstKeys) {
   for (int topk : {1, 5, 20, 31, 64, 100, 150}) {  // the last: some of the second K/V head's keys
     Case c = {1, 130, 16, {{0, 1}, 1}, 1, 1, /*k_scale=*/0};
@@ -217,7 +214,6 @@ TEST(AttentionTopK, OfEqualScoresTakesTheFirstKeys) {
 
 // With v and dout of rows of the identity matrix, HS of them at a time, out and dv are the probabilities that the
 // forward and the backward pass use.
-// BUG (build/fp32/test_attention_cpu) llmc/cpu/attention_topk.h: `std::nextafter(lowest, -infinity)` -> `lowest`
 TEST(AttentionTopK, UsesTheSameKKeysInBothPasses) {
   const int64_t T = 140, HS = 64;
   for (int topk : {1, 5, 16, 63}) {
@@ -255,8 +251,6 @@ TEST(AttentionTopK, UsesTheSameKKeysInBothPasses) {
 
 // A NaN key is chosen before all others, so that NaN reaches the loss, also where all scores beside it are too low.
 // Scores of whole numbers are exact.
-// BUG (build/fp32/test_attention_cpu) llmc/cpu/attention_topk.h: `std::isnan(x[places[i]]) ? infinity : x[places[i]]`
-// -> `x[places[i]]`
 TEST(AttentionTopK, RanksNaNAsTheHighestScore) {
   const int64_t T = 320, HS = 16;
   const std::vector<int64_t> nan_keys = {100, 140, 141, 300};

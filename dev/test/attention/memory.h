@@ -15,9 +15,6 @@ inline std::vector<Case> wirings_with_first_query() {
           with_mask({0, 0, 0, {0, {0, 1}}, 1}, {110})};
 }
 
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_tiles.h: `first < k0 ? k0 : first` -> `k0`
-// BUG (build/fp32/test_attention_cpu) llmc/cpu/attention.h: `q0 = at.first_query_number(); q0 < at.length` ->
-//   `q0 = 0; q0 < at.length`
 TEST(AttentionMemory, MatchesTheFormulaForAFewShapes) {
   Case shorter = {2, 70, 32, {0, 0, 1}, 1}, longer = {1, 137, 80, {0, {0, 1}}, 1};
   shorter.first_query = 37, shorter.dq_accumulate = true;

@@ -6,8 +6,6 @@
 #include "dev/test/attention/layer.h"
 #include "dev/test/long.h"
 
-// BUG (build/fp32/test_attention_cpu) llmc/cpu/attention_scores.h: `keys - j, -infinity) - base` -> `keys - j) - base`
-// BUG (build/fp32/test_attention_cpu) llmc/cpu/attention_scores.h: `(gradient - delta)` -> `gradient`
 TEST(Attention, MatchesTheFormulaForSeveralLengths) {
   for (int64_t T : {1, 7, 63, 64, 65, 127, 128, 129, 300}) check({2, T, 16, {0, 1}, 2});
 }
@@ -35,8 +33,6 @@ TEST(Attention, WorksForHeadSizesThatAreMultiplesOfEight) {
 }
 
 // A vote is no barrier: the results are right, as the emulated lanes wait in it, and the race is found.
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fma.h: `__syncwarp();  // all lanes have read p` ->
-//   `__any_sync(0xffffffff, 1);  // all lanes have read p`
 TEST(Attention, ReadsSharedKVAndAddsToItsGradients) {
   check({2, 70, 8, {0, 1, 2, 3}, 4});  // plain: dk and dv of even K/V heads are =, of odd ones +=
   check({2, 70, 8, {0, 1, 2, 3}, 0});  // all K/V from the source layer
@@ -44,8 +40,6 @@ TEST(Attention, ReadsSharedKVAndAddsToItsGradients) {
   check({3, 129, 72, {1, 0}, 1});
 }
 
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_tiles.h: `a.query_heads[tile.query_head]` ->
-//   `a.query_heads[kv.first_query_head]`
 TEST(Attention, SetsDqOrAddsToIt) {
   for (bool accumulate : {false, true})
     for (int64_t HS : {16, 96})
@@ -63,8 +57,6 @@ TEST(Attention, SumsAKVHeadsGradientsOverItsQueryHeads) {
   check({1, 129, 96, {1, 0, 1}, 1});
 }
 
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `exp2_approx(s.x[m][n][i] * to_exp2 - shift)` ->
-//   `exp2_approx(s.x[m][n][i] * to_exp2)`
 // |q k| is up to 1e4. A score that large has an absolute error near 1e-3 in float, and so has log p; and where p is
 // almost 1, dp - delta is a difference of almost equal numbers. One of them was rounded to floatX with out, which
 // costs as many digits in an otherwise exact computation.

@@ -13,9 +13,6 @@ inline Case with_relative(Case c, int64_t more = 0) {
   return c;
 }
 
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fma.h: `mask, distances - end);` -> `mask, distances - r0);`
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_fma.h:
-// `Tiles::rows - rows_per_thread - thread.row)` -> `Tiles::rows - rows_per_thread - thread.row + 1)`
 TEST(AttentionRelative, MatchesTheFormulaForAFewShapes) {
   check(with_relative({2, 70, 32, {0, 1}, 2}));
   check(with_relative({1, 137, 80, {0, 0, 1}, 1}, 11));
@@ -29,7 +26,6 @@ TEST(LONG_ON_EMU(AttentionRelative), MatchesTheFormulaForSeveralLengths) {
 }
 
 // Distances beyond a window have no row, as in a text of many segments.
-// BUG (build/bf16/test_attention_emu) llmc/cuda/tile.h: `return unsigned(row) < unsigned(end);` -> `return row < end;`
 TEST(LONG_ON_EMU(AttentionRelative), NeedsRowsOnlyForDistancesThatAMaskShows) {
   Case c = with_mask({2, 200, 24, {0, {0, 1}}, 1}, {20});
   for (int64_t distances : {20, 64, 77}) {
@@ -57,7 +53,6 @@ TEST(LONG_ON_EMU(AttentionRelative), OfTheLastQueriesIsThatOfTheWhole) {
   }
 }
 
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma_dr.h: ` || key + row + column < 0;` -> `;`
 //
 // A query sees its block of positions. Gradients are added to, and v is in a buffer of its own.
 TEST(LONG_ON_EMU(AttentionRelative), MatchesTheFormulaWithOtherMasks) {

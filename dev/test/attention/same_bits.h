@@ -51,10 +51,6 @@ TEST(LONG_ON_EMU(AttentionMasks), ThatHideNothingChangeNothing) {
 
 #if defined(PRECISION_BF16) && !defined(SLA_CPU)
 // Each sum has the same order in the tiles for GPUs with large shared memory and in those for others.
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `group_ds, q_tiles.from_row(row), channel` ->
-//   `group_ds, q_tiles.from_row(row)`
-// BUG (build/bf16/test_attention_emu) llmc/cuda/attention_mma.h: `D == 32 || (D == 64 && Large) ? 64 : 32, chunk` ->
-//   `D == 32 || (D == 64 && Large) ? 64 : 16, chunk`
 TEST(LONG_ON_EMU(Attention), IsTheSameInLargeAndSmallSharedMemory) {
   const bool large = gpu().has_large_shared_memory;
   std::vector<Case> cases = {general_case(1, 150, 64)};
@@ -101,8 +97,6 @@ TEST(Attention, ByWgmmaIsThatByMma) {
 #endif
 
 #ifdef SLA_CPU
-// BUG (build/fp32/test_attention_cpu) llmc/cpu/attention_scores.h: `thread_local std::vector<uint8_t> kept` ->
-// `static std::vector<uint8_t> kept`
 TEST(Attention, HasTheSameBitsForAnyNumberOfThreads) {
   const int all = omp_get_max_threads();
   Case top = general_case(2, 300, 24);

@@ -37,14 +37,6 @@ struct SequencesForward {
   }
 };
 
-// BUG (build/fp32/test_attention_cpu) llmc/cpu/attention_tiles.h: `keys.first_row + position(i)` ->
-//   `b * a.T + position(i)`
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_decode.h:
-// `int64_t(keys.first_row) + k0` -> `blockIdx.z * a.T + k0`
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_decode.h:
-// `const int T = key_rows_of(a, blockIdx.z).T,` -> `const int T = int(a.T),`
-// BUG (build/fp32/test_attention_emu) llmc/cuda/attention_decode.h:
-// `relative_row(a, T - int(queries) + row.query, key)` -> `relative_row(a, int(a.T) - int(queries) + row.query, key)`
 TEST(AttentionSequences, AreThoseOfTheWhole) {
   Case window = with_mask({3, 200, 24, {0, {0, 1}}, 1}, {70});
   window.distances = 70;

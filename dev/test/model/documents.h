@@ -16,8 +16,6 @@ inline std::vector<float> losses_of_row(GPT2& model, const std::vector<int>& tok
 }
 
 // Where positions are relative, a document does not know where it stands.
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/cpu/documents.h: `first = of_sequence[t] == end_of_text ? t : first` ->
-// `first = of_sequence[t] == end_of_text && t > 0 ? t - 1 : first`
 TEST(LONG_ON_EMU(Documents), HaveTheLossesAloneThatTheyHavePacked) {
   const std::vector<int> lengths = {5, 1, 17, 40, 2, 8};
   for (const char* wiring : {"documents rope", "documents rope sla(2,3) gqa(2) window(11,SL)", "relative documents",
@@ -49,12 +47,6 @@ TEST(LONG_ON_EMU(Documents), HaveTheLossesAloneThatTheyHavePacked) {
 
 // What comes before a document changes nothing in it, though positions go on: in training, where a prompt is read, and
 // where a text is drawn.
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/kv_cache.h: `documents[span.slot] - first[span.slot][g]` ->
-// `documents[span.slot] - first[span.slot][g] - 1`
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/kv_cache.h: `lengths[slot] = documents[slot] = 0;` ->
-// `lengths[slot] = 0;`
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/attention_branch.h: `args.first_keys += row;` ->
-// `args.first_keys += 0;`
 TEST(LONG_ON_EMU(Documents), ForgetWhatWasBeforeThem) {
   for (const char* wiring : {"documents sla(2,2)", "documents window(6,SL) fixed(5,2)", "documents relative"}) {
     SCOPED_TRACE(wiring);

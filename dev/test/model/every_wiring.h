@@ -283,12 +283,6 @@ inline double other_buckets_in_cache(const GPT2& generator, int slot, const std:
   return hashes > 0 ? others / hashes : 0;
 }
 
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/kv_router.h: `head.x = place(which, {l, i}, r.routed)` ->
-//   `if (binding.shape.training) head.x = place(which, {l, i}, r.routed)`
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/depth_values.h: `{ return plan.table.depth; }` ->
-//   `{ return plan.table.gru; }`
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/depth_values.h: `if (d.layer > 0) out(Qkv::v, own)` ->
-//   `if (d.layer > 0 && is_training) out(Qkv::v, own)`
 TEST(LONG_ON_EMU(EveryWiring), GeneratesWithItsCacheWhatTrainingComputes) {
   const std::vector<int> prompts = {5, 23, 1}, lengths = {40, 33, 25};
   // Tokens of each sequence in a pass; on an emulated GPU passes take long.

@@ -35,8 +35,6 @@ TEST(Generation, ContinuesFromCachedKvAsIfFromTheStart) {
   EXPECT_LE(relative_error(pieces, whole), generation_tolerance);
 }
 
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/head.h: `if (head.cap > 0) cap_logits(` ->
-//   `if (false) cap_logits(`
 TEST(Generation, DrawsByTheReferencesLogits) {
   for (const char* wiring : {"plain", "softcap(0.3)", "untied"}) {
     auto model = make_model(four_layers(wiring), 1, 20);
@@ -55,8 +53,6 @@ TEST(Generation, DrawsByTheReferencesLogits) {
 
 // Weights change between two samples of a run. What generation keeps of them for a text, r of relative positions, must
 // not outlive it.
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/relative_attention.h: `return span.first == 0; };` ->
-// `static int texts = 0; return span.first == 0 && texts++ == 0; };`
 TEST(Generation, BeginsATextWithTodaysWeights) {
   ModelConfig config = small_config();
   config.wiring = parse_wiring("relative");
@@ -75,9 +71,6 @@ TEST(Generation, BeginsATextWithTodaysWeights) {
 
 // Texts of different lengths lie beside each other, not in the order of the cache, and their caches begin at different
 // positions. A GPU takes as many launches for them as for a single text.
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/kv_cache.h: `position - cache.first[span.slot][g]` -> `position`
-// BUG (build/fp32/test_gpt2_sla_emu) llmc/model/parts/attention_branch.h: `spans[end].count == queries) end++` ->
-// `spans[end].count < queries) end++`
 TEST(LONG_ON_EMU(Generation), OfSeveralTextsIsThatOfEach) {
   for (const char* wiring : {"sla(1,1)", "rope window(9,SL)", "relative", "universal(1)", "universal(2) act(0.3)",
                              "gru", "topk(5)", "lsh(4,2)", "reversible sla(2,2)"}) {
@@ -119,10 +112,6 @@ TEST(LONG_ON_EMU(Generation), OfSeveralTextsIsThatOfEach) {
 }
 
 // Parts of several tokens, whose neighbours have as many or others, as the evaluator computes them in a pass.
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/lsh_branch.h: `spans[end].count == spans[first].count; end++)` ->
-// `true; end++)`
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/lsh_branch.h: `row += args.shape.B * spans[first].count;` ->
-// `row += spans[first].count;`
 TEST(LONG_ON_EMU(Generation), OfPartsOfDifferentLengthsIsThatOfEach) {
   for (const char* wiring : {"sla(1,1)", "rope window(9,SL)", "relative", "universal(2) act(0.3)", "gru", "lsh(4,2)"}) {
     SCOPED_TRACE(wiring);
@@ -150,8 +139,6 @@ TEST(LONG_ON_EMU(Generation), OfPartsOfDifferentLengthsIsThatOfEach) {
   }
 }
 
-// BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `RandomStream::sample, uint32_t(step),` ->
-// `RandomStream::sample, 0,`
 TEST(LONG_ON_EMU(Generation), IsAFunctionOfSeedAndStep) {
   auto model = make_model(small_config(), 1, 16);
   init_weights(*model, 1);

@@ -39,9 +39,6 @@ inline StepStats step_of_micro_batches(GPT2& model, const MaskedTokens& tokens, 
 class MaskedLoss : public testing::TestWithParam<std::string> {};
 
 // The second of three micro-batches has no token that is scored.
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/cpu/classifier.h: `if (r.targets[i] == not_scored) continue;` -> ``
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/cpu/halting.h: `(h.targets[n] == not_scored ? 0.0f : h.dponder)` ->
-//   `h.dponder`
 TEST_P(MaskedLoss, HasTheLossAndGradientsOfTheReference) {
   const int B = 2, T = 33, V = 61;
   ModelConfig config = four_layers(GetParam());
@@ -79,7 +76,6 @@ INSTANTIATE_TEST_SUITE_P(Wiring, MaskedLoss, testing::Values("sla(2,3)", "univer
 INSTANTIATE(LONG_ON_EMU(OtherWiring), MaskedLoss,
             testing::Values("plain", "rope memory(20)", "reversible", "also(1,2) gqa(2)"));
 
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/ops/step_stats.h: `sum / (scored / rows)` -> `sum / (tokens / rows)`
 TEST(LONG_ON_EMU(MaskedStep), HasTheSameLossInAnyMicroBatches) {
   const int T = 24;
   auto model = make_model(four_layers("sla(2,3)"), 8, T);
@@ -93,7 +89,6 @@ TEST(LONG_ON_EMU(MaskedStep), HasTheSameLossInAnyMicroBatches) {
   }
 }
 
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/ops/step_stats.h: `0 < scored && scored < tokens` -> `scored < tokens`
 TEST(MaskedStep, HasNoGradientWhereNoTokenIsScored) {
   const int B = 2, T = 24;
   auto model = make_model(four_layers("universal(1) act(0.3,0.5)"), B, T);
@@ -109,8 +104,6 @@ TEST(MaskedStep, HasNoGradientWhereNoTokenIsScored) {
   expect_the_same_weights_and_moments(*model, *unchanged);
 }
 
-// BUG (build/fp32/test_gpt2_sla_cpu) train_gpt2_sla.cu: `backward ? nullptr : correct + row` ->
-//   `backward ? nullptr : correct`
 TEST(Accuracy, IsThatOfTheLargestLogits) {
   const int B = 2, T = 33, V = 61;
   PlanOptions plan = {B, T};

@@ -51,7 +51,6 @@ TEST(LONG_ON_EMU(Bits), AreTheSameInASecondRun) {
 
 #ifdef SLA_EMU
 // On the emulated GPU a seed picks the order in which threads and blocks run. Whatever depends on it depends on a race.
-// BUG (build/fp32/test_gpt2_sla_emu) llmc/cuda/documents.h: `__syncthreads();` -> ``
 TEST(LONG_ON_EMU(Bits), DoNotDependOnTheOrderOfThreads) {
   const struct {
     const char* wiring;

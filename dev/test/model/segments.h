@@ -35,8 +35,6 @@ inline std::vector<float> hidden_states_of_streams(const ModelConfig& config, co
 
 // With a window that the memory covers a query sees the same keys wherever the stream is cut, and the layers below have
 // computed these alike.
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/parts/segment_memory.h: `{memory.rows, m, m - old}` ->
-// `{memory.rows, m, 0}`
 TEST(LONG_ON_EMU(Segments), MayBeCutAnywhere) {
   for (const char* wiring : {"rope window(16) memory(16)", "rope memory(15) window(16) sla(1,2) gqa(2)",
                              "relative window(16) memory(16) sla(1,2)"}) {
@@ -52,8 +50,6 @@ TEST(LONG_ON_EMU(Segments), MayBeCutAnywhere) {
 
 // A text that is five times as long as the context: read at once, in parts that cross the segments' ends, and token by
 // token, with a cache that is shorter than the text.
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/model/attention_plan.h: `clause.before = plan.table.memory` ->
-// `clause.before = plan.table.memory - 1`
 TEST(LONG_ON_EMU(Segments), AreWhatGenerationComputes) {
   constexpr int T = 24, length = 5 * T, C = 32;
   for (const char* wiring :

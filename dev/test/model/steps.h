@@ -112,8 +112,6 @@ inline bool same_state(const std::vector<std::vector<float>>& a, const std::vect
 }
 
 // Whatever training does with the model while it is written.
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/train/training.h: `fetch_from_host(model, weights), m, v` ->
-// `fetch_from(model, model.master_memory), m, v`
 TEST(LONG_ON_EMU(Steps), LeaveACheckpointOfTheModelAtItsBeginning) {
   auto trainer = make_trainer(three_layers(), 0, 1);
   auto* run = &trainer->run;
@@ -163,7 +161,6 @@ TEST(LONG_ON_EMU(Steps), WithANonFiniteLossChangeNothingAndAreCounted) {
 }
 
 // Otherwise every later segment would attend to it.
-// BUG (build/fp32/test_gpt2_sla_cpu) llmc/train/training.h: `if (result.skipped) model.remembered = 0;` -> ``
 TEST(LONG_ON_EMU(Steps), WithANonFiniteLossLeaveNothingOfItInTheMemory) {
   ModelConfig config = three_layers();
   config.wiring = parse_wiring("rope memory(30)");

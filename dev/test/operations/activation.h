@@ -8,8 +8,6 @@ inline const char* name_of(Activation f) { return f == Activation::gelu ? "GELU"
 inline double value_of(Activation f, double x) { return f == Activation::gelu ? gelu_of(x) : x > 0 ? x * x : 0; }
 inline double slope_of(Activation f, double x) { return f == Activation::gelu ? gelu_slope(x) : x > 0 ? 2 * x : 0; }
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/activation.h: `x < 0.0f ? Floats{} : 2.0f * x` -> `2.0f * x`
-// BUG (build/bf16/test_ops_emu) llmc/cuda/activation.h: `x < 0.0f ? 0.0f : x * x` -> `x * x`
 TEST(Activation, AndItsDerivativeAreTheFormulas) {
   for (Activation f : activations_of_one) {
     SCOPED_TRACE(name_of(f));
@@ -69,10 +67,6 @@ TEST(Activation, LetsNaNThrough) {
 }
 
 // Rows beside and on the 2,048 units of a block, of more and of fewer units.
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/activation.h: `x * vec_sigmoid(x) * to_float(ups[i])` ->
-//   `x * vec_sigmoid(to_float(ups[i])) * to_float(ups[i])`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/activation.h: `y[j] = g[j] * s * x[j], x[j] = dx;` ->
-//   `x[j] = g[j] * s * x[j], y[j] = dx;`
 TEST(Activation, OfTwoProductsIsAGatedOne) {
   for (auto [N, H] : {std::pair(51, 40), std::pair(64, 32), std::pair(1, 2056), std::pair(3, 8)}) {
     SCOPED_TRACE(testing::Message() << N << " x " << H);

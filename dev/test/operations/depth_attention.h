@@ -3,20 +3,6 @@
 #include "dev/test/operations/operation.h"
 #include "llmc/ops/depth_attention.h"
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/depth_attention.h: `p[j] = scale * dot_of_head(` -> `p[j] = dot_of_head(`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/depth_attention.h: `p[j] = vec_exp(p[j] - highest)` ->
-//   `p[j] = j + 1 < a.num_layers || j == 0 ? vec_exp(p[j] - highest) : 0`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/depth_attention.h: `from_float(dk[c], of_k + ds[j] * q[c])` ->
-//   `from_float(dk[c], of_k + (is_own ? ds[j] * q[c] : 0))`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/depth_attention.h: `dq[c] += ds[j] * to_float(k[c])` -> `dq[c] += 0`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/depth_attention.h: `is_own ? a.dk_of_above + above : dk` -> `dk`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/depth_attention.h: `ds = scale * p *` -> `ds = p *`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/depth_attention.h: `sum[i] = sum[i] * old + weight * v[i]` ->
-//   `sum[i] = sum[i] + weight * v[i]`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/depth_attention.h: `dk[i] += more[i] + ds * q[i]` -> `dk[i] += more[i]`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/depth_attention.h: `dq[i] += ds * k[i]` -> `dq[i] += 0`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/depth_attention.h: `has_channels = n < N && i < a.HS` ->
-//   `has_channels = n < N`
 TEST(DepthAttention, IsASoftmaxOverTheLayersOfATokenAndHasTheirGradients) {
   struct Shape {
     int64_t N;

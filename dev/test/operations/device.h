@@ -148,9 +148,6 @@ TEST(Bf16, IsTheNearestOfTiesTheEvenAndKeepsWhatIsNotFinite) {
 }
 
 // Whole registers and parts of them; rounded as bfloat16's constructor rounds.
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/vec.h: `FloatVector floats = FloatVector{} + rest;` ->
-//   `FloatVector floats = FloatVector{};`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/vec.h: `(1 << (count > 0 ? count : 0)) - 1` -> `0xffff`
 template <class T>
 void expect_loads_and_stores_of(const std::vector<T>& x) {
   for (int64_t count = -2; count <= vector_width + 2; count++) {
@@ -212,10 +209,6 @@ struct Product {
 };
 
 // Each shape as one block and as several, and with every kind of operand.
-// BUG (build/bf16/test_ops_cpu) llmc/cpu/bf16_panels.h: `sums[r][half] * alpha` -> `sums[r][half]`
-// BUG (build/bf16/test_ops_cpu) llmc/cpu/bf16_panels.h: `tile_depth * (i % 2)` -> `tile_depth * (1 - i % 2)`
-// BUG (build/bf16/test_ops_cpu) llmc/cpu/bf16_panels.h: `tile + r % tile_rows * 2, 2, tile_depth,` ->
-//   `tile + r % tile_rows * 2, 2, 2,`
 TEST(Gemm, MultipliesBf16ToBothTypes) {
   for (char op_a : {'N', 'T'})
     for (char op_b : {'N', 'T'})
@@ -238,8 +231,6 @@ TEST(Gemm, MultipliesBf16ToBothTypes) {
 #ifdef __AVX512BF16__
 // Tiles of 16 rows and 32 of k, in panels of 32 rows and columns, 512 of k at once; by AVX512-BF16 on a CPU with AMX,
 // too.
-// BUG (build/bf16/test_ops_cpu) llmc/cpu/bf16_panels.h: `multiply_rows(x, b_panel, (depth + 1) / 2,` ->
-// `multiply_rows(x, b_panel, depth / 2,`
 TEST(Gemm, MultipliesTilesThatAreFullAndThatAreNot) {
   if (!has_bf16_matmuls()) GTEST_SKIP() << "this CPU has no matmuls of bf16";
   for (char op_a : {'N', 'T'})
@@ -268,10 +259,6 @@ TEST(Gemm, MultipliesTilesThatAreFullAndThatAreNot) {
 
 // Blocks of one matmul share what is packed of an operand, 512 of k at a time, up to 3,072 in all; the next matmul uses
 // none of it, also at the same addresses.
-// BUG (build/bf16/test_ops_cpu) llmc/cpu/gemm.h: `  return ++matmuls;` -> `  return 1;`
-// BUG (build/bf16/test_ops_cpu) llmc/cpu/bf16_panels.h: `memory + (is_kept_ ? padded() * k : 0)` -> `memory`
-// BUG (build/bf16/test_ops_cpu) llmc/cpu/bf16_panels.h: ` && of.x == of_.x && is_kept_;` -> ` && is_kept_;`
-// BUG (build/bf16/test_ops_cpu) llmc/cpu/bf16_panels.h: ` && of.x == of_.x && is_kept_;` -> ` && of.x == of_.x;`
 TEST(Gemm, PacksOperandsForBlocksOfOneMatmulOnly) {
   const OneThread alone;  // which has all blocks
   for (char op_a : {'N', 'T'})
@@ -288,8 +275,6 @@ TEST(Gemm, PacksOperandsForBlocksOfOneMatmulOnly) {
 }
 
 // A matmul of another type, whose blocks go elsewhere, uses none of it either.
-// BUG (build/bf16/test_ops_cpu) llmc/cpu/gemm.h: `= next_matmul();` ->
-//   `= [] { static uint64_t own = 0; return ++own; }();`
 TEST(Gemm, PacksOperandsForNoMatmulOfAnotherType) {
   const OneThread alone;
   Product<bfloat16, float> p = {40, 64, 33, 'T', 'N', 1.0f, 0.0f};
@@ -308,7 +293,6 @@ TEST(Gemm, PacksOperandsForNoMatmulOfAnotherType) {
 }
 
 // Rows and columns that pad a tile are zero, not what lies beside the matrix, be it NaN.
-// BUG (build/bf16/test_ops_cpu) llmc/cpu/bf16_panels.h: ` || s.k % 2 != 0` -> ``
 TEST(Gemm, TilesReadNothingBesideTheirMatrices) {
   if (!has_bf16_matmuls()) GTEST_SKIP() << "this CPU has no matmuls of bf16";
   for (char op_a : {'N', 'T'})
@@ -337,8 +321,6 @@ TEST(Gemm, AddsUpAllPartsOfALongSum) {
 
 // Columns of 600 floats, and rows that are 4 KB apart, are copied before they are multiplied, a part of the sum at a
 // time.
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/gemm.h: `copies_b ? n : ldb,` -> `ldb,`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/gemm.h: `first == 0 ? beta : 1.0f` -> `beta`
 TEST(Gemm, MultipliesFloatsBlockByBlock) {
   for (char op_a : {'N', 'T'})
     for (char op_b : {'N', 'T'})

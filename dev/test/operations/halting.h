@@ -45,7 +45,6 @@ inline void for_each_halting_case(void (*f)(const HaltingCase&)) {
     }
 }
 
-// BUG (build/fp32/test_ops_cpu) llmc/ops/halting.h: `if (before >= threshold) return` -> `if (before > 2) return`
 TEST(Halting, SumsWhatEachTokenWasUntilItHalted) {
   for_each_halting_case([](const HaltingCase& c) {
     std::vector<double> e_out(size_t(c.N * c.C)), e_ponder;

@@ -3,25 +3,6 @@
 #include "dev/test/operations/operation.h"
 #include "llmc/ops/head_mix.h"
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `o < count && m.accumulate; o++` -> `o < 0; o++`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `o * source.of_sum + row % m.heads * source.of_head` ->
-//   `row % m.heads * source.of_sum + o * source.of_head`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `store_vector(out + o * m.HS + vector_width, sum[o][1], right)` ->
-//   `store_vector(out + o * m.HS + vector_width, sum[o][1])`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `load_vector(x + vector_width, right)` -> `x_left`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/head_mix.h: `c < m.HS; c += vector_width) {` ->
-//   `c < 8; c += vector_width) {`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/vec.h: `sums[column] += float(sum)` -> `sums[column] = float(sum)`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/head_mix.h: `first = int(blockIdx.x) % groups * head_mix_group` ->
-//   `first = 0`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/head_mix.h: `__syncthreads();  // all threads have read the token before`
-//   -> ``
-// BUG (build/fp32/test_ops_emu) llmc/cuda/head_mix.h: `m.num_sources + int(blockIdx.y)) * m.heads + i` ->
-//   `m.num_sources + int(blockIdx.y)) * m.heads`
-// BUG (build/bf16/test_ops_emu) llmc/cuda/head_mix.h: `first_head = int(blockIdx.z) % tiles * columns` ->
-//   `first_head = 0`
-// BUG (build/bf16/test_ops_emu) llmc/cuda/head_mix.h: `n += head_mix_warps)` -> `n += head_mix_warps + 1)`
-// BUG (build/bf16/test_ops_emu) llmc/cuda/head_mix.h: `head < heads && c < HS ?` -> `head < heads ?`
 TEST(HeadMix, SumsHeadsOfSeveralLayersAndHasTheWeightsGradients) {
   struct Shape {
     int64_t N, HS;

@@ -188,7 +188,6 @@ inline std::vector<double> products(const LshHash& a, const std::vector<floatX>&
   return sums;
 }
 
-// BUG (build/fp32/test_ops_cpu) llmc/ops/lsh.h: `negative ? column + columns : column` -> `column`
 TEST(LshHash, FindsTheLargestProductOfEachRound) {
   struct Case {
     int64_t N, NH, HS;
@@ -256,7 +255,6 @@ TEST(LshHash, TakesTheFirstOfEqualProducts) {
   EXPECT_EQ(norms.to_host(), (std::vector<float>{0.5f, 0.5f, 0.0f}));
 }
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/lsh.h: `next.assign(starts, starts` -> `next.assign(starts + 1, starts + 1`
 TEST(LshSort, IsAStableSortByBucket) {
   for (const LshShape& s : {LshShape{2, 1, 3, 8, 2, 1}, LshShape{1, 33, 2, 8, 2, 3}, LshShape{2, 200, 1, 8, 6, 2},
                             LshShape{1, 500, 1, 8, 4000, 2}, LshShape{1, 64, 1, 8, 64, 1}}) {
@@ -313,8 +311,6 @@ TEST(LshDefinition, HasTheGradientsOfFiniteDifferences) {
   EXPECT_LE(relative_error(of_zero, slopes), 1e-8);
 }
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/lsh.h: `row[j] |= char(others[j] == bucket)` ->
-//   `row[j] = char(others[j] == bucket)`
 TEST(LshAttention, IsThatOfTheDefinitionAndSoAreItsGradients) {
   for_each_lsh_case([](const LshCase& c) {
     NaiveLsh naive = {c.shape, c.buckets, {}, {}, {}};

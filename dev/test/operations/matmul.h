@@ -170,7 +170,6 @@ TEST(Matmul, BackwardThroughAGateHasBothGradients) {
 
 // Rows beside and on the 8 warps and 64 rows of a block; columns beside and on a block's 256. Columns of a wider
 // matrix, subtracted, too.
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/matmul.h: `dout[i * stride + first + j]` -> `dout[i * OC + first + j]`
 TEST(Matmul, BiasGradientIsTheSumOfRows) {
   std::vector<std::pair<int, int>> shapes = {{1403, 264}, {7, 8}, {8, 8}, {9, 8}, {63, 248}, {64, 256}, {65, 264}};
 #ifndef SLA_CPU

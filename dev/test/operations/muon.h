@@ -57,12 +57,6 @@ inline auto moved_momentum(const MuonCase& c, const std::vector<float>& grads, c
   return std::make_tuple(d_grads.to_host(), d_m.to_host(), d_squares.to_host());
 }
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `u = momentum * m_new + rest * g;` -> `u = m_new;`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `m_new = momentum * m[i] + (1.0f - momentum) * g;` -> `m_new =
-// momentum * m[i] + g;`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `chunk_squares + matrix.first_chunk` -> `chunk_squares`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `chunk_squares.data() + args.matrices[i].first_chunk` ->
-// `chunk_squares.data()`
 TEST(Muon, MomentumIsNesterovsAndEachMatrixHasItsNorm) {
   for (const auto& [rows, columns] : muon_shapes) {
     const MuonCase c(rows, columns);
@@ -95,10 +89,6 @@ TEST(Muon, MomentumIsNesterovsAndEachMatrixHasItsNorm) {
   }
 }
 
-// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `from_float(x[blockIdx.y * n + i]` -> `from_float(x[i]`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `float(args.squares[matrix])` -> `float(args.squares[0])`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `std::sqrt(args.squares[k])` ->
-// `std::sqrt(args.squares[k - batch.first])`
 TEST(Muon, Normalizes) {
   for (const auto& shape : muon_shapes) {
     const int64_t rows = shape.first, columns = shape.second;
@@ -132,10 +122,6 @@ TEST(Muon, Normalizes) {
   }
 }
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `to_float(a_squared[i * n + i]) + muon_a` ->
-// `to_float(a_squared[i * n + i])`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `(within / n == within % n ? muon_a : 0.0f)` -> `(i / n == i % n ?
-// muon_a : 0.0f)`
 TEST(Muon, PolynomialHasItsConstantOnEveryDiagonal) {
   for (int64_t n : {1, 5, 40}) {
     const auto a = random_values<floatX>(3 * n * n, 1), squared = random_values<floatX>(3 * n * n, 2);
@@ -150,9 +136,6 @@ TEST(Muon, PolynomialHasItsConstantOnEveryDiagonal) {
   }
 }
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/muon.h: `weights[i] * keep - step` -> `weights[i] - step`
-// BUG (build/bf16/test_ops_emu) llmc/cuda/muon.h: `args.master + matrix.state` -> `args.master + matrix.begin`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/muon.h: `to_float(x[blockIdx.y * n + i])` -> `to_float(x[i])`
 TEST(Muon, MovesWeightsByTheDirection) {
   for (const auto& shape : muon_shapes) {
     const int64_t rows = shape.first, columns = shape.second;
@@ -197,8 +180,6 @@ TEST(Muon, MovesWeightsByTheDirection) {
   }
 }
 
-// BUG (build/fp32/test_ops_cpu) llmc/ops/muon.h: `begin = i * count / parts;` -> `begin = i * (count / parts);`
-// BUG (build/fp32/test_ops_cpu) llmc/ops/muon.h: `(i + 1) * count / parts - begin` -> `count / parts`
 TEST(Muon, BatchesAreOfOneShapeAndBoundedSize) {
   std::vector<MuonMatrix> matrices;
   const std::vector<std::pair<int64_t, int64_t>> sides = {{8, 4}, {4, 4}, {4, 8}, {4, 4},
@@ -227,9 +208,6 @@ TEST(Muon, BatchesAreOfOneShapeAndBoundedSize) {
 }
 
 // Operands that lie closer than cuBLASLt's vectors are wide, too.
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/gemm.h: `b += s.k * s.n` -> `b += s.m * s.k`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/gemm.h: `j < columns && row > column` -> `j < columns && row > column + side`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/matmul.h: `alignment(b, shape.next_a)` -> `alignment_of(b)`
 TEST(BatchedGemm, MultipliesEachPairOfMatrices) {
   for (const BatchedGemm& s : {BatchedGemm{3, 'N', 'T', 8, 8, 24},
                                {4, 'N', 'N', 5, 7, 5},

@@ -34,7 +34,6 @@ struct Arena {
   }
 };
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/optimizer.h: `chunks[c].decays ? s.weight_decay : 0.0f` -> `s.weight_decay`
 TEST(AdamW, MovesTheParametersAsPyTorchDoes) {
   // Sizes beside and on a thread's 4 or 8, a block's 1,024 or 2,048 and a chunk; several chunks.
   const Arena arena({100,
@@ -148,7 +147,6 @@ inline float grad_scale_of(const StepStats& sums, double grad_clip) {
   return new_m[0];
 }
 
-// BUG (build/fp32/test_ops_cpu) llmc/ops/step_stats.h: `grad_clip > 0 && clip < 1` -> `grad_clip > 0`
 TEST(AdamW, ClipsTheGradientByItsNormAsPyTorchDoes) {
   EXPECT_EQ(grad_scale_of({16, 3}, 1), float(1 / (4 + 1e-6)));
   EXPECT_EQ(grad_scale_of({2, 3}, 0.1), float(0.1 / (std::sqrt(2.0) + 1e-6)));
@@ -157,9 +155,6 @@ TEST(AdamW, ClipsTheGradientByItsNormAsPyTorchDoes) {
   EXPECT_EQ(grad_scale_of({0, 3}, 1), 1);
 }
 
-// BUG (build/fp32/test_ops_cpu) llmc/ops/step_stats.h: `return sqrt(grad_squares) * grad_weight();` ->
-//   `return sqrt(grad_squares);`
-// BUG (build/fp32/test_ops_cpu) llmc/ops/step_stats.h: `: 1.0) * grad_weight());` -> `: 1.0));`
 TEST(AdamW, TakesTheGradientOfTheMeanOverScoredTokens) {
   auto stats = [](double scored, double tokens) { return StepStats{16, 3, 0, scored, tokens}; };
   EXPECT_EQ(grad_scale_of(stats(5, 20), 1), float(4 * (1 / (16 + 1e-6))));

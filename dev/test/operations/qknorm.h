@@ -5,11 +5,6 @@
 #include "llmc/ops/qknorm.h"
 #include "llmc/ops/rotary.h"
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/qknorm.h: `1.0f / std::sqrt(squares / float(r.HS) + qknorm_eps)` ->
-//   `1.0f / (std::sqrt(squares / float(r.HS)) + qknorm_eps)`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/qknorm.h: `- to_float(y[i]) * mean)` -> `)`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/qknorm.h: `/ float(r.HS) + qknorm_eps` -> `/ float(r.HS)`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/qknorm.h: `b[j] = scale * (b[j] - yb[j] * mean)` -> `b[j] = scale * b[j]`
 TEST(Qknorm, DividesHeadsByTheirRootMeanSquare) {
   struct Case {
     int64_t N;

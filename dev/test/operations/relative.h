@@ -4,7 +4,6 @@
 #include "dev/test/operations/operation.h"
 #include "llmc/ops/relative.h"
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/relative.h: `r.q + n * r.q_stride` -> `r.q + n * C`
 TEST(RelativeQueries, AreTheSumsWithUAndV) {
   struct Case {
     int64_t N, C, q_stride;

@@ -4,8 +4,6 @@
 #include "dev/test/operations/operation.h"
 #include "llmc/ops/rotary.h"
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/rotary.h: `r.table + positions[n] * r.HS` -> `r.table + (positions[n] -
-// positions[0]) * r.HS`
 TEST(Rotary, TurnsPairsByTheAngleOfTheirPosition) {
   struct Case {
     int64_t B, T;

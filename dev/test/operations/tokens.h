@@ -7,9 +7,6 @@
 // ----------------------------------------------------------------------------
 // Documents
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/documents.h: `last = t - 1;` -> `last = t;`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/documents.h: `last_queries[t] = after - 1;` -> `last_queries[t] = after;`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/documents.h: `i > thread; i--) after` -> `i >= thread; i--) after`
 TEST(DocumentBounds, BeginAtEachEndOfText) {
   for (int64_t T : {1, 2, 255, 257, 1000})
     for (int one_in : {1, 3, 100, 5000}) {
@@ -42,9 +39,6 @@ inline std::vector<double> doubles_of(const DeviceArray<StepStats>& stats) {
 }
 
 // With a cap, losses are of capped logits; gradients are with respect to the logits before.
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/classifier.h: `scale * slope(capped_logits[i])` -> `scale`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/classifier.h: `dloss * slope(target_logit)` -> `dloss`
-// BUG (build/bf16/test_ops_emu) llmc/cuda/classifier.h: `i + j < V ? slope[j] : 0.0f` -> `1.0f`
 TEST(Classifier, GivesCrossEntropyAndItsGradientForHugeLogits) {
   // Less than a group of eight; whole groups and a part of one; beside and on a warp's 256; more than a warp; beside
   // and on the 8,192 of a block; more than a group per thread.
@@ -130,11 +124,6 @@ TEST(Classifier, TakesTheFirstOfTheLargestLogitsForTheAnswer) {
 // ----------------------------------------------------------------------------
 // Embedding
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/embedding.h: `floatX* position = wpe + positions[n] * C` ->
-//   `floatX* position = wpe + n * C`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/embedding.h: `first = n / wte_round * wte_round; first < end` ->
-//   `first = n / wte_round * wte_round; first + wte_round < end`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/embedding.h: `int g = 1; g < used` -> `int g = 2; g < used`
 TEST(Embedding, AddsTokensAndPositionsAndCollectsRepeatedTokens) {
   struct Case {
     int64_t B, T, C, V, apart = 1;  // V different tokens
@@ -182,8 +171,6 @@ TEST(Embedding, AddsTokensAndPositionsAndCollectsRepeatedTokens) {
 }
 
 // What a cycle of layers that repeat begins with.
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/embedding.h: `to_float(x[n * C + i]) + to_float(wse[i]) +` ->
-//   `to_float(wse[i]) +`
 TEST(Coordinates, AreAddedToEachRow) {
   struct Case {
     int64_t B, T, C;
@@ -217,7 +204,6 @@ TEST(Coordinates, AreAddedToEachRow) {
   }
 }
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/classifier.h: `double loss = 0, ponder = 0;` -> `float loss = 0, ponder = 0;`
 TEST(MeanLoss, IsAddedToTheSumInDouble) {
   for (int64_t n : {1023, 1024, 1025, 3 * 1024 + 5}) {  // beside and on the threads of a block
     std::vector<float> losses(size_t(n), 1.0f);

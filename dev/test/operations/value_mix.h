@@ -3,11 +3,6 @@
 #include "dev/test/operations/operation.h"
 #include "llmc/ops/value_mix.h"
 
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/value_mix.h: `da += dout * to_float(v[i])` ->
-//   `da += dout * to_float(first[i])`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/value_mix.h: `(m.accumulate ? to_float(dfirst[i]) : 0.0f)` -> `0.0f`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/value_mix.h: `if (m.accumulate) load8(` -> `if (false) load8(`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/value_mix.h: `db = block_sum(db, sums)` -> `db = warp_sum(db)`
 TEST(ValueMix, AddsFirstValuesAndHasTheirGradients) {
   for (const auto& shape : {std::pair<int64_t, int64_t>(1, 8), {31, 24}, {33, 64}, {100, 40}})
     for (bool accumulate : {false, true}) {

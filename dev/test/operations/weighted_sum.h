@@ -4,14 +4,6 @@
 #include "llmc/ops/weighted_sum.h"
 
 // More terms than a launch on a GPU takes, and sizes of several pieces, too.
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/weighted_sum.h: `accumulate ? to_float(out[first + i]) : 0.0f` -> `0.0f`
-// BUG (build/fp32/test_ops_cpu) llmc/cpu/vec.h: `sum += partial[row * columns + column]` ->
-//   `sum = partial[row * columns + column]`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/weighted_sum.h: `accumulate || first > 0` -> `accumulate`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/weighted_sum.h: `first + e * weighted_sum_threads; i < eights) load8` ->
-//   `first; i < eights) load8`
-// BUG (build/fp32/test_ops_emu) llmc/cuda/weighted_sum.h: `add_column_sums(dweights + first,` ->
-//   `add_column_sums(dweights,`
 TEST(WeightedSum, HasTheSumAndTheGradientsOfItsWeights) {
   for (const std::pair<int64_t, int64_t>& shape :
        {std::pair<int64_t, int64_t>(8, 2), {1000, 3}, {8192, 1}, {16392, 13}, {2056, 67}})
