@@ -65,7 +65,6 @@ TEST_F(CommandLine, ImpossibleRunsAreRefused) {
   expect_error(with + "-d 100", {"-d 100 is not a multiple of B * T = 2 * 32"});
   expect_error(with + "--wiring 'sla(0,1)'", {"sla(0,1)"});
   expect_error(with + "--wiring 'sla(1,5)'", {"sla(1,5)", "4 heads"});
-  expect_error(with + "--skip-layers 1", {"--skip-layers: is not an option any more; write --wiring 'sla(n,k)'"});
   expect_error(with + "--channels 33", {"4 heads do not divide 33 channels"});
   expect_error(with + "--colour red", {"--colour"});
   expect_error(with + "-x many", {"many"});

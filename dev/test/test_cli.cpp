@@ -149,8 +149,7 @@ TEST_F(CommandLine, Tf32IsRefusedWhereThereIsNone) {
 // Options and outputs
 
 TEST_F(CommandLine, ARunFromItsConfigTomlIsTheSame) {
-  const std::string data = in("Stra\xdf"
-                              "e.bin");  // not UTF-8
+  const std::string data = in("Stra\u00dfe.bin");
   write_file(data, shard_bytes(20000));
   ASSERT_EQ(run(trainer + "-i " + data + small_model + "-k linear -q 0.1 -x 5 -o " + in("a")).exit_status, 0);
   ASSERT_EQ(run(trainer + "--config " + in("a/config.toml") + " -o " + in("b")).exit_status, 0);

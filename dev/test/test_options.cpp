@@ -5,7 +5,6 @@
 #include <cstring>
 #include <limits>
 #include <fstream>
-#include <functional>
 #include <map>
 #include <random>
 #include <set>
@@ -99,15 +98,6 @@ TEST(Numbers, TextThatIsNoNumberIsRefused) {
 // ----------------------------------------------------------------------------
 // Options
 
-// A character, as UTF-8.
-static std::string utf8_of(uint32_t code_point) {
-  if (code_point < 0x80) return {char(code_point)};
-  const int parts = code_point < 0x800 ? 1 : code_point < 0x10000 ? 2 : 3;  // after the first one
-  std::string bytes = {char((0xF00 >> (parts + 1) & 0xFF) | code_point >> 6 * parts)};
-  for (int i = parts - 1; i >= 0; i--) bytes += char(0x80 | (code_point >> 6 * i & 0x3F));
-  return bytes;
-}
-
 static TrainOptions parse(std::vector<std::string> words) {
   std::vector<char*> argv = {const_cast<char*>("train_gpt2_sla")};
   for (std::string& word : words) argv.push_back(word.data());
@@ -139,32 +129,8 @@ TEST(Options, WrittenAsTomlReadBackTheSame) {
 TEST(Options, AnyTextComesBackFromToml) {
   TemporaryFolder folder;
   const std::string path = folder.path + "/config.toml";
-  for (const char* text : {"a # b",
-                           "two\nlines",
-                           "say \"so\"",
-                           "it's",
-                           "back\\slash",
-                           "tab\t",
-                           "'''",
-                           "\"\"\"",
-                           "[x]",
-                           " = ",
-                           "12",
-                           "true",
-                           "-x",
-                           "gr\xc3\xbc\xc3\x9f",
-                           "\x01",
-                           "\r\n",
-                           "{}",
-                           "--",
-                           "\x7f",
-                           "\xff",
-                           "Stra\xdf"
-                           "e",
-                           "\xc3",
-                           "\xed\xa0\x80",
-                           "\xf4\x90\x80\x80 '",
-                           "\xe2\x82\xac\xe2\x82"}) {
+  for (const char* text : {"a # b", "two\nlines", "say \"so\"", "it's", "back\\slash", "tab\t", "'''", "\"\"\"", "[x]",
+                           " = ", "12", "true", "-x", "gr\xc3\xbc\xc3\x9f", "\x01", "\r\n", "{}", "--", "\x7f"}) {
     const TrainOptions first = parse({"-i", text, "-s", "1", "--prompt", text, "-l", ".5", "--tokenizer", "a b"});
     write_file(path, first.as_toml);
     const TrainOptions second = parse({"--config", path});
@@ -175,30 +141,11 @@ TEST(Options, AnyTextComesBackFromToml) {
   }
 }
 
-// The texts have characters, bytes, and parts of a character among others.
-TEST(Options, AnyBytesComeBackFromToml) {
-  TemporaryFolder folder;
-  const std::string path = folder.path + "/config.toml";
-  std::mt19937 random(6);
-  const std::vector<std::function<std::string()>> draw =
-      {[&] { return std::string(1, char(random())); }, [&] { return std::string(1, "\xe2\x82\xac\n"[random() % 4]); },
-       [&] { return utf8_of(random() % 2 == 0 ? random() % 0xA0 : 0xE000 + random() % 0x102000); }};
-  std::vector<std::string> values;
-  std::string file;
-  for (size_t i = 0; i < 5000; i++) {
-    std::string& value = values.emplace_back();
-    for (size_t n = random() % 8; n > 0; n--) value += draw[i % draw.size()]();
-    file += config_toml_line(format("v%zu", i), value);
-  }
-  write_file(path, file);
-  const std::vector<ConfigEntry> entries = read_config_toml(path);
-  ASSERT_EQ(entries.size(), values.size());
-  for (size_t i = 0; i < values.size(); i++)
-    EXPECT_EQ(entries[i].value, values[i]) << config_toml_line(entries[i].name, values[i]);
+// BUG llmc/run/config_toml.cpp: `replace_invalid_utf8(*text, valid)` -> `int64_t(0)`
+TEST(Options, BytesThatAreNotUtf8AreReplacedInToml) {
   EXPECT_EQ(config_toml_line("prompt", std::string("Stra\xdf"
-                                                   "e")),
-            "prompt = [\"Stra\", 0xDF, \"e\"]\n");
-  EXPECT_EQ(config_toml_line("prompt", std::string("\n\xf0\x9f")), "prompt = [\"\\u000A\", 0xF0, 0x9F]\n");
+                                                   "e\n")),
+            "prompt = \"Stra\ufffde\\u000A\"\n");
 }
 
 TEST(Options, AConfigFileThatIsNotUnderstoodIsRefused) {
@@ -213,8 +160,6 @@ TEST(Options, AConfigFileThatIsNotUnderstoodIsRefused) {
   expect_error("this is not toml at all\n", ":1: is not TOML");
   expect_error("[ranks]\nlayers = 3\n", ":1: ranks: is a section");
   expect_error("steps = [1, 2]\n", ":1: steps: is a section, a list or a date");
-  for (const char* list : {"[]", "['a', 'b']", "['a', 0x7F]", "['a', 0xFF, 0x100]", "['a', [0xFF]]", "[0xFF, 1.5]"})
-    expect_error(std::string("prompt = ") + list + "\n", ":1: prompt: is a section, a list or a date");
   expect_error("prompt = \"open\n", ":1: is not TOML");
   expect_error("help = true\n", ":1: help: no such option");
   expect_error("config = \"x\"\n", ":1: config: no such option");
@@ -427,20 +372,6 @@ TEST(Options, WithoutOthersThatTheyNeedAreRefused) {
   const TrainOptions all = parse({"-i", "x", "-o", "out", "-s", "1", "--prompt", "a", "-y", "-n", "1", "--keep", "1",
                                   "--keep-every", "2", "--resume-from", "a"});
   EXPECT_TRUE(all.resume);
-}
-
-TEST(Options, ThatAreNoneAnyMoreSayWhatToWrite) {
-  TemporaryFolder folder;
-  const std::string path = folder.path + "/c.toml";
-  for (const std::string former : {"skip-layers", "skip-heads"}) {
-    const std::string message = "--" + former + ": is not an option any more; write --wiring 'sla(n,k)'";
-    EXPECT_ERROR(parse({"-i", "x", "--" + former, "3"}), message);
-    EXPECT_ERROR(parse({"-i", "x", "--" + former + "=3", "-x", "1"}), message);
-    EXPECT_ERROR(parse({"-i", "x", "--" + former}), message);
-    write_file(path, "steps = 1\n" + former + " = 3\n");
-    EXPECT_ERROR(parse({"-i", "x", "--config", path}),
-                 path + ":2: " + former + ": is not an option any more; write wiring = 'sla(n,k)'");
-  }
 }
 
 TEST(Options, ThatAreComparedOnResumingHaveAKey) {

@@ -183,14 +183,13 @@ TEST_F(LongScripts, GiveUpAfterThreeRunsWithoutACheckpoint) {
 // Slurm is replaced by one machine with two GPUs. Its warning ends the first job, which requeues itself; the second one
 // resumes. Ranks agree to stop with the next step that they queue, so that it may take two steps.
 TEST_F(LongScripts, UnderSlurmRequeueWhenWarned) {
-  // mpirun starts its tasks, but only with --mpi=pmix can they see that MPI has started them.
+  // mpirun starts its tasks, which cannot see that MPI has started them.
   write_program("srun", R"(
-    unseen=PMIX_RANK
     echo "srun has $SRUN_CPUS_PER_TASK cores a task" >&2
-    while [ "${1#--}" != "$1" ]; do echo "srun $1" >&2; [ "$1" != --mpi=pmix ] || unseen=NONE; shift; done
+    while [ "${1#--}" != "$1" ]; do echo "srun $1" >&2; shift; done
     exec mpirun --oversubscribe -np 2 bash -c 'SLURM_PROCID=$OMPI_COMM_WORLD_RANK SLURM_STEP_NUM_TASKS=2 \
        SLURM_LOCALID=$OMPI_COMM_WORLD_RANK \
-      exec env -u OMPI_COMM_WORLD_SIZE -u OMPI_COMM_WORLD_RANK -u OMPI_COMM_WORLD_LOCAL_RANK -u '$unseen' \
+      exec env -u OMPI_COMM_WORLD_SIZE -u OMPI_COMM_WORLD_RANK -u OMPI_COMM_WORLD_LOCAL_RANK -u PMIX_RANK \
       "$@"' task "$@"
   )");
   write_program("scontrol", "echo \"$*\" >>'" + in("queue") + "'\n");
@@ -198,23 +197,18 @@ TEST_F(LongScripts, UnderSlurmRequeueWhenWarned) {
   setenv("SLURM_JOB_ID", "7", 1);
   setenv("SLURM_CPUS_PER_TASK", "8", 1);
   setenv("TRAINER", "build/fp32/train_gpt2_sla_emu", 1);
-  for (const char* job : {"slurm_pmix", "slurm"}) {
-    fs::remove(in("queue"));
-    setenv("OUT", in(job).c_str(), 1);
-    const std::string command =
-        format("bash scripts/multi_node/%s.sbatch scripts/run_gpt2.sh 124M sla %s", job, small.c_str());
-    const Outcome warned = run_and_signal(command, in(job), "USR1");
-    EXPECT_NE(warned.exit_status, 0) << warned.err;
-    EXPECT_EQ(read_file(in("queue")), "requeue 7\n") << warned.out << warned.err;
-    EXPECT_NE(warned.err.find("srun --kill-on-bad-exit=1"), std::string::npos) << warned.err;
-    EXPECT_NE(warned.err.find("srun has 8 cores a task"), std::string::npos) << warned.err;
-    EXPECT_EQ(warned.err.find("srun --mpi=pmix") != std::string::npos, std::string(job) == "slurm_pmix") << warned.err;
-    const Outcome o = run(command);
-    EXPECT_EQ(o.exit_status, 0) << o.err;
-    EXPECT_NE(o.out.find("micro-batches of 1 x 8 tokens on each of 2 ranks"), std::string::npos) << o.out;
-    EXPECT_EQ(steps_of(read_log(in(job))).size(), 6u);
-    EXPECT_EQ(read_file(in("queue")), "requeue 7\n");
-  }
+  setenv("OUT", in("slurm").c_str(), 1);
+  const std::string command = "bash scripts/multi_node/slurm.sbatch scripts/run_gpt2.sh 124M sla " + small;
+  const Outcome warned = run_and_signal(command, in("slurm"), "USR1");
+  EXPECT_NE(warned.exit_status, 0) << warned.err;
+  EXPECT_EQ(read_file(in("queue")), "requeue 7\n") << warned.out << warned.err;
+  EXPECT_NE(warned.err.find("srun --kill-on-bad-exit=1"), std::string::npos) << warned.err;
+  EXPECT_NE(warned.err.find("srun has 8 cores a task"), std::string::npos) << warned.err;
+  const Outcome o = run(command);
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+  EXPECT_NE(o.out.find("micro-batches of 1 x 8 tokens on each of 2 ranks"), std::string::npos) << o.out;
+  EXPECT_EQ(steps_of(read_log(in("slurm"))).size(), 6u);
+  EXPECT_EQ(read_file(in("queue")), "requeue 7\n");
 }
 
 TEST_F(Scripts, OnOneMachineStartAProcessForEachGpu) {

@@ -1,6 +1,4 @@
-// Options in a TOML file: `name = value` a line, the names being the command line's long options. TOML is UTF-8, but a
-// path, or a text on the command line, is any bytes: where they are not UTF-8 the value is a list of the parts that
-// are, and of the other bytes as numbers from 0x80 to 0xFF, such as ["Stra", 0xDF, "e.bin"].
+// Options in a TOML file: `name = value` a line, the names being the command line's long options.
 #pragma once
 #include <string>
 #include <vector>
@@ -12,8 +10,8 @@ struct ConfigEntry {
 };
 
 // The entries of a file, in its order. Throws UserError, with the line, for a file that cannot be read, text that is
-// not TOML (a name given twice, too), sections, and values that are not text, bytes as above, a number, true or false.
+// not TOML (a name given twice, too), sections, and values that are not text, a number, true or false.
 std::vector<ConfigEntry> read_config_toml(const std::string& path);
 
-// The line that read_config_toml reads as this entry: any value comes back as it was.
+// The line that read_config_toml reads as this entry. TOML is UTF-8: other bytes become U+FFFD.
 std::string config_toml_line(const std::string& name, const Scalar& value);

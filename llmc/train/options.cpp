@@ -201,13 +201,6 @@ OptionTable train_options(TrainOptions& o) {
   return t;
 }
 
-// Options of earlier versions, and what to write instead.
-struct FormerOption {
-  const char *name, *instead, *value;
-};
-static const FormerOption former_options[] = {{"skip-layers", "wiring", "'sla(n,k)'"},
-                                              {"skip-heads", "wiring", "'sla(n,k)', or plain if k was 0"}};
-
 // ----------------------------------------------------------------------------
 // Reading them
 
@@ -228,12 +221,6 @@ static void declare(CLI::App& app, const OptionTable& t, GivenValues& given) {
     else declared->type_name("value")->option_text(option.type + (initial.empty() ? "" : "=" + initial));
     if (option.value_follows != nullptr) declared->expected(0, 1)->default_str("1")->option_text(option.value_follows);
   }
-  for (const FormerOption& former : former_options) {
-    const auto refuse = [former](const CLI::results_t&) -> bool {
-      user_error("--%s: is not an option any more; write --%s %s", former.name, former.instead, former.value);
-    };
-    app.add_option(std::string("--") + former.name, refuse)->expected(0, 1)->group("");
-  }
 }
 
 // `where`: what the message begins with.
@@ -245,9 +232,6 @@ static void set_option(const Option& option, const std::string& text, const std:
 
 // Throws UserError for a name in a config file that is no option of it.
 [[noreturn]] static void refuse_entry(const OptionTable& t, const ConfigEntry& entry, const std::string& where) {
-  for (const FormerOption& former : former_options)
-    if (entry.name == former.name)
-      user_error("%s: is not an option any more; write %s = %s", where, former.instead, former.value);
   std::vector<std::string> names;
   for (const Option& option : t)
     if (option.in_config) names.push_back(option.name());
