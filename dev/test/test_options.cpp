@@ -141,7 +141,6 @@ TEST(Options, AnyTextComesBackFromToml) {
   }
 }
 
-// BUG llmc/run/config_toml.cpp: `replace_invalid_utf8(*text, valid)` -> `int64_t(0)`
 TEST(Options, BytesThatAreNotUtf8AreReplacedInToml) {
   EXPECT_EQ(config_toml_line("prompt", std::string("Stra\xdf"
                                                    "e\n")),
