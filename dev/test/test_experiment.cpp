@@ -72,7 +72,7 @@ class ExperimentTest : public CommandLine {
 using LongExperiment = ExperimentTest;  // for the tests that take long
 
 // Stopped in the second run, and resumed with the same command: with the bits of a run alone.
-// BUG scripts/experiments/experiment.cpp: `kill(slot.pid, SIGUSR1);` -> `kill(slot.pid, SIGKILL);`
+// BUG scripts/experiments/experiment.cpp: `kill(pid, SIGUSR1);` -> `kill(pid, SIGKILL);`
 // BUG scripts/experiments/experiment.cpp: `"--keep", "1"}` -> `"--keep", "0"}`
 // BUG scripts/experiments/experiment.cpp: `O_CREAT | O_APPEND` -> `O_CREAT | O_TRUNC`
 TEST_F(LongExperiment, ResumesWhereItWasStopped) {
@@ -107,8 +107,7 @@ TEST_F(LongExperiment, ResumesWhereItWasStopped) {
 }
 
 // BUG scripts/experiments/experiment.cpp: `if (!fit_what_is_here(e)) return 2;` -> ``
-// BUG scripts/experiments/experiment.cpp: `if (std::min({history.last_step(), validated, saved}) < r.steps) return {};` ->
-// `return {};`
+// BUG scripts/experiments/experiment.cpp: `saved}) < r.steps) return {};` -> `saved}) <= r.steps) return {};`
 TEST_F(ExperimentTest, DoesNotTakeRunsOfOtherOptions) {
   const Outcome first = run(compare("plain; rope", "-x 2 -l 1e-3"));
   ASSERT_EQ(first.exit_status, 0) << first.err;
