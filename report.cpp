@@ -5,6 +5,7 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -23,47 +24,39 @@
 
 struct ReportOptions {
   std::vector<std::string> folders;
-  std::string out, outline, sources;
+  std::string out, outline;
   bool watch = false, tensorboard = false, suggest_wiring = false;
-
-  bool asks_for_sources() const { return suggest_wiring || !sources.empty(); }
 };
 
-// Throws UserError unless the file can be written, and replaces nothing that it is made of.
-static void check_replaces_no_input(const std::string& path, const std::vector<std::string>& folders,
-                                    std::vector<std::string> inputs) {
-  for (const std::string& folder : folders)
-    for (const std::string& file : files_of_run(folder)) inputs.push_back(file);
+// Throws UserError unless the file can be written, and for one of `inputs`, which it is made of.
+static void write_output(const std::string& path, const std::string& text, const std::vector<std::string>& inputs,
+                         const std::vector<std::string>& warnings = {}) {
   check_output(path, inputs);
-}
-
-static void write_output(const std::string& path, const std::string& text, const std::vector<std::string>& warnings) {
   write_file_durably(path, text);
   for (const std::string& warning : warnings) print_warning(warning);
   printf("wrote %s\n", printable(path, /*one_line=*/true).c_str());
   fflush(stdout);
 }
 
-static void report_outline(const ReportOptions& o) {
-  if (o.out.empty()) user_error("--outline: name the page, with -o");
-  const std::vector<ReportSection> sections = read_outline(o.outline);
-  std::vector<std::string> folders, warnings;
-  for (const ReportSection& section : sections)
-    folders.insert(folders.end(), section.folders.begin(), section.folders.end());
-  check_replaces_no_input(o.out, folders, {o.outline});
-  const std::string page = sections_page(std::filesystem::path(o.out).stem().string(), sections, &warnings);
-  write_output(o.out, page, warnings);
-}
-
-static void report_runs(const ReportOptions& o, const std::string& out) {
-  std::vector<std::string> warnings;
+// The page, or TensorBoard's file.
+static void report_runs(ReportOptions o) {
+  std::vector<std::string> warnings, inputs;
+  std::vector<ReportSection> sections;
   std::vector<RunHistory> runs;
-  for (const std::string& folder : o.folders) runs.push_back(read_run(folder));
-  check_replaces_no_input(out, o.folders, {});
-  const std::string text = o.tensorboard      ? event_file(runs[0])
-                           : runs.size() == 1 ? report_page(runs[0])
-                                              : comparison_page(runs, &warnings);
-  write_output(out, text, warnings);
+  if (!o.outline.empty()) sections = read_outline(o.outline), inputs = {o.outline};
+  for (const ReportSection& section : sections)
+    o.folders.insert(o.folders.end(), section.folders.begin(), section.folders.end());
+  for (const std::string& folder : o.folders) {
+    if (o.outline.empty()) runs.push_back(read_run(folder));
+    for (const std::string& file : files_of_run(folder)) inputs.push_back(file);
+  }
+  const std::string title = std::filesystem::path(o.out).stem().string();
+  write_output(o.out,
+               !o.outline.empty() ? sections_page(title, sections, &warnings)
+               : o.tensorboard    ? event_file(runs[0])
+               : runs.size() == 1 ? report_page(runs[0])
+                                  : comparison_page(runs, &warnings),
+               inputs, warnings);
 }
 
 // Whether a process trains in the folder: then it has the lock (run_lock.h).
@@ -74,43 +67,32 @@ static bool is_training(const std::string& folder) {
   return file.fd >= 0 && fcntl(file.fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }
 
-// How many bytes the logs have in all.
-static uintmax_t size_of_logs(const std::vector<std::string>& folders) {
-  uintmax_t size = 0;
-  std::error_code ignored;
-  for (const std::string& folder : folders) size += std::filesystem::file_size(folder + "/log.jsonl", ignored);
-  return size;
-}
-
 // Writes the page whenever a log has grown, until nobody trains. Reading a long log takes seconds: at most a tenth of
 // the time is spent on it.
-static void watch_runs(const ReportOptions& o, const std::string& out) {
+static void watch_runs(const ReportOptions& o) {
   for (uintmax_t written = 0;;) {
     const bool is_last = std::none_of(o.folders.begin(), o.folders.end(), is_training);
     const double start = seconds_now();
-    if (const uintmax_t size = size_of_logs(o.folders); is_last || size != written) written = size, report_runs(o, out);
+    uintmax_t size = 0;  // of all logs
+    std::error_code ignored;
+    for (const std::string& folder : o.folders) size += std::filesystem::file_size(folder + "/log.jsonl", ignored);
+    if (is_last || size != written) written = size, report_runs(o);
     if (is_last) return;
     usleep(useconds_t(1e6 * std::clamp(9 * (seconds_now() - start), 1.0, 600.0)));
   }
 }
 
-// What `router` and `dense` have learned, of a run's newest checkpoint or of a model.
-static void tell_learned_sources(const ReportOptions& o) {
-  if (o.folders.size() != 1) user_error("--suggest-wiring and --sources are of one model; name its folder");
-  const std::string model = model_folder(o.folders[0]);
+// The wirings that come nearest to what a model with `router` has learned, the best last.
+static void suggest_wiring(const std::string& folder) {
+  const std::string model = model_folder(folder);
   const ModelConfig config = read_config_json(model);
-  const LearnedSources sources = read_learned_sources(model, config);
-  if (sources.empty())
-    user_error("%s: the wiring, \"%s\", has neither `router` nor `dense`: there is nothing that it has learned of "
-               "sources",
-               model, config.wiring.text);
-  if (!o.sources.empty()) {
-    std::vector<std::string> inputs = weight_files(model);
-    inputs.push_back(model + "/config.json");
-    check_replaces_no_input(o.sources, {}, inputs);
-    write_file_durably(o.sources, learned_sources_csv(sources));
-  }
-  if (o.suggest_wiring) printf("%s", learned_sources_text(sources, config.wiring, config.num_heads).c_str());
+  const auto nearest = nearest_wirings(read_learned_sources(model, config), config.wiring, config.num_heads);
+  if (nearest.empty())
+    user_error("%s: the wiring, \"%s\", has no `router`: there is nothing that it has learned of sources", model,
+               config.wiring.text);
+  printf("%s  wiring\n", near_share_name);
+  for (const NearWiring& near : nearest)
+    printf("%*.3f  %s\n", int(strlen(near_share_name)), near.share, near.text.c_str());
 }
 
 static int run_report(int argc, char** argv) {
@@ -127,24 +109,22 @@ static int run_report(int argc, char** argv) {
                std::string("in place of the page write TensorBoard's event file of a run; default: RUN/") +
                    event_file_name);
   app.add_flag("--suggest-wiring", o.suggest_wiring,
-               "in place of the page print what `router` and `dense` have learned in the run's newest checkpoint, or "
-               "in "
-               "a model's folder, and the wirings without a router that come nearest");
-  app.add_option("--sources", o.sources, "in place of the page write the weights of `router` and `dense`, as CSV");
+               "in place of the page print the wirings without a router that come nearest to what `router` has learned "
+               "in the run's newest checkpoint, or in a model's folder");
   if (!parse_command_line(app, argc, argv)) return 0;
   if (o.folders.empty() == o.outline.empty())
     user_error("name the folders of runs, or an --outline; --help lists the options");
-  if (o.watch + o.tensorboard + o.asks_for_sources() + !o.outline.empty() > 1)
-    user_error("--watch, --tensorboard, --suggest-wiring or --sources, and --outline exclude each other; give one");
-  if (!o.outline.empty()) return report_outline(o), 0;
-  if (o.asks_for_sources()) return tell_learned_sources(o), 0;
-  if (o.tensorboard && o.folders.size() > 1) user_error("--tensorboard: is of one run; name one folder");
+  if (o.watch + o.tensorboard + o.suggest_wiring + !o.outline.empty() > 1)
+    user_error("--watch, --tensorboard, --suggest-wiring and --outline exclude each other; give one");
+  if (o.tensorboard + o.suggest_wiring > 0 && o.folders.size() > 1)
+    user_error("--tensorboard and --suggest-wiring are of one run; name one folder");
+  if (o.suggest_wiring) return suggest_wiring(o.folders[0]), 0;
+  if (o.out.empty() && !o.outline.empty()) user_error("--outline: name the page, with -o");
   if (o.out.empty() && o.folders.size() > 1)
     user_error("%zu runs: name the page that compares them, with -o", o.folders.size());
-  const std::string out =
-      !o.out.empty() ? o.out : o.folders[0] + "/" + (o.tensorboard ? event_file_name : "report.html");
-  if (o.watch) watch_runs(o, out);
-  else report_runs(o, out);
+  if (o.out.empty()) o.out = o.folders[0] + "/" + (o.tensorboard ? event_file_name : "report.html");
+  if (o.watch) watch_runs(o);
+  else report_runs(o);
   return 0;
 }
 

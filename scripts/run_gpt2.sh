@@ -74,7 +74,10 @@ while true; do
   before=$(newest) status=1
   BATCH=${BATCH:-$(largest_batch "$@")}
   [ -z "$BATCH" ] || stoppable train "$@"
-  [ $status -ne 0 ] || exit 0
+  if [ $status -eq 0 ]; then
+    [ ! -x report ] || [ ! -e "$OUT/log.jsonl" ] || ./report "$OUT" >/dev/null
+    exit 0
+  fi
   [ -z "$stopped" ] || { echo "stopped; the same command resumes" >&2; exit $status; }
   if [ "$(newest)" = "$before" ]; then failures=$((failures + 1)); else failures=0; fi
   [ $failures -lt 3 ] ||

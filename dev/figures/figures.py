@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Writes the pictures of the READMEs beside itself: wiring.svg; router.svg from router.csv in
-dev/bench/results/layer-sources, which `report --sources` wrote; and probe.svg from the logs of
+dev/bench/results/layer-sources, the weights of a router; and probe.svg from the logs of
 `make probe` in dev/bench/results/probe.
 
     dev/figures/figures.py

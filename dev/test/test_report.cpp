@@ -704,8 +704,8 @@ TEST_F(Report, TheProgramRefusesWhatItCannotDo) {
   expect_error("--outline x", "--outline: name the page, with -o");
   expect_error(a + " -o " + in("nowhere/page.html"), "nowhere/page.html: cannot be written");
   expect_error(a + " --watch --tensorboard", "exclude each other");
-  expect_error(a + " " + a + " --tensorboard", "--tensorboard: is of one run");
-  expect_error(a + " " + a + " --suggest-wiring", "are of one model");
+  for (const char* option : {" --tensorboard", " --suggest-wiring"})
+    expect_error(a + " " + a + option, "are of one run; name one folder");
   EXPECT_EQ(names_in(folder).count("nowhere"), 0u);
   const Outcome o = run("./report " + a);
   EXPECT_EQ(o.exit_status, 0) << o.err;

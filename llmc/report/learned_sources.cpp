@@ -1,11 +1,9 @@
 #include "learned_sources.h"
 #include <algorithm>
 #include <cmath>
-#include <cstring>
-#include "llmc/formats/checkpoint.h"
-#include "llmc/base/error.h"
-#include "llmc/base/number.h"
-#include "llmc/base/text.h"
+#include "llmc/io/checkpoint.h"
+#include "llmc/utils/error.h"
+#include "llmc/utils/text.h"
 #include "wiring_picture.h"
 
 std::vector<double> LearnedSources::router_shares(int layer, int kv_head, bool as_a_wiring) const {
@@ -51,20 +49,6 @@ LearnedSources read_learned_sources(const std::string& folder, const ModelConfig
 
 // ----------------------------------------------------------------------------
 // CSV
-
-std::string learned_sources_csv(const LearnedSources& s) {
-  std::string csv = "term,layer,head,source,source_head,weight\n";
-  const auto add = [&](const char* term, size_t layer, int head, int source, int source_head, float weight) {
-    csv += format("%s,%zu,%d,%d,%d,%s\n", term, layer, head, source, source_head, shortest(double(weight)).c_str());
-  };
-  for (size_t l = 1; l < s.router.size(); l++)
-    for (int g = 0, n = 0; g < s.num_kv_heads; g++)
-      for (int j = 0; j <= int(l); j++)
-        for (int i = 0; i < s.num_kv_heads; i++, n++) add("router", l, g, j, i, s.router[l][size_t(n)]);
-  for (size_t l = 0; l < s.dense.size(); l++)
-    for (int j = 0; j <= int(l) + 1; j++) add("dense", l + 1, 0, j, 0, s.dense[l][size_t(j)]);
-  return csv;
-}
 
 // ----------------------------------------------------------------------------
 // The nearest wirings
@@ -206,7 +190,7 @@ std::vector<NearWiring> nearest_wirings(const LearnedSources& s, const Wiring& w
 }
 
 // ----------------------------------------------------------------------------
-// For people
+// The picture
 
 namespace {
 
@@ -279,35 +263,6 @@ std::string drawn(const SourceMap& map, double x, double y, int cell) {
 }
 
 }  // namespace
-
-std::string learned_sources_text(const LearnedSources& s, const Wiring& w, int num_heads) {
-  std::string text;
-  for (const SourceMap& map : layer_maps(s)) {
-    text += map.title + "\n" + format("%9s", "");
-    for (size_t j = 0; j < map.rows.back().size(); j++) text += format(" %6zu", j);
-    text += "\n";
-    for (size_t l = map.rows.size(); l-- > 0;) {
-      text += format("%-9s", map.row_names[l].c_str());
-      for (double x : map.rows[l]) text += format(" %6.3f", x);
-      text += "\n";
-    }
-  }
-  if (s.router.empty()) return text;
-  text += "router: the layer with the largest share of |weights|, and that share, of each K/V head\n";
-  for (int l = s.num_layers - 1; l > 0; l--) {
-    text += format("%-9s", format("layer %d", l).c_str());
-    for (int g = 0; g < s.num_kv_heads; g++) {
-      const std::vector<double> shares = s.router_shares(l, g);
-      const auto largest = std::max_element(shares.begin(), shares.end());
-      text += format(" %3d %.2f", int(largest - shares.begin()), *largest);
-    }
-    text += "\n";
-  }
-  text += near_share_name + std::string("  wiring\n");
-  for (const NearWiring& near : nearest_wirings(s, w, num_heads))
-    text += format("%*.3f  %s\n", int(strlen(near_share_name)), near.share, near.text.c_str());
-  return text;
-}
 
 std::string learned_sources_picture(const LearnedSources& s) {
   constexpr double most_cells = 200000;  // about 100 bytes each

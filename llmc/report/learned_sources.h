@@ -24,10 +24,6 @@ struct LearnedSources {
 // where one is NaN or infinite, and as verify_model does; empty() for a model with neither term.
 LearnedSources read_learned_sources(const std::string& folder, const ModelConfig& config);
 
-// A line a weight: term, layer (num_layers: the final norm), K/V head, source layer (for `dense` 0 is the embeddings
-// and j layer j - 1), its K/V head, weight. `dense` has 0 for heads.
-std::string learned_sources_csv(const LearnedSources& s);
-
 // A wiring without `router`, and the share of the router's |weights| that lies where its heads look, on the average of
 // heads and layers: on the K/V head of the same number, in the layer that the wiring names, and positive.
 struct NearWiring {
@@ -42,10 +38,7 @@ inline constexpr char near_share_name[] = "share of |weights| on the same head, 
 // without one, nor where `w` has another number of K/V heads than the router.
 std::vector<NearWiring> nearest_wirings(const LearnedSources& s, const Wiring& w, int num_heads);
 
-// Both terms for people to read in a terminal: shares and weights, each head's largest source, the nearest wirings.
-std::string learned_sources_text(const LearnedSources& s, const Wiring& w, int num_heads);
-
-// An <svg> of maps, a row a layer and a column a source layer, shaded by share or weight: the mean over K/V heads for
-// `router`, then `dense`, then each K/V head. Its colours are the page's, as wiring_picture's. A sentence in place of
-// more than some MB.
+// An <svg> of maps, a row a layer and a column a source layer, shaded by share or weight: of `router` the mean over K/V
+// heads, then `dense`, then each K/V head. Its colours are the page's, as wiring_picture's. A sentence in place of more
+// than some MB.
 std::string learned_sources_picture(const LearnedSources& s);

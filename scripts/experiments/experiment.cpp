@@ -267,21 +267,23 @@ static RateSearch search(const Experiment& e, const Group& g, const Arm& a) {
   return s;
 }
 
-// The runs that are left, as far as they are known: the seeds of an arm follow when its best rate is known. `later`, if
-// it is not null, = how many follow.
-static std::vector<ARun> runs_left(const Experiment& e, int64_t* later = nullptr) {
-  std::vector<ARun> left;
+struct Left {
+  std::vector<ARun> runs;  // as far as they are known: the seeds of an arm follow when its best rate is known
+  int64_t later = 0;       // how many follow
+};
+
+static Left runs_left(const Experiment& e) {
+  Left left;
   std::set<std::string> folders;
   const auto add = [&](const ARun& r) {
-    if (!final_loss(r) && folders.insert(r.folder).second) left.push_back(r);
+    if (!final_loss(r) && folders.insert(r.folder).second) left.runs.push_back(r);
   };
-  if (later != nullptr) *later = 0;
   for (const Group& g : e.groups) {
     std::vector<RateSearch> searches;
     for (const Arm& a : g.arms) {
       searches.push_back(search(e, g, a));
       for (const std::string& rate : searches.back().open) add(run_of(e, g, a, rate, g.search_seed));
-      if (later != nullptr && !searches.back().open.empty()) *later += g.last_seed - g.first_seed + 1;
+      if (!searches.back().open.empty()) left.later += g.last_seed - g.first_seed + 1;
     }
     for (int64_t seed = g.first_seed; seed <= g.last_seed; seed++)
       for (size_t i = 0; i < g.arms.size(); i++)
@@ -363,6 +365,10 @@ struct Slot {     // on a machine with several GPUs one of them
   ARun run = {};
 };
 
+static bool is_busy(const std::vector<Slot>& slots) {
+  return std::any_of(slots.begin(), slots.end(), [](const Slot& slot) { return slot.pid > 0; });
+}
+
 // Starts runs in all free slots; returns whether any is busy.
 static bool fill(const Experiment& e, std::vector<Slot>& slots, const std::set<std::string>& failed, int64_t gpus) {
   const int64_t cores = std::thread::hardware_concurrency();
@@ -371,7 +377,7 @@ static bool fill(const Experiment& e, std::vector<Slot>& slots, const std::set<s
       const auto has_it = [&](const Slot& slot) { return slot.pid > 0 && slot.run.folder == r.folder; };
       return failed.count(r.folder) == 0 && std::none_of(slots.begin(), slots.end(), has_it);
     };
-    const std::vector<ARun> left = runs_left(e);
+    const std::vector<ARun> left = runs_left(e).runs;
     const auto next = std::find_if(left.begin(), left.end(), can_start);
     if (slots[i].pid > 0 || next == left.end()) continue;
     make_folders(parent_folder(next->folder));
@@ -383,23 +389,7 @@ static bool fill(const Experiment& e, std::vector<Slot>& slots, const std::set<s
     if (gpus == 0) variables["OMP_NUM_THREADS"] = std::to_string(std::max<int64_t>(1, cores / int64_t(slots.size())));
     slots[i] = {start(next->command, text.fd, true, variables), *next};
   }
-  return std::any_of(slots.begin(), slots.end(), [](const Slot& slot) { return slot.pid > 0; });
-}
-
-// Says what became of a run; returns whether it has come to its end. `done` += 1 then.
-static bool tell(const Experiment& e, const ARun& r, int status, double seconds, int64_t& done) {
-  const auto loss = final_loss(r);
-  if (status != 0 || !loss) {
-    const std::string printed = last_line(read_whole_file(r.folder + ".txt", most_text_bytes));
-    print_error(format("%s: ended with status %d: ", r.said.c_str(), status) + printed);
-    return false;
-  }
-  int64_t later = 0;
-  const double left = double(runs_left(e, &later).size()) + double(later);
-  printf("%s: validation loss %.5f after step %lld; %g runs are left, about %s\n", r.said.c_str(), *loss,
-         (long long)r.steps, left, time_text(seconds / double(++done) * left).c_str());
-  fflush(stdout);
-  return true;
+  return is_busy(slots);
 }
 
 static int run_all(const Experiment& e, int64_t jobs, int64_t gpus) {
@@ -412,17 +402,25 @@ static int run_all(const Experiment& e, int64_t jobs, int64_t gpus) {
   const double began = seconds_now();
   int64_t done = 0;
   int stopped = 0;  // by which signal
-  while (stopped ? std::any_of(slots.begin(), slots.end(), [](const Slot& slot) { return slot.pid > 0; })
-                 : fill(e, slots, failed, gpus)) {
+  while (stopped ? is_busy(slots) : fill(e, slots, failed, gpus)) {
     const int signal = sigwaitinfo(&signals, nullptr);
     if (signal > 0 && signal != SIGCHLD) stopped = signal;
-    for (Slot& slot : slots) {
+    for (auto& [pid, r] : slots) {
       int status = 0;
-      if (slot.pid > 0 && stopped && signal == stopped) kill(slot.pid, SIGUSR1);
-      if (slot.pid == 0 || waitpid(slot.pid, &status, WNOHANG) <= 0) continue;
-      slot.pid = 0;
-      if (!stopped && !tell(e, slot.run, exit_status(status), seconds_now() - began, done))
-        failed.insert(slot.run.folder);
+      if (pid > 0 && stopped && signal == stopped) kill(pid, SIGUSR1);
+      if (pid == 0 || waitpid(pid, &status, WNOHANG) <= 0) continue;
+      pid = 0;
+      if (const auto loss = final_loss(r); loss && status == 0) {
+        const Left left = runs_left(e);
+        const double more = double(left.runs.size()) + double(left.later);
+        printf("%s: validation loss %.5f after step %lld; %g runs are left, about %s\n", r.said.c_str(), *loss,
+               (long long)r.steps, more, time_text((seconds_now() - began) / double(++done) * more).c_str());
+        fflush(stdout);
+      } else if (!stopped) {
+        const std::string printed = last_line(read_whole_file(r.folder + ".txt", most_text_bytes));
+        print_error(format("%s: ended with status %d: ", r.said.c_str(), exit_status(status)) + printed);
+        failed.insert(r.folder);
+      }
       write_page(e);
     }
   }
@@ -474,7 +472,7 @@ static int run_experiment(int argc, char** argv) {
     if (!g.probe.empty()) make_probe(e, g);
   const int64_t room = plan_arms(e), cores = std::thread::hardware_concurrency();
   if (!fit_what_is_here(e)) return 2;
-  const std::vector<ARun> left = runs_left(e);
+  const std::vector<ARun> left = runs_left(e).runs;
   for (const ARun& r : left)
     if (e.dry_run) printf("%s: %lld updates\n", r.said.c_str(), (long long)r.steps);
   if (e.dry_run) return 0;
