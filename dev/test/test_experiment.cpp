@@ -72,9 +72,6 @@ class ExperimentTest : public CommandLine {
 using LongExperiment = ExperimentTest;  // for the tests that take long
 
 // Stopped in the second run, and resumed with the same command: with the bits of a run alone.
-// BUG scripts/experiments/experiment.cpp: `kill(pid, SIGUSR1);` -> `kill(pid, SIGKILL);`
-// BUG scripts/experiments/experiment.cpp: `"--keep", "1"}` -> `"--keep", "0"}`
-// BUG scripts/experiments/experiment.cpp: `O_CREAT | O_APPEND` -> `O_CREAT | O_TRUNC`
 TEST_F(LongExperiment, ResumesWhereItWasStopped) {
   const std::string command = compare("plain; sla(3,3);; gqa(2)  window(4) ", "-x 400 -n 100 -k constant");
   for (const char* signal : {"TERM", "INT"}) {
@@ -106,8 +103,6 @@ TEST_F(LongExperiment, ResumesWhereItWasStopped) {
   expect_the_same_checkpoint(in("stopped/sla_3_3-1"), in("out/sla_3_3-1"), 400);
 }
 
-// BUG scripts/experiments/experiment.cpp: `if (!fit_what_is_here(e)) return 2;` -> ``
-// BUG scripts/experiments/experiment.cpp: `saved}) < r.steps) return {};` -> `saved}) <= r.steps) return {};`
 TEST_F(ExperimentTest, DoesNotTakeRunsOfOtherOptions) {
   const Outcome first = run(compare("plain; rope", "-x 2 -l 1e-3"));
   ASSERT_EQ(first.exit_status, 0) << first.err;

@@ -1,9 +1,9 @@
 #include "learned_sources.h"
 #include <algorithm>
 #include <cmath>
-#include "llmc/io/checkpoint.h"
-#include "llmc/utils/error.h"
-#include "llmc/utils/text.h"
+#include "llmc/formats/checkpoint.h"
+#include "llmc/base/error.h"
+#include "llmc/base/text.h"
 #include "wiring_picture.h"
 
 std::vector<double> LearnedSources::router_shares(int layer, int kv_head, bool as_a_wiring) const {
