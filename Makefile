@@ -4,8 +4,8 @@ CXX      ?= g++
 NVCC     ?= nvcc
 CXXSTD   := -std=c++17
 # Warnings are errors in CI (WERROR=1), where the compiler is known; another compiler's new warning must not stop a
-# user's build.
-WARNINGS := -Wall -Wextra $(if $(WERROR),-Werror)
+# user's build. A value that a switch forgets always is one.
+WARNINGS := -Wall -Wextra $(if $(WERROR),-Werror,-Werror=switch)
 # MARCH: the CPU that programs are for. What they share with the programs for a GPU is for any of its kind, if this one
 # is no older: those are often built on one machine and run on others.
 MARCH := native
@@ -43,7 +43,7 @@ GENCODE := $(foreach arch,$(filter-out ptx,$(architectures)),-gencode arch=compu
   $(if $(filter ptx,$(architectures)),-gencode arch=compute_80$(comma)code=compute_80 -DSLA_PTX)
 NVCCFLAGS = $(CXXSTD) -O3 -lineinfo $(if $(findstring 90a,$(GENCODE)),-DSLA_SM_90A) \
   $(if $(DEBUG),-DSLA_DEBUG) $(if $(HAVE_NCCL),-DSLA_NCCL) \
-  $(if $(WERROR),-Werror all-warnings) --threads 0 $(NVCC_CXX) -Xcompiler -Wall,-Wextra,-fopenmp $(GENCODE) \
+  $(if $(WERROR),-Werror all-warnings) --threads 0 $(NVCC_CXX) -Xcompiler -Wall,-Wextra,-Werror=switch,-fopenmp $(GENCODE) \
   $(if $(PORTABLE),-no-compress -Xcompiler -static-libstdc++$(comma)-static-libgcc -Xlinker --as-needed,\
   $(addprefix -Xlinker -rpath=,$(CUDA_RPATH)))
 

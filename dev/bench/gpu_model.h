@@ -279,14 +279,15 @@ struct ModelledOperation {
 };
 
 // Instructions that a thread issues for eight elements, without a loop's over the rest of a tensor: counted in
-// the machine code for sm_90, from which sm_80's differs by less than a twentieth. The numbers for caps, relu2, swiglu,
+// the machine code for sm_90, from which sm_80's differs by less than a twentieth. The numbers for caps, relu2, silu, swiglu,
 // norm_heads, mixes and depth are estimated from the source.
 struct InstructionCounts {
   static constexpr double gelu_forward = 130, gelu_backward = 229, classifier = 255, caps = 330, layernorm_forward = 90,
                           layernorm_backward = 270, bias_backward = 21, adamw = 230, sum_of_squares = 44,
                           embedding = 52, comparison = 20, copy = 20, term_of_sum = 24, relu2 = 40, norm_heads = 110,
                           mix_values = 60, mix_heads = 20, mix_heads_backward = 3, depth_forward = 90,
-                          depth_backward = 250, swiglu_forward = 130, swiglu_backward = 220, rotary = 60;
+                          depth_backward = 250, silu_forward = 100, silu_backward = 150, swiglu_forward = 130,
+                          swiglu_backward = 220, rotary = 60;
 };
 
 // The operations of a training step of one micro-batch, in their order: what gpt2_forward_backward and gpt2_update
@@ -336,17 +337,22 @@ class StepModel {
     if (model.config.bias) parts.push_back(elementwise("dbias", double(N), double(out), x, Counts::bias_backward, 2));
     return parts;
   }
+  double of_activation(double gelu, double silu, double swiglu) const {
+    switch (plan.table.activation) {
+      case Activation::gelu: return gelu;
+      case Activation::relu2: return Counts::relu2;
+      case Activation::silu: return silu;
+      case Activation::swiglu: return swiglu;
+    }
+    return 0;
+  }
   ModelledPart activation_part() const {
     return streamed(gpu, "activation_forward", double(N) * double(F + H) * x, double(N) * double(H) / 8,
-                    plan.table.activation == Activation::gelu    ? Counts::gelu_forward
-                    : plan.table.activation == Activation::relu2 ? Counts::relu2
-                                                                 : Counts::swiglu_forward);
+                    of_activation(Counts::gelu_forward, Counts::silu_forward, Counts::swiglu_forward));
   }
   ModelledPart activation_backward_part() const {
     return streamed(gpu, "activation_backward", double(N) * double(H + 2 * F) * x, double(N) * double(H) / 8,
-                    plan.table.activation == Activation::gelu    ? Counts::gelu_backward
-                    : plan.table.activation == Activation::relu2 ? Counts::relu2
-                                                                 : Counts::swiglu_backward);
+                    of_activation(Counts::gelu_backward, Counts::silu_backward, Counts::swiglu_backward));
   }
 
   void layernorm_forward(const char* name, int l, double tensors) {

@@ -48,7 +48,8 @@ inline const std::vector<std::string>& golden_case_names() {
                                                  "n_swiglu",        "n_qknorm",       "n_documents",   "n_modern",
                                                  "n_keys",          "n_values",       "n_vres",        "n_router",
                                                  "n_dense",         "n_depth",        "n_softcap",     "n_layers",
-                                                 "m_dropout"};
+                                                 "m_dropout",       "a_silu",         "a_alibi",       "a_sinks",
+                                                 "a_both"};
   return names;
 }
 

@@ -16,6 +16,7 @@
 #include "dev/test/attention/dropout.h"
 #include "dev/test/attention/memory.h"
 #include "dev/test/attention/relative.h"
+#include "dev/test/attention/scores.h"
 #include "dev/test/attention/sequences.h"
 #include "dev/test/attention/same_bits.h"
 #include "dev/test/attention/counts.h"

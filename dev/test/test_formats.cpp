@@ -582,6 +582,9 @@ TEST_F(CommandLine, ConvertRefusesAndLeavesNothing) {
                {"dev/test/golden/f_relative " + in("out.bin"), "wiring is relative sla(2,2); llm.c knows plain"},
                {"dev/test/golden/f_memory " + in("out.gguf"), "wiring is memory(24) relative; Llama's architecture has "
                                                               "no memory"},
+               {"dev/test/golden/a_alibi " + in("out.gguf"), "Llama's architecture has no alibi"},
+               {"dev/test/golden/a_sinks " + in("out.gguf"), "Llama's architecture has no sinks"},
+               {"dev/test/golden/a_silu " + in("out.gguf"), "Llama's architecture has no silu"},
                {plain + " " + in("missing/out.gguf"), "cannot be written"},
                {plain + " /dev/full/out", ""},
                {plain, "OUT"}};

@@ -147,9 +147,9 @@ TEST(Masks, HideAndShowWholeTiles) {
             const int q1 = q0 + queries, k1 = k0 + keys;
             const bool some = seen.some(q0, q1, k0, k1), all = seen.all(q0, q1, k0, k1);
             ASSERT_TRUE(mask.sees_some(q0, q1, k0, k1) || !some) << q0 << " " << q1 << " " << k0 << " " << k1;
-            ASSERT_TRUE(!mask.sees_all(q0, q1, k0, k1) || all) << q0 << " " << q1 << " " << k0 << " " << k1;
+            ASSERT_TRUE(!mask.keeps_all(q0, q1, k0, k1) || all) << q0 << " " << q1 << " " << k0 << " " << k1;
             if (has_one_condition(m)) { ASSERT_EQ(mask.sees_some(q0, q1, k0, k1), some) << q0 << " " << k0; }
-            if (mask.is_interval()) { ASSERT_EQ(mask.sees_all(q0, q1, k0, k1), all) << q0 << " " << k0; }
+            if (mask.is_interval()) { ASSERT_EQ(mask.keeps_all(q0, q1, k0, k1), all) << q0 << " " << k0; }
           }
   }
 }

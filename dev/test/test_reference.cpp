@@ -109,6 +109,11 @@ const WiringCase wirings[] = {
     {"dense_of_one_layer", 1, 4, "dense"},
     {"dense_rope_gqa_sla_also", 4, 4, "dense rope gqa(2) sla(2,2) also(1,1)", ".. .. .. .x"},
     {"relu2", 3, 4, "relu2"},
+    {"silu", 3, 4, "silu"},
+    {"alibi", 3, 6, "alibi"},
+    {"alibi_sinks_topk_gqa_also", 4, 4, "alibi sinks topk(3) gqa(2) also(1,2)"},
+    {"sinks", 3, 4, "sinks window(4)"},
+    {"sinks_relative_memory", 3, 4, "sinks relative memory(5)"},
     {"swiglu", 2, 4, "swiglu(7)"},
     {"swiglu_without_biases", 2, 4, "swiglu", "", "", false},
     {"softcap", 3, 4, "softcap(1.5)"},
@@ -509,12 +514,12 @@ TEST(Reference, TopkTakesTheFirstOfEqualScores) {
   const Array<double> expected = {0.5,   0,     0,     0.5,   0, 0,   // sees 0 and 3
                                   third, third, 0,     third, 0, 0,   // 0, 1, 3 and 4
                                   third, third, third, 0,     0, 0};  // all
-  EXPECT_EQ(reference::attention_map(q, k, {}, causal, 3, 1, 3, 1), expected);
+  EXPECT_EQ(reference::attention_map<double>(q, k, {}, causal, 3, nullptr, 1, 3, 1), expected);
 }
 
 TEST(Reference, AQueryWithoutKeysGivesZero) {
   const Array<double> q = {2, 3}, k = {1, -1}, v = {5, 7};
-  const Array<double> map = reference::attention_map(q, k, {}, {false, false, true, true}, 0, 1, 2, 1);
+  const Array<double> map = reference::attention_map<double>(q, k, {}, {false, false, true, true}, 0, nullptr, 1, 2, 1);
   EXPECT_EQ(Array<double>(map.begin(), map.begin() + 2), Array<double>({0, 0}));
   const Array<double> out = reference::apply_map(map, v, 1, 2, 1);
   EXPECT_EQ(out[0], 0);

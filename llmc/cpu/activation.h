@@ -36,10 +36,22 @@ struct Relu2 {
   }
 };
 
-// run(Gelu()) or run(Relu2()).
+struct Silu {
+  template <class Floats>
+  static SLA_INLINE Floats value(Floats x) {
+    return x * vec_sigmoid(x);
+  }
+  template <class Floats>
+  static SLA_INLINE Floats slope(Floats x) {
+    const Floats s = vec_sigmoid(x);
+    return s * (1.0f + x * (1.0f - s));
+  }
+};
+
+// Runs run(f) with the struct of `f`, an activation of one product.
 template <class Run>
 void with_activation(Activation f, Run run) {
-  f == Activation::gelu ? run(Gelu()) : run(Relu2());
+  with_activation<Gelu, Relu2, Silu>(f, run);
 }
 
 // Both gradients of silu(x) y from d, that of it: x and y become them.

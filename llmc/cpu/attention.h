@@ -51,6 +51,7 @@ inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t
   const int64_t rows = q1 - q0, HS = a.HS, first = at.query_row(q0) * a.NH * HS + at.head * HS;
   const Rows<floatX> out = {a.out + first, at.stride * a.NH * HS};
   const Rows<float> sums = sums_of(out, out_sums, HS);
+  std::fill_n(softmax, rows, softmax_of_sink(at));
   bool is_first = true;
   for (const KeyTile& tile : key_tiles(at, q0, q1)) {
     const KVHead<floatX>& kv = a.kv_heads[tile.kv_head];
@@ -58,7 +59,7 @@ inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t
     for (int64_t r = 0; r < rows; r++) {
       float *scores = tile_of_scores.row(r), *o = sums.data + r * sums.stride;
       floatX* p = tile_of_scores.operand(r);
-      const KeyRange keys = mask_scores(at, tile, q0 + r, scores);
+      const KeyRange keys = apply_mask(at, tile, q0 + r, scores);
       select_topk(at, tile, q0 + r, keys, scores);
       const float rescale = softmax[r].update(scores + keys.begin, p + keys.begin, keys.end - keys.begin);
       clear_others(p, keys, tile.keys);
@@ -80,9 +81,9 @@ inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t
   }
   for (int64_t r = 0; r < rows; r++) {
     float *o = sums.data + r * sums.stride, *lse = a.lse + at.statistic(q0 + r);
-    if (softmax[r].sum == 0) {  // it sees no key
+    if (is_first || softmax[r].sum == 0) {  // it sees no key
       std::fill(o, o + HS, 0.0f);
-      *lse = infinity;
+      *lse = softmax[r].sum == 0 ? infinity : softmax[r].lse();
       continue;
     }
     const float inverse = a.dropout.scale / softmax[r].sum;
@@ -167,7 +168,7 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
     if (sparse) {
       for (int64_t r = 0; r < rows; r++) {
         float* scores = probabilities.row(r);
-        const KeyRange keys = mask_scores(at, tile, q0 + r, scores);
+        const KeyRange keys = apply_mask(at, tile, q0 + r, scores);
         topk_backward(at, tile, q0 + r, keys, scores,
                       {q_floats.data + r * HS, dout_floats.data + r * HS, sums.data + r * sums.stride,
                        lse[r * at.stride], delta[r * at.stride], scale},
@@ -179,7 +180,7 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
     for (int64_t r = 0; r < rows; r++) {
       float *scores = probabilities.row(r), *dp = dscores.row(r);
       floatX *p = probabilities.operand(r), *ds = dscores.operand(r);
-      const KeyRange keys = mask_scores(at, tile, q0 + r, scores);
+      const KeyRange keys = apply_mask(at, tile, q0 + r, scores);
       select_topk(at, tile, q0 + r, keys, scores);
       if (a.dropout.keys == nullptr)
         attention_score_gradients(p + keys.begin, ds + keys.begin, scores + keys.begin, dp + keys.begin,
@@ -283,6 +284,22 @@ inline void add_partial_sums(const AttentionArgs<floatX>& a, const KVHead<floatX
   for (int64_t i = 0; i < a.HS; i++) from_float(dk[i], sums[i]), from_float(dv[i], sums[a.HS + i]);
 }
 
+// The gradients of the sinks +=, from lse and delta. A thread owns a query head.
+inline void sinks_backward(const AttentionArgs<floatX>& a) {
+  const int64_t Q = a.queries();
+#pragma omp parallel for schedule(static) if (is_worth_threads(2 * a.B * a.NH * Q * int64_t(sizeof(float))))
+  for (int64_t head = 0; head < a.NH; head++) {
+    const float sink = to_float(a.sinks.scores[head]);
+    double sum = 0;
+    for (int64_t b = 0; b < a.B; b++) {
+      const int64_t first = (b * a.NH + head) * Q;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = first; i < first + Q; i++) sum += double(vec_exp(sink - a.lse[i]) * a.delta[i]);
+    }
+    a.sinks.gradients[head] -= float(sum);
+  }
+}
+
 // delta =; dq, dk and dv = or += as the arguments say. A thread owns a query head of one sequence, and its partial sums
 // of dk and dv, so no two threads write to the same address, and the order of the sums does not depend on the number of
 // threads.
@@ -299,6 +316,7 @@ inline void attention_backward(const AttentionArgs<floatX>& a) {
     for (int64_t row = 0; row < a.B * a.T; row++) add_partial_sums(a, kv, partials, row);
   }
   if (a.relative.q != nullptr) sum_distance_gradients(a);
+  if (a.sinks.scores != nullptr) sinks_backward(a);
 }
 
 inline void copy_rows(const RowCopy& copy, int64_t rows) {

@@ -29,10 +29,25 @@ inline void clear_others(floatX* row, const KeyRange& range, int64_t count) {
   std::fill(row + range.end, row + count, floatX(0.0f));
 }
 
-// The range of a tile's keys that query t may see. Scores (keys) of this range become -inf where the mask hides the
-// key.
-inline KeyRange mask_scores(const HeadPositions& at, const KeyTile& tile, int64_t t, float* scores) {
+// Scores (keys) of query t get - slope (t - j), if its mask has a slope, which is scaled as they are.
+inline void lower_by_distance(const HeadPositions& at, const KeyTile& tile, int64_t t, float* scores) {
+  if (at.mask.slope() == 0) return;
+  const float slope = at.mask.slope() * (at.a.topk > 0 ? 1.0f : score_scale(at.a));
+  const int distance = int(t - tile.first), q = int(t), *numbers = tile.numbers;
+  if (numbers == nullptr) {
+#pragma omp simd
+    for (int i = 0; i < int(tile.keys); i++) scores[i] -= slope * float(distance - i);
+    return;
+  }
+#pragma omp simd
+  for (int i = 0; i < int(tile.keys); i++) scores[i] -= slope * float(q - numbers[i]);
+}
+
+// The range of a tile's keys that query t may see. Scores (keys) of this range become what the mask makes of them: -inf
+// where it hides the key.
+inline KeyRange apply_mask(const HeadPositions& at, const KeyTile& tile, int64_t t, float* scores) {
   const int q0 = int(t), q1 = q0 + 1;
+  lower_by_distance(at, tile, t, scores);
   if (tile.numbers == nullptr) {
     const int64_t begin = at.mask.next_key(q0, q1, 0) - tile.first, end = q1 - tile.first;
     return {std::min(std::max<int64_t>(begin, 0), tile.keys), std::min(std::max<int64_t>(end, 0), tile.keys)};
@@ -103,6 +118,12 @@ struct RowSoftmax {
     return rescale;
   }
 };
+
+// The softmax of a query before its first key: of its head's sink, if there is one.
+inline RowSoftmax softmax_of_sink(const HeadPositions& at) {
+  const floatX* sinks = at.a.sinks.scores;
+  return sinks == nullptr ? RowSoftmax{} : RowSoftmax{to_float(sinks[at.head]), 1};
+}
 
 // For a tile of probabilities exp(scores - shift), rounded as they are the operand of a matmul: the operand becomes
 // what rounding has left.

@@ -106,7 +106,7 @@ inline const std::vector<HighestScores>& find_topk(const HeadPositions& at, int6
     compute_scores(at, tile, q0, q1 - q0, key_rows(at, tile, kv.k, kv.k_stride, copies), score_tile.data());
     for (int64_t r = 0; r < q1 - q0; r++) {
       float* scores = score_tile.data() + r * key_block;
-      const KeyRange seen = mask_scores(at, tile, q0 + r, scores);
+      const KeyRange seen = apply_mask(at, tile, q0 + r, scores);
       HighestScores& of_query = highest[r];
       of_query.add(at, tile, seen, scores);
       if (of_query.keys > 2 * a.topk) of_query.drop_others(a.topk);
@@ -143,7 +143,7 @@ inline void attend_to_topk(const HeadPositions& at, int64_t t, const HighestScor
     rows[i] = kv.v + (at.keys.first_row + chosen.indices[i] - source * a.T) * kv.v_stride;
     p[i] = chosen.scores[i] * scale;
   }
-  RowSoftmax softmax;
+  RowSoftmax softmax = softmax_of_sink(at);
   softmax.update(p.data(), p.data(), chosen.keys);
   a.lse[at.statistic(t)] = softmax.sum == 0 ? infinity : softmax.lse();
   const float inverse = softmax.sum == 0 ? 0.0f : 1.0f / softmax.sum;
@@ -182,7 +182,7 @@ struct TopkQuery {
 };
 
 // Of query t and the keys of a tile that topk has chosen for it: dq, dk and dv +=. scores (keys): as compute_scores
-// computes them, and mask_scores leaves them.
+// computes them, and apply_mask leaves them.
 inline void topk_backward(const HeadPositions& at, const KeyTile& tile, int64_t t, const KeyRange& keys,
                           const float* scores, const TopkQuery& query, const Rows<const floatX>& k,
                           const Rows<const floatX>& v, const KeyGradients& to) {

@@ -24,6 +24,13 @@ struct Relu2 {
   __device__ static float value(float x) { return x < 0.0f ? 0.0f : x * x; }
   __device__ static float slope(float x) { return x < 0.0f ? 0.0f : 2.0f * x; }
 };
+struct Silu {
+  __device__ static float value(float x) { return x * sigmoid(x); }
+  __device__ static float slope(float x) {
+    const float s = sigmoid(x);
+    return s * (1.0f + x * (1.0f - s));
+  }
+};
 
 // A thread owns eight elements, 16 bytes of bf16, so that a warp's accesses are coalesced. Memory bounds it: exp and
 // the division of GELU are the hardware's approximations, good to a few units in the last place of a float.
@@ -93,13 +100,15 @@ __global__ void __launch_bounds__(element_threads)
 inline void activation_forward(Activation f, floatX* out, const floatX* inp, int64_t N, int64_t H) {
   CHECK(H % 8 == 0);
   if (is_gated(f)) return launch_elements(swiglu_forward_kernel, N * H, out, inp, N, H);
-  const auto kernel = f == Activation::gelu ? activation_forward_kernel<Gelu> : activation_forward_kernel<Relu2>;
-  launch_elements(kernel, N * H, out, inp, N * H);
+  with_activation<Gelu, Relu2, Silu>(f, [=](auto function) {
+    launch_elements(activation_forward_kernel<decltype(function)>, N * H, out, inp, N * H);
+  });
 }
 
 inline void activation_backward(Activation f, floatX* d, const floatX* inp, int64_t N, int64_t H) {
   CHECK(H % 8 == 0);
   if (is_gated(f)) return launch_elements(swiglu_backward_kernel, N * H, d, inp, N, H);
-  const auto kernel = f == Activation::gelu ? activation_backward_kernel<Gelu> : activation_backward_kernel<Relu2>;
-  launch_elements(kernel, N * H, d, inp, N * H);
+  with_activation<Gelu, Relu2, Silu>(f, [=](auto function) {
+    launch_elements(activation_backward_kernel<decltype(function)>, N * H, d, inp, N * H);
+  });
 }

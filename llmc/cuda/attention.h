@@ -14,6 +14,9 @@
 //   with dropout, where m is 1 / (1 - p) for the pairs that it keeps and 0 for others (llmc/ops/dropout.h):
 //              out = (m p) v;  ds = p (m dp - delta);  dv = (m p)^T dout
 //
+//   with a sink z, a score without a value: lse = log (exp(z) + sum exp(s));  dz = - sum over queries exp(z - lse)
+//   delta
+//
 //   attention_forward:  out =, lse =, topk_score =, topk_last =
 //   attention_backward: delta =, dq = or +=, dk and dv of each K/V head = or +=, relative.dq =, relative.dr =
 //
@@ -88,13 +91,29 @@ inline void attention_forward(const AttentionArgs<floatX>& a) {
   launch_attention_forward(a);
 }
 
-// delta =; dq, dk and dv = or += as the arguments say.
+// The gradients of the sinks +=, from lse and delta. A block owns a query head, a thread every 512th of its queries.
+constexpr int sinks_threads = 512;
+static __global__ void __launch_bounds__(sinks_threads) sinks_backward_kernel(AttentionArgs<floatX> a) {
+  const int64_t head = blockIdx.x, Q = a.queries();
+  const float sink = to_float(a.sinks.scores[head]);
+  float sum = 0;
+  for (int64_t i = threadIdx.x; i < a.B * Q; i += sinks_threads) {
+    const int64_t at = (i / Q * a.NH + head) * Q + i % Q;
+    sum += expf(sink - a.lse[at]) * a.delta[at];
+  }
+  sum = block_sum(sum, reinterpret_cast<float*>(shared_memory));
+  if (threadIdx.x == 0) a.sinks.gradients[head] -= sum;
+}
+
+// delta =; dq, dk and dv = or += as the arguments say, the gradients of sinks +=.
 inline void attention_backward(const AttentionArgs<floatX>& a) {
   check_attention(a);
   CHECK(a.dq_stride % 8 == 0 && a.sequences == nullptr);
   CHECK(a.relative.q == nullptr ||
         (a.relative.dq != nullptr && a.relative.dr != nullptr && a.relative.dr_of_sequences != nullptr));
   launch_attention_backward(a);
+  if (a.sinks.scores != nullptr)
+    launch(sinks_backward_kernel, unsigned(a.NH), sinks_threads, sinks_threads / warp_size * sizeof(float), a);
 }
 
 // ----------------------------------------------------------------------------

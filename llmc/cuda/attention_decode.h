@@ -5,6 +5,7 @@
 //
 //   of tile i:   m_i = max s;  l_i = sum exp(s - m_i);  o_i = sum exp(s - m_i) v
 //   m = max m_i;  out = sum_i exp(m_i - m) o_i / sum_i exp(m_i - m) l_i;  lse = m + log sum_i exp(m_i - m) l_i
+//   a sink is one more tile: m_i is its score, l_i = 1 and o_i = 0
 //
 // The tiles have the same keys and are merged in the same order whatever runs beside, so the bits are always the same.
 // All query heads of a K/V head are served by one read of it. Keys that none of them sees are not read.
@@ -165,6 +166,7 @@ static __global__ void __launch_bounds__(decode_threads)
       if (row_sees<Documents>(a, blockIdx.z, keys.T, row, k0 + key)) {
         s = decode_score(memory.q + r * HS, memory.k + key * stride, HS);
         if constexpr (Relative) s += decode_relative_score(a, blockIdx.z, keys.T, row, k0 + key);
+        s = lowered(s, mask_of(a, row.head).slope(), keys.T - int(queries) + row.query - (k0 + key));
       }
       memory.p[r * decode_keys + key] = s;
     }
@@ -217,10 +219,12 @@ static __global__ void __launch_bounds__(merge_groups* largest_head_size)
     for (int i = int(threadIdx.x); i < sources * tiles; i += int(blockDim.x))
       if (sees_tile<Documents>(a, blockIdx.z, head, T, i % tiles)) visit(partial(i));
   };
-  float max = -INFINITY, sum = 0;
+  const float sink = sink_of(a, head, scale);
+  float max = sink, sum = 0;
   for_each_tile([&](const float* of_tile) { max = fmaxf(max, of_tile[HS]); });
   max = block_max(max, of_warp);
   const float base = max == -INFINITY ? 0.0f : max;
+  if (threadIdx.x == 0) sum = exp2f((sink - base) * to_exp2);
   for_each_tile([&](float* of_tile) {
     of_tile[HS] = exp2f((of_tile[HS] - base) * to_exp2);
     sum += of_tile[HS] * of_tile[HS + 1];

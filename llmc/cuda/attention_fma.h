@@ -147,13 +147,16 @@ __device__ inline void mask_later_keys(float (&s)[rows_per_thread][N], int query
       if (transposed ? key + i > query + j * half_warp : key + j * half_warp > query + i) s[i][j] = -INFINITY;
 }
 
-// Scores of keys that a query does not see become -inf. t and j are the positions of the thread's first query and key.
+// Scores become what the mask makes of them, -inf where it hides the key from the query. t and j are the positions of
+// the thread's first query and key.
 template <bool transposed, int N, class Mask>
-__device__ inline void mask_scores(float (&s)[rows_per_thread][N], const Mask& mask, int t, int j) {
+__device__ inline void apply_mask(float (&s)[rows_per_thread][N], const Mask& mask, int t, int j) {
+  const float slope = mask.slope();
   for (int r = 0; r < rows_per_thread; r++)
-    for (int n = 0; n < N; n++)
-      if (unsigned(t - j + (transposed ? n * half_warp - r : r - n * half_warp)) >= unsigned(mask.window))
-        s[r][n] = -INFINITY;
+    for (int n = 0; n < N; n++) {
+      const int distance = t - j + (transposed ? n * half_warp - r : r - n * half_warp);
+      s[r][n] = unsigned(distance) >= unsigned(mask.window) ? -INFINITY : lowered(s[r][n], slope, distance);
+    }
 #pragma unroll 1
   for (int c = 0; c < mask.num_clauses; c++) {
     const MaskClause& clause = mask.clauses[c];
@@ -171,8 +174,8 @@ __device__ inline void mask_scores(float (&s)[rows_per_thread][N], const Mask& m
 
 // With documents scores of keys of others become -inf, too. The bound of each row, a query or a key, is loaded once.
 template <bool transposed, int N>
-__device__ inline void mask_scores(float (&s)[rows_per_thread][N], const DocumentMask& mask, int t, int j) {
-  mask_scores<transposed>(s, static_cast<const MaskView&>(mask), t, j);
+__device__ inline void apply_mask(float (&s)[rows_per_thread][N], const DocumentMask& mask, int t, int j) {
+  apply_mask<transposed>(s, static_cast<const MaskView&>(mask), t, j);
   for (int r = 0; r < rows_per_thread; r++) {
     const int bound = transposed ? mask.last_query(j + r) - t : mask.first_key(t + r) - j;
     for (int n = 0; n < N; n++)
@@ -346,7 +349,9 @@ __global__ void __launch_bounds__(ForwardTiles<G, Kind, Small>::threads, Forward
 
   const float to_exp2 = scale * log2_e;
   float row_max[rows_per_thread], row_sum[rows_per_thread], acc[rows_per_thread][G][4] = {};
-  for (int i = 0; i < rows_per_thread; i++) row_max[i] = -INFINITY, row_sum[i] = 0;
+  const float sink = General ? sink_of(a, head, scale) : -INFINITY;
+  for (int i = 0; i < rows_per_thread; i++)
+    row_max[i] = sink, row_sum[i] = sink > -INFINITY && thread.lane == 0 ? 1.0f : 0.0f;
   const KeyTiles<Tiles::keys, floatX, Kind> tiles(a, head, first_key_row, positions, q0, end);
   for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
     const int k0 = tile.k0;
@@ -366,8 +371,8 @@ __global__ void __launch_bounds__(ForwardTiles<G, Kind, Small>::threads, Forward
                                        r_tile + (thread.lane - thread.row + Tiles::queries - 1) * tile_stride<G>,
                                        channels);
     if constexpr (General) {
-      if (tiles.hides_some(warp_first(q0), warp_rows, k0, k0 + Tiles::keys))
-        mask_scores<false>(s, tiles.mask, query, k0 + thread.lane);
+      if (tiles.changes_some(warp_first(q0), warp_rows, k0, k0 + Tiles::keys))
+        apply_mask<false>(s, tiles.mask, query, k0 + thread.lane);
       if (has_topk(Kind) && a.topk > 0)
         select_topk<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
                            tile.source * int(a.T) + positions.at(k0 + thread.lane), stride);
@@ -456,8 +461,8 @@ __global__ void __launch_bounds__(TopKTiles<G, Small>::threads, TopKTiles<G, Sma
 
       float s[rows_per_thread][Tiles::keys / half_warp];
       mul_ABt<G>(s, q_tile + thread.row * tile_stride<G>, k_tile, thread.channels(HS, q0, end));
-      if (tiles.hides_some(warp_first(q0), warp_rows, tile.k0, tile.k0 + Tiles::keys))
-        mask_scores<false>(s, tiles.mask, query, tile.k0 + thread.lane);
+      if (tiles.changes_some(warp_first(q0), warp_rows, tile.k0, tile.k0 + Tiles::keys))
+        apply_mask<false>(s, tiles.mask, query, tile.k0 + thread.lane);
       for (int i = 0; i < rows_per_thread; i++) {
         const RadixSearch search = searches[thread.row + i];
         for (int j = 0; j < Tiles::keys / half_warp; j++) {
@@ -576,8 +581,8 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, Backwa
                                        r_tile + (thread.lane - thread.row + Tiles::rows - 1) * tile_stride<G>,
                                        channels);
     if constexpr (General) {
-      if (tiles.hides_some(warp_first(q0), warp_rows, k0, k0 + Tiles::columns))
-        mask_scores<false>(s, tiles.mask, query, k0 + thread.lane);
+      if (tiles.changes_some(warp_first(q0), warp_rows, k0, k0 + Tiles::columns))
+        apply_mask<false>(s, tiles.mask, query, k0 + thread.lane);
       if (has_topk(Kind) && a.topk > 0)
         select_topk<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
                            tile.source * int(a.T) + positions.at(k0 + thread.lane), stride);
@@ -677,8 +682,8 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, Backwa
                                         r_tile + (thread.row - thread.lane + Tiles::columns - 1) * tile_stride<G>,
                                         channels);
       if constexpr (General) {
-        if (!mask.sees_all(q0, q0 + Tiles::columns, warp_first(k0), warp_first(k0) + warp_rows))
-          mask_scores<true>(s, mask, q0 + thread.lane, key);
+        if (!mask.keeps_all(q0, q0 + Tiles::columns, warp_first(k0), warp_first(k0) + warp_rows))
+          apply_mask<true>(s, mask, q0 + thread.lane, key);
         if (has_topk(Kind) && a.topk > 0)
           select_topk<true>(s, chosen_from(a, blockIdx.z, head, positions.at(q0 + thread.lane)), T - q0 - thread.lane,
                             first_index(a, head, int(blockIdx.y)) + positions.at(key), stride);
@@ -764,7 +769,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, relative_attention, Small>::t
                                    channels);
     add_shifted_ABt<G, true, 1, 1>(dp, dout_tile + thread.lane * tile_stride<G>, v_tile + key_row * tile_stride<G>,
                                    channels);
-    const bool sees_all = k0 >= 0 && mask.sees_all(q0, q1, k0, k1);
+    const bool keeps_all = k0 >= 0 && mask.keeps_all(q0, q1, k0, k1);
 #pragma unroll
     for (int j = 0; j < Tiles::columns / half_warp; j++) {
       const int column = thread.lane + j * half_warp, query = q0 + column;
@@ -773,7 +778,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, relative_attention, Small>::t
 #pragma unroll
       for (int i = 0; i < rows_per_thread; i++) {
         const int key = k0 + thread.row + i + column;
-        if (!sees_all && (key < 0 || !mask.sees(query, key))) s[i][j] = -INFINITY;
+        if (!keeps_all && (key < 0 || !mask.sees(query, key))) s[i][j] = -INFINITY;
         s[i][j] = probability(s[i][j], scale, column_lse) * (dp[i][j] - column_delta);  // ds
       }
     }
@@ -826,7 +831,7 @@ void launch_backward(const AttentionArgs<floatX>& a) {
 
 template <int G>
 void launch_forward(const AttentionArgs<floatX>& a) {
-  if (is_general(a)) for_kind(a, [&](auto Kind) { launch_forward<G, Kind>(a); });
+  if (is_general_forward(a)) for_kind(a, [&](auto Kind) { launch_forward<G, Kind>(a); });
   else launch_forward<G, plain_attention>(a);
 }
 

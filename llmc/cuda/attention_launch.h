@@ -75,7 +75,7 @@ bool for_wgmma_head_size(const AttentionArgs<floatX>& a, WgmmaLengths from, F f)
 
 // Returns whether kernels by wgmma are there for these arguments, and have been launched.
 inline bool launch_wgmma_forward(const AttentionArgs<floatX>& a) {
-  if (is_general(a)) return false;
+  if (is_general_forward(a)) return false;
   return for_wgmma_head_size(a, wgmma_forward_from, [&](auto D) {
     launch(attention_forward_wgmma_kernel<D>, attention_grid(a, a.NH, a.queries(), wgmma_rows), wgmma_threads,
            WgmmaForwardTiles<D>::bytes, a, score_scale(a));
@@ -98,7 +98,7 @@ inline bool launch_wgmma_backward(const AttentionArgs<floatX>& a) {
 inline void launch_attention_forward(const AttentionArgs<floatX>& a) {
   if (launch_wgmma_forward(a)) return;
   for_head_size(a.HS, [&](auto D) {
-    if (is_general(a)) {
+    if (is_general_forward(a)) {
       for_kind(a, [&](auto Kind) {
         if (a.topk > 0)
           launch(attention_topk_kernel<D, has_documents(Kind)>,

@@ -55,7 +55,7 @@ __device__ inline void finish_copies() {
   __syncthreads();
 }
 
-// Scores of keys that a clause hides become -inf. `t` and `j` are those of mask_scores.
+// Scores of keys that a clause hides become -inf. `t` and `j` are those of apply_mask.
 template <bool transposed, int M, int N>
 __device__ inline void mask_by_clause(Accumulator<M, N>& s, const MaskClause& clause, int t, int j) {
   // A bit for each element, row by row, by loops: unrolled, they would be thousands of instructions.
@@ -82,11 +82,22 @@ __device__ inline void mask_by_clause(Accumulator<M, N>& s, const MaskClause& cl
   });
 }
 
-// Scores s of keys that a query does not see become -inf, where `t` is the query of s's first row and `j` the key of
-// its first column; with `transposed`, t is that of the first column and j of the first row.
+// Scores s become what the mask makes of them, -inf where it hides the key from the query, where `t` is the query of
+// s's first row and `j` the key of its first column; with `transposed`, t is that of the first column and j of the
+// first row.
 template <bool transposed, int M, int N, class Mask>
-__device__ inline void mask_scores(Accumulator<M, N>& s, const Mask& mask, int t, int j) {
+__device__ inline void apply_mask(Accumulator<M, N>& s, const Mask& mask, int t, int j) {
   const unsigned window = unsigned(mask.window);
+  if (const float slope = mask.slope(); slope != 0)
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const int row = s.row(m, i), column = s.column(n, i);
+          s.x[m][n][i] = lowered(s.x[m][n][i], slope, t - j + (transposed ? column - row : row - column));
+        }
   ::mask(s,
          [&](int row, int column) { return unsigned(t - j + (transposed ? column - row : row - column)) >= window; });
 #pragma unroll 1
@@ -95,8 +106,8 @@ __device__ inline void mask_scores(Accumulator<M, N>& s, const Mask& mask, int t
 
 // With documents scores of keys of others become -inf, too. The bound of each row, a query or a key, is loaded once.
 template <bool transposed, int M, int N>
-__device__ inline void mask_scores(Accumulator<M, N>& s, const DocumentMask& mask, int t, int j) {
-  mask_scores<transposed>(s, static_cast<const MaskView&>(mask), t, j);
+__device__ inline void apply_mask(Accumulator<M, N>& s, const DocumentMask& mask, int t, int j) {
+  apply_mask<transposed>(s, static_cast<const MaskView&>(mask), t, j);
 #pragma unroll
   for (int m = 0; m < M; m++)
 #pragma unroll
@@ -138,7 +149,7 @@ struct KeptElements {
   __device__ bool contains(int m, int n, int i) const { return bits >> (4 * (N * m + n) + i) & 1; }
 };
 
-// Those of a head's source in sequence b. `t` and `j`, which are multiples of 16, are those of mask_scores. Of a Philox
+// Those of a head's source in sequence b. `t` and `j`, which are multiples of 16, are those of apply_mask. Of a Philox
 // call's eight elements, whose bits are moved together, a thread owns all, or half of them where it has but 16 keys.
 template <bool transposed, int M, int N>
 __device__ inline KeptElements<M, N> kept_elements(const Dropout& d, int b, int head, int source, Positions positions,
@@ -326,6 +337,12 @@ struct OnlineSoftmax {
       for (int h = 0; h < 2; h++) max.x[m][h] = -INFINITY, sum.x[m][h] = 0;
   }
 
+  // Begins with a score that no value goes with.
+  __device__ void begin(float sink) {
+    for (int m = 0; m < M; m++)
+      for (int h = 0; h < 2; h++) max.x[m][h] = sink, sum.x[m][h] = first_of_row() ? 1.0f : 0.0f;
+  }
+
   // s = exp((s - max) * scale), with the maximum over all columns up to these, and acc, which has the maximum before
   // these, is rescaled. to_exp2 = scale * log2_e. In plain attention every query sees key 0, so the maximum is finite
   // from the first tile on; in general it may be -inf, and then all of s is, of which the differences would be NaN.
@@ -452,6 +469,8 @@ __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Lar
   RegisterTile<M, D / 16> q_rows;
   Accumulator<M, D / 8> acc = {};
   OnlineSoftmax<M, General> softmax;
+  if constexpr (General)
+    if (a.sinks.scores != nullptr) softmax.begin(sink_of(a, head, scale));
 #pragma unroll 1
   for (auto next = tile; tiles.contains(tile); tile = next) {
     wait_for_copies();
@@ -476,8 +495,8 @@ __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Lar
       if constexpr (Relative) s = relative.template scores<Tiles::chunk / 8>(tile.stage(), first - k0);
       if constexpr (Tiles::q_in_registers) mma_ABt(s, q_rows, k_tiles.from_row(row));
       else mma_ABt(s, warp_q, k_tiles.from_row(row));
-      if (tiles.hides_some(query, Tiles::warp_queries, first, first + Tiles::chunk)) {
-        if constexpr (General) mask_scores<false>(s, tiles.mask, query, first);
+      if (tiles.changes_some(query, Tiles::warp_queries, first, first + Tiles::chunk)) {
+        if constexpr (General) apply_mask<false>(s, tiles.mask, query, first);
         else mask(s, [&](int row, int column) { return first + column > query + row; });
       }
       if constexpr (has_topk(Kind))
@@ -702,8 +721,8 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
         mma_ABt(s, warp_q, k_tiles.from_row(row));
         mma_ABt(dp, warp_dout, v_tiles.from_row(row));
       }
-      if (tiles.hides_some(query, Tiles::warp_queries, first, first + Tiles::chunk)) {
-        if constexpr (General) mask_scores<false>(s, tiles.mask, query, first);
+      if (tiles.changes_some(query, Tiles::warp_queries, first, first + Tiles::chunk)) {
+        if constexpr (General) apply_mask<false>(s, tiles.mask, query, first);
         else mask(s, [&](int row, int column) { return first + column > query + row; });
       }
       if constexpr (has_topk(Kind))
@@ -847,8 +866,8 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
       mma_ABt(s, group_k, q_tiles.from_row(row + part_column));
       mma_ABt(dp, group_v, dout_tiles.from_row(row + part_column));
       if constexpr (General) {
-        if (!head_mask.sees_all(query, query + Tiles::columns, key, key + Tiles::group_keys))
-          mask_scores<true>(s, head_mask, query, key);
+        if (!head_mask.keeps_all(query, query + Tiles::columns, key, key + Tiles::group_keys))
+          apply_mask<true>(s, head_mask, query, key);
         if constexpr (has_topk(Kind)) {
           const int head = tiles.head(tile);
           if (a.topk > 0)

@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(At
 
       Accumulator<1, Tiles::keys / 8> s = {};
       mma_ABt(s, q_rows, k_tiles.from_row(tile.stage() * Tiles::keys));
-      if (tiles.hides_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
-        mask_scores<false>(s, tiles.mask, query, tile.k0);
+      if (tiles.changes_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
+        apply_mask<false>(s, tiles.mask, query, tile.k0);
       for (int h = 0; h < 2; h++) {
         const int query_row = warp_index() * 16 + s.row(0, 2 * h);
         const RadixSearch search = searches[query_row];

@@ -23,11 +23,16 @@ SLA_HOST_DEVICE constexpr bool has_documents(int kind) {
 SLA_HOST_DEVICE constexpr bool has_dropout(int kind) { return kind >= dropout_attention; }
 SLA_HOST_DEVICE constexpr bool has_topk(int kind) { return kind == general_attention || kind == document_attention; }
 
-// Whether attention is not plain, and whether its backward pass is not.
+// Whether attention is not plain, and whether its forward and backward passes are not: with sinks the forward pass is
+// general.
 template <class Element>
 bool is_general(const AttentionArgs<Element>& a) {
   return a.is_general || a.topk > 0 || a.exact_out != nullptr || a.first_keys != nullptr || a.dropout.keys != nullptr ||
          a.relative.q != nullptr;
+}
+template <class Element>
+bool is_general_forward(const AttentionArgs<Element>& a) {
+  return is_general(a) || a.sinks.scores != nullptr;
 }
 template <class Element>
 bool is_general_backward(const AttentionArgs<Element>& a) {
@@ -53,6 +58,16 @@ template <class Element>
 float score_scale(const AttentionArgs<Element>& a) {
   return float(1 / std::sqrt(double(a.HS)));
 }
+
+// The sink of a query head as a score before it is scaled; -inf if there is none.
+template <class Element>
+__device__ inline float sink_of(const AttentionArgs<Element>& a, int head, float scale) {
+  return a.sinks.scores != nullptr ? to_float(a.sinks.scores[head]) / scale : -INFINITY;
+}
+
+// What is added to the score of a query and a key that are `distance` positions apart: once rounded, so that each
+// kernel gets the same bits.
+__device__ inline float lowered(float score, float slope, int distance) { return fmaf(-slope, float(distance), score); }
 
 // Which of a query head's K/V heads this one is.
 template <class Element>
@@ -145,8 +160,8 @@ struct DocumentMask : MaskView {
     return query <= last_query(k1 - 1) ? query : INT_MAX;
   }
   __device__ bool sees_some(int q0, int q1, int k0, int k1) const { return next_key(q0, q1, k0) < (k1 < q1 ? k1 : q1); }
-  __device__ bool sees_all(int q0, int q1, int k0, int k1) const {
-    return MaskView::sees_all(q0, q1, k0, k1) && first_key(q1 - 1) <= k0;
+  __device__ bool keeps_all(int q0, int q1, int k0, int k1) const {
+    return MaskView::keeps_all(q0, q1, k0, k1) && first_key(q1 - 1) <= k0;
   }
 };
 
@@ -206,10 +221,10 @@ struct CausalKeyTiles {
   __device__ bool contains(Tile tile) const { return tile.k0 < q1; }
   __device__ KVRows<Element> rows(Tile) const { return kv; }
 
-  // Whether the tile's keys [k0, k1) are hidden from all of the `queries` queries from `query` on; and whether some
-  // are.
+  // Whether the tile's keys [k0, k1) are hidden from all of the `queries` queries from `query` on; and whether the mask
+  // changes some of their scores.
   __device__ static bool hides_all(int query, int queries, int k0, int) { return k0 >= query + queries; }
-  __device__ static bool hides_some(int query, int, int, int k1) { return k1 > query + 1; }
+  __device__ static bool changes_some(int query, int, int, int k1) { return k1 > query + 1; }
 };
 
 // The tiles of keys of general attention: those that one of the queries [q0, q1) sees, of the head's first K/V head,
@@ -253,8 +268,8 @@ struct VisibleKeyTiles {
   __device__ bool hides_all(int query, int queries, int k0, int k1) const {
     return !mask.sees_some(query, query + queries, k0, k1);
   }
-  __device__ bool hides_some(int query, int queries, int k0, int k1) const {
-    return !mask.sees_all(query, query + queries, k0, k1);
+  __device__ bool changes_some(int query, int queries, int k0, int k1) const {
+    return !mask.keeps_all(query, query + queries, k0, k1);
   }
 
  private:

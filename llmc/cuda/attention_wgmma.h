@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1)
     if (warpgroup == 0) barrier_and_load(tiles, tile, start_loading);
     start_ABt(next_s, q_rows, k_tiles.next(buffer(tiles.contains(next) ? next : tile)));
     commit_products();
-    if (tiles.hides_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
+    if (tiles.changes_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
       mask(s, [&](int row, int column) { return tile.k0 + column > query + row; });
     const ColumnVector<1> before = softmax.max;
     const bool grew = softmax.raise_max(s);
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(At
     commit_products();
     start_ABt(next_s, q_rows, k_tiles.next(buffer(tiles.contains(next) ? next : tile)));
     commit_products();
-    if (tiles.hides_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
+    if (tiles.changes_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
       mask(s, [&](int row, int column) { return tile.k0 + column > query + row; });
     for (int n = 0; n < Tiles::keys / 8; n++)
       for (int i = 0; i < 4; i++) s.x[0][n][i] = exp2_approx(s.x[0][n][i] * (scale * log2_e) - log2_sum.x[0][i / 2]);

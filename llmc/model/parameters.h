@@ -23,6 +23,7 @@ struct AttentionParams {
   T *relativeu = nullptr, *relativev = nullptr;  // (h, hs): u and v
   T* value_mix = nullptr;                        // (2): a and b of `vres`, from layer 1 on; else null
   T* router = nullptr;                           // (kv, l + 1, kv): R of `router`, from layer 1 on; else null
+  T* sinks = nullptr;                            // (h): of `sinks`; else null
   T *projw = nullptr, *projb = nullptr;          // (C, C), (C)
   const float* rotations = nullptr;              // (h, rounds, hs, buckets / 2): of `lsh`, a constant; else null
 };
@@ -55,7 +56,7 @@ struct LayerParams {
 template <class T>
 struct Params {
   T* wte = nullptr;                      // (V, C), also the output head without `untied`
-  T* wpe = nullptr;                      // (max_seq_len, C); null with rotary and with relative positions
+  T* wpe = nullptr;                      // (max_seq_len, C); null without learned positions
   T* wse = nullptr;                      // (cycles, C): what cycles of layers begin with; null without `universal`
   T *haltw = nullptr, *haltb = nullptr;  // (C), (1): of `act`; else null
   int embedding_bucket = 0;
@@ -272,6 +273,7 @@ ParameterTable declare_parameters(const ModelConfig& c, const AttentionPlan& pla
       for (int64_t g = 0; g < kv; g++) spec.ones.push_back((g * sources + l) * kv + g);
       b.add(attention.router, h + "attn.router", {kv * sources * kv}, std::move(spec));
     }
+    if (plan.table.sinks) b.add(attention.sinks, h + "attn.sinks", {c.num_heads}, {});
     if (plan.table.relative) {
       b.matrix(attention.relativew, h + "attn.relative.weight", C, C, weight_std);
       b.embedding(attention.relativeu, h + "attn.relative.u", c.num_heads, c.head_size(), 0, weight_std);

@@ -43,11 +43,20 @@ struct RelativePositions {
   float* dr_of_sequences = nullptr;  // (B, distances, NH * HS): the part of each sequence in dr
 };
 
+// Attention sinks, as in gpt-oss: the softmax of query head i has one more score, sinks[i], whose probability goes to
+// no value. lse includes it, and with it the backward pass of q, k and v is that without sinks.
+template <class Element>
+struct AttentionSinks {
+  const Element* scores = nullptr;  // (NH), as scaled scores are. Null: there are none.
+  float* gradients = nullptr;       // (NH) +=, by the backward pass: - the sum of exp(score - lse) delta over queries
+};
+
 // Up to so many queries at the end of a sequence are few, as when generation draws tokens: their attention is bound by
 // reading k and v, and each device has a way of its own for it. A prompt's part has more.
 constexpr int most_few_queries = 4;
 
-template <class Element>
+// Element: that of q, out and their gradients. KV: that of k, v and their gradients, the same today.
+template <class Element, class KV = Element>
 struct AttentionArgs {
   // Shape. Queries are the positions [first_query, T), keys the positions [0, T).
   int64_t B = 0, T = 0;    // sequences and their length
@@ -62,12 +71,13 @@ struct AttentionArgs {
 
   // The K/V heads, on the device: KVHeads sets them. A query head attends to all its K/V heads at once: one
   // softmax over the keys of all of them.
-  const KVHead<Element>* kv_heads = nullptr;  // (num_kv_heads)
+  const KVHead<KV>* kv_heads = nullptr;  // (num_kv_heads)
   int num_kv_heads = 0;
   const int* query_heads = nullptr;  // query heads, grouped by K/V head
   const int* kv_of_head = nullptr;   // (NH, kv_per_head): the K/V heads of each query head; -1 after the last
   int kv_per_head = 1;               // the largest number of K/V heads of a query head
-  // (2, NH): the mask of each query head, then that of each of the sequences that its stride() makes (mask_of).
+  // (2, NH): the mask of each query head, then that of each of the sequences that its stride() makes (mask_of). Their
+  // slopes are those of scores before these are scaled by 1 / sqrt(HS).
   const AttentionMask* masks = nullptr;
   // Of each query the first key of its document, and of each key the last query of its document. Neither falls from one
   // to the next. Null: all of a sequence is one document.
@@ -95,7 +105,7 @@ struct AttentionArgs {
   // is not needed. Where Element is float, out itself is exact.
   float* exact_out = nullptr;
   // (B, NH, Q): the natural log of the sum of the exponentials of a query's scaled scores. A query that sees no key has
-  // out 0 and lse +inf, so that exp(score - lse) is 0.
+  // out 0 and lse +inf, so that exp(score - lse) is 0; with a sink, lse is that.
   float* lse = nullptr;
 
   // Relative positions go with several K/V heads and with masks that show intervals of keys, but not with other masks
@@ -119,6 +129,8 @@ struct AttentionArgs {
   // Dropout of probabilities, in training passes whose queries and keys are the positions [0, T); not with topk, and on
   // a GPU not with relative positions.
   Dropout dropout;
+
+  AttentionSinks<Element> sinks;
 };
 
 template <class Element>

@@ -113,7 +113,23 @@ struct MaskClause {
 
 constexpr int most_clauses = 2;  // a wiring's `strided` and its `fixed`
 
-// A mask: the conjunction of a window and of clauses. AttentionMask holds its clauses, MaskView points to them.
+// The clauses of a mask and its slope; or where they are.
+struct MaskClauses {
+  MaskClause clauses[most_clauses];
+  float slope = 0;
+  SLA_HOST_DEVICE const MaskClause& operator[](int c) const { return clauses[c]; }
+  SLA_HOST_DEVICE MaskClause& operator[](int c) { return clauses[c]; }
+  SLA_HOST_DEVICE const MaskClauses& all() const { return *this; }
+};
+struct MaskClausesView {
+  const MaskClauses* clauses = nullptr;
+  SLA_HOST_DEVICE const MaskClause& operator[](int c) const { return (*clauses)[c]; }
+  SLA_HOST_DEVICE const MaskClauses& all() const { return *clauses; }
+};
+
+// A mask: the conjunction of a window and of clauses. AttentionMask holds its clauses, MaskView points to them. With a
+// slope (`alibi`) it also lowers the scores of the keys that it shows, the further from the query the more: they get
+// - slope (t - j). keeps_all says which tiles of scores neither changes.
 //
 // next_key, next_query and sees_some test each condition (the window, a clause) by itself. Where different pairs of a
 // query and a key satisfy them, they name a tile in which no query sees a key. Kernels load it and mask all its scores.
@@ -136,6 +152,9 @@ struct MaskOf {
       window = std::min(window, clause.last);
     }
   }
+
+  // By how much a score falls with each position between query and key.
+  SLA_HOST_DEVICE float slope() const { return clauses.all().slope; }
 
   bool is_causal() const { return window == INT_MAX && num_clauses == 0; }
 
@@ -187,12 +206,12 @@ struct MaskOf {
     return next_key(q0, q1, k0) < (k1 < q1 ? k1 : q1);
   }
 
-  // True only if each query of [q0, q1) sees each key of [k0, k1), so that nothing of the tile is masked.
-  SLA_HOST_DEVICE bool sees_all(int q0, int q1, int k0, int k1) const {
+  // True only if each query of [q0, q1) sees each key of [k0, k1), and there is no slope: the scores stay as they are.
+  SLA_HOST_DEVICE bool keeps_all(int q0, int q1, int k0, int k1) const {
     bool all = k1 <= q0 + 1 && q1 - k0 <= window;
     SLA_NO_UNROLL
     for (int c = 0; c < num_clauses; c++) all = all && clauses[c].near(q1 - 1) <= k0;
-    return all;
+    return all && slope() == 0;
   }
 
   // How many keys the query at t sees.
@@ -247,18 +266,19 @@ struct MaskOf {
   }
 };
 
-using AttentionMask = MaskOf<MaskClause[most_clauses]>;
+using AttentionMask = MaskOf<MaskClauses>;
 
-// A mask whose clauses stay in memory. A kernel keeps the other two numbers and the pointer in registers.
-using MaskView = MaskOf<const MaskClause*>;
+// A mask whose clauses and slope stay in memory. A kernel keeps the other two numbers and the pointer in registers.
+using MaskView = MaskOf<MaskClausesView>;
 SLA_HOST_DEVICE inline MaskView view_of(const AttentionMask& mask) {
-  return {mask.window, mask.num_clauses, mask.clauses};
+  return {mask.window, mask.num_clauses, {&mask.clauses}};
 }
 
 // The mask of each of the stride() sequences into which attention with this mask falls apart, if stride() > 1. Its
 // positions are numbered from 0.
 inline AttentionMask mask_of_each_residue(const AttentionMask& mask) {
   AttentionMask of_each;
+  of_each.clauses.slope = mask.slope() * float(mask.stride());
   if (mask.window < INT_MAX) of_each.window = (mask.window - 1) / mask.stride() + 1;
   return of_each;
 }

@@ -41,8 +41,11 @@ std::string names_of_terms(const char* last, Predicate holds) {
   return text;
 }
 
-std::string terms_that_set(unsigned features) {
-  return names_of_terms(" or ", [&](const TermInfo& info) { return (info.sets & features) != 0; });
+bool combine(const TermInfo& a, const TermInfo& b) { return (a.excludes & b.sets) == 0 && (b.excludes & a.sets) == 0; }
+
+// The terms with one of which a term that needs others has them.
+std::string terms_needed_by(const TermInfo& of) {
+  return names_of_terms(" or ", [&](const TermInfo& x) { return (x.sets & of.needs) != 0 && combine(x, of); });
 }
 
 constexpr const char* spaces = " \t";
@@ -125,8 +128,6 @@ WiringTerm read_term(const std::string& text, size_t& at) {
   user_error("wiring \"%s\": %s: %s", w.given, term_and_place(t), what);
 }
 
-bool combine(const TermInfo& a, const TermInfo& b) { return (a.excludes & b.sets) == 0 && (b.excludes & a.sets) == 0; }
-
 // What a term that excludes some others combines with, in words.
 std::string combinations_of(const TermInfo& info) {
   const std::string others = names_of_terms(" and ", [&](const TermInfo& other) {
@@ -159,7 +160,7 @@ void check_combinations(const Wiring& w) {
       const std::string wrong = contradiction(t, *before);
       if (!wrong.empty()) term_error(w, t, wrong);
     }
-    if ((info.needs & ~set) != 0) term_error(w, t, "needs " + terms_that_set(info.needs) + ": " + info.why_needs);
+    if ((info.needs & ~set) != 0) term_error(w, t, "needs " + terms_needed_by(info) + ": " + info.why_needs);
   }
 }
 
@@ -202,8 +203,8 @@ std::string wiring_help() {
     const char* name;
     unsigned features;
   } groups[] = {{"whose K/V", Feature::sources | Feature::kv_heads | Feature::values},
-                {"which keys",
-                 Feature::windows | Feature::patterns | Feature::top_keys | Feature::documents | Feature::hashing},
+                {"which keys", Feature::windows | Feature::patterns | Feature::top_keys | Feature::documents |
+                                   Feature::hashing | Feature::no_key},
                 {"whose attention map", Feature::maps},
                 {"positions", Feature::positions | Feature::segments},
                 {"layers", Feature::cycles | Feature::halting},
@@ -212,7 +213,7 @@ std::string wiring_help() {
                 {"MLPs and the output head", Feature::activations | Feature::heads | Feature::caps}};
   std::string text = "A wiring is a text of terms, applied from left to right to plain GPT-2.\n";
   auto add = [&](const TermInfo& info) {
-    const std::string needs = info.needs != 0 ? "; needs " + terms_that_set(info.needs) : "";
+    const std::string needs = info.needs != 0 ? "; needs " + terms_needed_by(info) : "";
     text += "  " + info.syntax.text() + "\n      " + info.help + needs + "\n";
   };
   add(info_of(PlainTerm()));

@@ -26,12 +26,14 @@ struct WiringTable {
   std::vector<std::vector<KVSource>> source_layers;  // (L, h): whose K/V the head attends to, ascending
   std::vector<AttentionMask> masks;                  // (L, h)
   int topk = 0;                                      // 0: all keys
+  bool sinks = false;                                // softmaxes have a learned score without a value
   bool documents = false;                            // queries see only keys of their own document
   std::vector<int> map_layer;  // (L): whose q, k and mask the layer uses; its own, but for `reuse`
   Mix mix = Mix::none;
   double blend = 0;         // a
   double rope = 0;          // the base of rotary positions; 0: there are none
   bool relative = false;    // Transformer-XL's relative positions
+  bool alibi = false;       // masks have slopes: scores fall with the distance
   int memory = 0;           // positions before a segment that its queries see; 0: texts are in one piece
   int stored_layers = 0;    // layer l has the parameters of layer l mod stored_layers
   bool has_cycles = false;  // of so many layers, and something is added before each: `universal`
@@ -57,7 +59,7 @@ struct WiringTable {
   const AttentionMask& mask(int layer, int head) const { return masks[layer * num_heads + head]; }
   AttentionMask& mask(int layer, int head) { return masks[layer * num_heads + head]; }
   // Whether the model has an embedding of each position (wpe).
-  bool learns_positions() const { return rope == 0 && !relative; }
+  bool learns_positions() const { return rope == 0 && !relative && !alibi; }
   // H, the hidden units of an MLP between C channels, and F, the products that they are made of. Two thirds of 4 C are
   // as many weights with two products, in whole tiles of 64.
   int64_t hidden_size(int64_t C) const {

@@ -76,7 +76,8 @@ struct Case {
   int64_t distances = 0;       // rows of r, of relative positions; 0: there are none
   // Where documents begin, in sequence b 3 b positions later; none: all of a sequence is one.
   std::vector<int64_t> documents = {};
-  double dropout = 0;  // the share of probabilities that become 0
+  double dropout = 0;                           // the share of probabilities that become 0
+  std::vector<double> slopes = {}, sinks = {};  // (NH) each, or none
 
   int64_t NH() const { return int64_t(kv_of_head.size()); }
   int num_kv_heads() const {
@@ -108,7 +109,8 @@ inline std::ostream& operator<<(std::ostream& out, const Case& c) {
       << ", " << c.own_kv_heads << " own, dq " << (c.dq_accumulate ? "+=" : "=") << (c.v_apart ? ", v apart" : "");
   for (const MaskCase& m : c.masks) out << ", mask (" << m << ")";
   return out << ", topk " << c.topk << ", first query " << c.first_query << ", distances " << c.distances
-             << ", documents at " << testing::PrintToString(c.documents) << ", dropout " << c.dropout;
+             << ", documents at " << testing::PrintToString(c.documents) << ", dropout " << c.dropout << ", slopes "
+             << testing::PrintToString(c.slopes) << ", sinks " << testing::PrintToString(c.sinks);
 }
 
 // qkv (B*T, q | k of own K/V heads | v of own K/V heads | 8 unused columns), and source_kv, the same without q, for
@@ -121,8 +123,11 @@ struct Layer {
   std::vector<floatX> qkv, source_kv, dqkv, shared_dkv, dout;  // as they are before
   std::vector<floatX> apart_v, apart_dv;                       // with v_apart
   std::vector<floatX> relative_q, relative_r;                  // with relative positions
+  std::vector<floatX> sinks;
   DeviceArray<floatX> d_qkv, d_source_kv, d_dqkv, d_shared_dkv, d_apart_v, d_apart_dv, d_dout, d_out;
   DeviceArray<floatX> d_relative_q, d_relative_r, d_relative_dq, d_relative_dr;
+  DeviceArray<floatX> d_sinks;
+  DeviceArray<float> d_dsinks;
   DeviceArray<float> d_lse, d_delta, d_topk_score, d_scratch, d_dr_of_sequences;
   DeviceArray<int> d_topk_last, d_first_keys, d_last_queries;
   std::vector<uint64_t> dropout_keys;
@@ -156,6 +161,7 @@ struct Layer {
     upload();
   }
 
+  static constexpr float sinks_before = 0.5f;  // their gradients, which are added to
   int64_t C() const { return c.NH() * c.HS; }
   static bool dk_accumulates(int kv_head) { return kv_head % 2 == 1; }
   bool dv_accumulates(int kv_head) const { return dk_accumulates(kv_head) != c.v_apart; }
@@ -212,6 +218,8 @@ struct Layer {
     }
     std::vector<AttentionMask> masks;
     for (const MaskCase& mask : c.masks) masks.push_back(attention_mask(mask));
+    if (!c.slopes.empty()) masks.resize(size_t(c.NH()));
+    for (size_t i = 0; i < c.slopes.size(); i++) masks[i].clauses.slope = float(c.slopes[i] * std::sqrt(double(c.HS)));
     kv_heads = KVHeads<floatX>(heads, query_heads, masks);
     d_scratch = DeviceArray<float>(nans<float>(attention_backward_scratch(c.B, c.T, c.HS, partial_sums)));
     args = kv_heads.args;
@@ -221,6 +229,9 @@ struct Layer {
     args.dq = d_dqkv.data, args.dq_stride = q_stride, args.dq_accumulate = c.dq_accumulate, args.delta = d_delta.data;
     args.topk = c.topk, args.topk_score = d_topk_score.data, args.topk_last = d_topk_last.data,
     args.scratch = d_scratch.data;
+    for (double sink : c.sinks) sinks.push_back(floatX(float(sink)));
+    d_sinks = DeviceArray<floatX>(sinks), d_dsinks = DeviceArray<float>(std::vector<float>(sinks.size(), sinks_before));
+    if (!c.sinks.empty()) args.sinks = {d_sinks.data, d_dsinks.data};
     if (c.distances > 0) upload_relative();
     if (!c.documents.empty()) upload_documents();
     for (int64_t b = 0; b < c.B; b++) dropout_keys.push_back(dropout_key(1337, 3, b));
@@ -310,6 +321,7 @@ struct Expected {
   std::vector<double> out, lse, delta, dq;
   std::vector<double> relative_dq, relative_dr;  // (B*Q, C), (distances, C)
   std::vector<std::vector<double>> dk, dv;
+  std::vector<double> dsinks;  // (NH), without what was there before
 
   explicit Expected(Layer& layer, double grid = 0) : grid(grid), topk(layer.c.topk) {
     const Case& c = layer.c;
@@ -321,6 +333,7 @@ struct Expected {
                               r = pick(layer.relative_r, {c.distances, C, C, 0});
     relative_dq.resize(relative_q.size()), relative_dr.resize(r.size());
     const Dropout dropout = layer.dropout_of(layer.dropout_keys.data());
+    dsinks.resize(c.sinks.size());
     std::vector<std::vector<double>> k, v;
     for (int n = 0; n < c.num_kv_heads(); n++) {
       k.push_back(pick(layer.k_buffer(n), layer.k(n)));
@@ -335,13 +348,15 @@ struct Expected {
           const int64_t query = t - c.first_query, at = (b * c.queries() + query) * C + head * HS,
                         statistic = (b * NH + head) * c.queries() + query, first_key = b * c.T * HS;
           keys.clear();
+          sink = c.sinks.empty() ? -INFINITY : double(float(layer.sinks[head]));
           relative = c.distances == 0 ? RelativeQuery{} : RelativeQuery{&relative_q[at], &relative_dq[at]};
           for (size_t source = 0; source < c.kv_of_head[head].size(); source++)
             for (int64_t j = 0; j <= t; j++) {
               const int64_t key = first_key + j * HS;
               if (!sees(c.mask(head), t, j) || j < c.document(b, t)) continue;
               const int n = c.kv_of_head[head][source];
-              keys.push_back({&k[n][key], &v[n][key], &dk[n][key], &dv[n][key], nullptr, nullptr, 1, 0, 0});
+              keys.push_back({&k[n][key], &v[n][key], &dk[n][key], &dv[n][key], nullptr, nullptr, 0, 1, 0, 0});
+              if (!c.slopes.empty()) keys.back().lowered = c.slopes[head] * double(t - j);
               if (c.dropout > 0)
                 keys.back().kept = keeps_probability(dropout, b, head, int64_t(source), t, j) / (1 - c.dropout);
               if (c.distances == 0) continue;
@@ -350,6 +365,7 @@ struct Expected {
               keys.back().r = &r[of_distance], keys.back().dr = &relative_dr[of_distance];
             }
           attend(&out[at], lse[statistic], delta[statistic], &dq[at], &q[at], &dout[at], HS);
+          if (!c.sinks.empty()) dsinks[head] -= std::exp(sink - lse[statistic]) * delta[statistic];
         }
     lone_dq_terms = std::sqrt(lone_dq_terms), lone_dk_terms = std::sqrt(lone_dk_terms);
     round_all(dq), round_all(relative_dq), round_all(relative_dr);
@@ -362,7 +378,8 @@ struct Expected {
     double *dk, *dv;
     const double* r;  // null without relative positions
     double* dr;
-    double kept;  // 0 or 1 / (1 - p) with dropout, 1 without
+    double lowered;  // by how much the distance lowers the score
+    double kept;     // 0 or 1 / (1 - p) with dropout, 1 without
     double prob, dprob;
   };
   struct RelativeQuery {
@@ -370,8 +387,9 @@ struct Expected {
     double* dq = nullptr;
   };
   const int topk;
-  RelativeQuery relative;  // of the query
-  std::vector<Key> keys;   // those that a query sees
+  double sink = -INFINITY;  // of the head
+  RelativeQuery relative;   // of the query
+  std::vector<Key> keys;    // those that a query sees
 
   __attribute__((no_sanitize("address"))) double round(double x) const {
     return grid > 0 ? double(float(floatX(float(x / grid)))) * grid : x;
@@ -391,18 +409,19 @@ struct Expected {
       for (int64_t i = 0; i < HS; i++) score += q[i] * key.k[i], dprob += dout[i] * key.v[i];
       if (key.r != nullptr)
         for (int64_t i = 0; i < HS; i++) score += relative.q[i] * key.r[i];
-      key.prob = score * scale, key.dprob = dprob * key.kept;
+      key.prob = score * scale - key.lowered, key.dprob = dprob * key.kept;
     }
     if (topk > 0 && topk < int(keys.size())) {
       std::stable_sort(keys.begin(), keys.end(), [](const Key& a, const Key& b) { return a.prob > b.prob; });
       keys.resize(size_t(topk));
     }
     if (keys.empty()) {
-      lse = INFINITY;
+      lse = sink > -INFINITY ? sink : INFINITY;
       return;
     }
-    double max = -1e300, sum = 0;
+    double max = std::max(sink, -1e300), sum = 0;
     for (const Key& key : keys) max = std::max(max, key.prob);
+    sum = std::exp(sink - max);
     for (Key& key : keys) sum += key.prob = std::exp(key.prob - max);
     lse = max + std::log(sum);
     for (Key& key : keys) {
@@ -475,6 +494,11 @@ inline void check(const Case& c, double slack = 1) {
   EXPECT_LE(relative_error(lse, exact_lse), 1e-5) << "lse";
   compare("out", layer.d_out.to_host(), [](const Expected& x) { return x.out; });
   compare("delta", layer.d_delta.to_host(), [](const Expected& x) { return x.delta; });
+  if (!c.sinks.empty()) {
+    std::vector<float> dsinks = layer.d_dsinks.to_host();
+    for (float& x : dsinks) x -= Layer::sinks_before;
+    compare("dsinks", dsinks, [](const Expected& x) { return x.dsinks; });
+  }
   std::vector<floatX> dqkv = layer.d_dqkv.to_host(), shared_dkv = layer.d_shared_dkv.to_host(),
                       apart_dv = layer.d_apart_dv.to_host();
   const double of_dq = exact.lone_dq_terms, of_dk = exact.lone_dk_terms;

@@ -37,6 +37,33 @@ struct SequencesForward {
   }
 };
 
+// Compares the last `queries` positions of sequences in a cache with those of a forward pass over all: whole (3, 200,
+// C) and whole_lse (3, NH, 200).
+inline void check_sequences(const Layer& layer, int64_t queries, const std::vector<floatX>& whole,
+                            const std::vector<float>& whole_lse) {
+  // In another order than in the cache, of one position more than a tile of keys, of one, and of the longest.
+  const std::vector<KeyRows> sequences = {{400, 65}, {0, int(queries)}, {200, 200}, {400, 65}};
+  const int64_t C = layer.C(), NH = layer.c.NH();
+  const SequencesForward all(layer, sequences, queries);
+  for (size_t b = 0; b < sequences.size(); b++) {
+    const KeyRows& keys = sequences[b];
+    std::vector<double> expected, expected_lse, lse;
+    for (int64_t i = 0; i < queries * C; i++)
+      expected.push_back(real(float(whole[(keys.first_row + keys.T - queries) * C + i])));
+    for (int64_t head = 0; head < NH; head++)
+      for (int64_t i = 0; i < queries; i++) {
+        const int64_t of_whole = (keys.first_row / 200 * NH + head) * 200 + keys.T - queries + i;
+        expected_lse.push_back(finite(whole_lse[of_whole]));
+        lse.push_back(finite(all.lse[(int64_t(b) * NH + head) * queries + i]));
+      }
+    const auto begin = all.out.begin() + int64_t(b) * queries * C;
+    EXPECT_LE(relative_error(std::vector<floatX>(begin, begin + queries * C), expected), tolerance) << b;
+    EXPECT_LE(relative_error(lse, expected_lse), 1e-6) << b;
+    const SequencesForward alone(layer, {keys}, queries);
+    EXPECT_TRUE(same_bits(alone.out, {begin, begin + queries * C})) << b << ": other bits beside others";
+  }
+}
+
 TEST(AttentionSequences, AreThoseOfTheWhole) {
   Case window = with_mask({3, 200, 24, {0, {0, 1}}, 1}, {70});
   window.distances = 70;
@@ -46,28 +73,6 @@ TEST(AttentionSequences, AreThoseOfTheWhole) {
       SCOPED_TRACE(testing::Message() << c << ", queries " << queries);
       Layer layer(c);
       layer.forward();
-      const std::vector<floatX> whole = layer.d_out.to_host();
-      const std::vector<float> whole_lse = layer.d_lse.to_host();
-      // The order is not the cache's. Sequences have one position more than a tile of keys, the queries alone, or 200.
-      const std::vector<KeyRows> sequences = {{400, 65}, {0, int(queries)}, {200, 200}, {400, 65}};
-      const int64_t C = layer.C(), NH = c.NH();
-      const SequencesForward all(layer, sequences, queries);
-      for (size_t b = 0; b < sequences.size(); b++) {
-        const KeyRows& keys = sequences[b];
-        std::vector<double> expected, expected_lse, lse;
-        for (int64_t i = 0; i < queries * C; i++)
-          expected.push_back(real(float(whole[(keys.first_row + keys.T - queries) * C + i])));
-        for (int64_t head = 0; head < NH; head++)
-          for (int64_t i = 0; i < queries; i++) {
-            const int64_t of_whole = (keys.first_row / 200 * NH + head) * 200 + keys.T - queries + i;
-            expected_lse.push_back(finite(whole_lse[of_whole]));
-            lse.push_back(finite(all.lse[(int64_t(b) * NH + head) * queries + i]));
-          }
-        const auto begin = all.out.begin() + int64_t(b) * queries * C;
-        EXPECT_LE(relative_error(std::vector<floatX>(begin, begin + queries * C), expected), tolerance) << b;
-        EXPECT_LE(relative_error(lse, expected_lse), 1e-6) << b;
-        const SequencesForward alone(layer, {keys}, queries);
-        EXPECT_TRUE(same_bits(alone.out, {begin, begin + queries * C})) << b << ": other bits beside others";
-      }
+      check_sequences(layer, queries, layer.d_out.to_host(), layer.d_lse.to_host());
     }
 }

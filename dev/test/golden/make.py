@@ -14,6 +14,7 @@ For development only: it needs PyTorch and NumPy. The trainer's tests do not nee
 """
 import argparse
 import json
+import math
 import random
 import re
 import sys
@@ -62,6 +63,8 @@ class Wiring:
         self.activation = lambda x: F.gelu(x, approximate="tanh")   # of MLPs
         self.gated, self.hidden = 1, lambda C: 4 * C                # of MLPs: products of each hidden unit; the units
         self.qknorm = False
+        self.alibi = False
+        self.sinks = False
         self.vres = False
         self.router = False
         self.depth = False
@@ -157,6 +160,10 @@ class Wiring:
         """Of the keys that a query may see, the k with the highest scores."""
         self.top = int(k)
 
+    def term_sinks(self):
+        """Each head's softmax has one more score, of the layer, whose probability goes to no value."""
+        self.sinks = True
+
     def term_documents(self):
         """Keys of the query's own document, which the last `eos_token_id` up to the query begins."""
         self.documents = True
@@ -191,6 +198,19 @@ class Wiring:
     def term_relative(self):
         """No wpe; the query at t and the key at j have the score ((q_t + u) . k_j + (q_t + v) . r_(t-j)) / sqrt(hs)."""
         self.learned, self.relative = False, True
+
+    def term_alibi(self):
+        """No wpe; the score of the query at t and the key at j gets -m (t - j), m of the head."""
+        self.learned, self.alibi = False, True
+
+    def slope(self, i):
+        """m of head i, by the authors' rule: the geometric sequence of n heads, n a power of two; heads beyond n have
+        every second slope of 2n heads."""
+        def of_power(n):
+            start = 2 ** (-(2 ** -(math.log2(n) - 3)))
+            return [start * start ** k for k in range(n)]
+        n = 2 ** math.floor(math.log2(self.h))
+        return (of_power(n) + of_power(2 * n)[0::2][:self.h - n])[i]
 
     def term_memory(self, positions):
         self.memory = int(positions)
@@ -238,6 +258,10 @@ class Wiring:
     def term_relu2(self):
         """relu(x)^2 in place of GELU."""
         self.activation = lambda x: x.relu() ** 2
+
+    def term_silu(self):
+        """x sigmoid(x) in place of GELU."""
+        self.activation = F.silu
 
     def term_swiglu(self, units=None):
         """silu(x W_g) * (x W_u), of 8/3 of the channels, up to a multiple of 64, hidden units by default."""
@@ -343,7 +367,13 @@ ALL = {  # name: (wiring, options)
     "vres_of_sources": ("vres rope gqa(2) sla(2,2) also(1,1)", {"accumulate": 2}),
     "dense": ("dense", {}),
     "dense_of_sources": ("dense rope gqa(2) sla(2,2) also(1,1)", {"bias": False, "accumulate": 2}),
+    "alibi": ("alibi sla(2,2)", {"heads": 6, "channels": 48}),
+    "alibi_of_masks": ("alibi strided(5,union) also(1,2) gqa(2) topk(6)", {"accumulate": 2}),
+    "sinks": ("sinks window(8) sla(2,2)", {}),
+    "sinks_of_distances": ("sinks relative memory(20) also(1,2)", {"bias": False}),
+    "alibi_sinks": ("alibi sinks documents gqa(2) rmsnorm fixed(7,2)", {"accumulate": 2}),
     "relu2": ("relu2", {}),
+    "silu": ("silu", {}),
     "swiglu": ("swiglu", {}),
     "softcap": ("softcap(0.5)", {}),
     "untied": ("untied", {}),
@@ -399,6 +429,8 @@ def tensors_of(config, wiring):
             tensors.append((f"h.{l}.attn.value_mix", (2,), 0.7, 0.3))
         if wiring.router and l > 0:
             tensors.append((f"h.{l}.attn.router", (wiring.kv_heads**2 * (l + 1),), 0, 0.4))
+        if wiring.sinks:
+            tensors.append((f"h.{l}.attn.sinks", (config["n_head"],), 0, 1.5))
         if wiring.relative:
             tensors.append((f"h.{l}.attn.relative.weight", (C, C), 0, 0.15))
             of_heads = (config["n_head"], C // config["n_head"])
@@ -637,10 +669,15 @@ class Model:
             scores = (q + u) @ k + self.of_distances(q + v, t - j, self.distances(l, i, T)).repeat(1, 1, sources)
         else:
             scores = q @ k
+        if self.wiring.alibi:
+            scores = scores - (self.wiring.slope(i) * hs ** 0.5 * (t - j).double()).repeat(1, sources)
         visible = torch.cat([visible] * sources, dim=-1)
         scores = (scores / hs ** 0.5).masked_fill(~visible, -float("inf"))
         if self.wiring.top is not None:
             scores = self.keep_highest(scores)
+        if self.wiring.sinks:
+            sink = self.w[self.of_layer(l, "attn.sinks")][i].expand(*scores.shape[:2], 1)
+            return torch.cat([scores, sink], dim=2).softmax(dim=2)[..., :-1]
         highest = scores.detach().amax(2, keepdim=True)
         weights = (scores - highest.masked_fill(highest.isinf(), 0)).exp()
         total = weights.sum(2, keepdim=True)

@@ -212,6 +212,10 @@ TEST(AnotherWiring, HasNewMlpsOfAnotherForm) {
     other.check();
   }
   Rewired(four_layers("plain"), "relu2").check();
+  Rewired(four_layers("plain"), "silu").check();
+  Rewired(four_layers("plain"), "alibi").check();
+  Rewired(four_layers("alibi"), "plain").check();
+  Rewired(four_layers("plain"), "sinks").check();
 }
 
 TEST(AnotherWiring, HasNewGatesOfTheResidualStream) {

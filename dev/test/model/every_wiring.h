@@ -102,7 +102,7 @@ struct RandomCase {
       add("reversible");
     Draw parts = {seed + 2000};
     if (!is_16_bit && parts.one_in(4)) terms.push_back("rmsnorm");
-    if (parts.one_in(3)) terms.push_back(parts.of<std::string>({"relu2", "swiglu", "swiglu(56)"}));
+    if (parts.one_in(3)) terms.push_back(parts.of<std::string>({"relu2", "silu", "swiglu", "swiglu(56)"}));
     if (parts.one_in(4) && none_begins_with(terms, {"relative", "lsh"})) terms.push_back("qknorm");
     if (parts.one_in(4)) terms.push_back("untied");
     if (parts.one_in(4)) terms.push_back(format("softcap(0.%d)", parts(1, 9)));
@@ -116,6 +116,9 @@ struct RandomCase {
       terms.push_back(!has_groups && Draw{seed + 7000}.one_in(2) ? "depth"
                       : Draw{seed + 6000}.one_in(2)              ? "router"
                                                                  : "vres");
+    if (!moves_maps && !rotates && !is_relative && Draw{seed + 8000}.one_in(3) && none_begins_with(terms, {"lsh"}))
+      terms.push_back("alibi");
+    if (!moves_maps && Draw{seed + 9000}.one_in(4) && none_begins_with(terms, {"lsh"})) terms.push_back("sinks");
     for (const std::string& term : terms) wiring += (wiring.empty() ? "" : " ") + term;
     if (terms.empty()) wiring = "plain";
     const WiringTable table = wiring_table(parse_wiring(wiring), L, h);
@@ -188,6 +191,9 @@ const char* const every_term[] = {"plain",
                                   "relative sla(2,3) gqa(2) window(9,SL)",
                                   "universal(2) sla(3,2)",
                                   "rope universal(1) gqa(2) window(9,SL)",
+                                  "alibi",
+                                  "alibi sinks strided(8) also(1,2)",
+                                  "sinks window(9,SL) gqa(2)",
                                   "documents sla(3,2)",
                                   "documents strided(8) also(1,2)",
                                   "relative documents window(9,SL) gqa(2)",

@@ -12,9 +12,11 @@ namespace reference {
 // map[t] = softmax of (q[t].k[j] + of_distances[t,j]) / sqrt(hs) over the keys j that t sees: the keys in `visible` (B,
 // T, K), the same for every source, and among these, where topk > 0, the topk with the highest scores, of equal ones
 // the first. All zero if t sees none. of_distances (B, T, K), the same for every source; empty: zeros.
+// sink: with `sinks` one more score, whose probability is not in the map; null: there is none.
 template <class Real>
 Array<Real> attention_map(const Array<Real>& q, const Array<Real>& k, const Array<Real>& of_distances,
-                          const std::vector<bool>& visible, int topk, int64_t B, int64_t T, int64_t hs) {
+                          const std::vector<bool>& visible, int topk, const Real* sink, int64_t B, int64_t T,
+                          int64_t hs) {
   const int64_t keys = k.size() / (B * hs), K = visible.size() / (B * T);
   Array<Real> map(B * T * keys), scores(keys);
   for (int64_t b = 0; b < B; b++) {
@@ -34,12 +36,39 @@ Array<Real> attention_map(const Array<Real>& q, const Array<Real>& k, const Arra
       if (seen.empty()) continue;
       Real* p = &map[(b * T + t) * keys];
       Real largest = scores[seen[0]], sum = 0;
+      if (sink) largest = std::max(largest, *sink);
       for (int64_t j : seen) largest = std::max(largest, scores[j]);
+      if (sink) sum = std::exp(*sink - largest);
       for (int64_t j : seen) sum += p[j] = std::exp(scores[j] - largest);
       for (int64_t j : seen) p[j] /= sum;
     }
   }
   return map;
+}
+
+// `sinks`: the gradient of a head's sink, whose probability is what the map leaves of 1.
+template <class Real>
+Real sink_gradient(const Array<Real>& map, const Array<Real>& d_map, int64_t queries) {
+  const int64_t keys = map.size() / queries;
+  Real d_sink = 0;
+  for (int64_t t = 0; t < queries; t++) {
+    Real rest = 1, mean_d_p = 0;
+    for (int64_t j = t * keys; j < (t + 1) * keys; j++) rest -= map[j], mean_d_p += map[j] * d_map[j];
+    d_sink -= rest * mean_d_p;
+  }
+  return d_sink;
+}
+
+// `alibi`: what is added to the scores of head i, (B, T, K) of K = m + T keys, before they are scaled by 1/sqrt(hs).
+template <class Real>
+Array<Real> slope_scores(int i, int heads, int64_t B, int64_t T, int64_t K, int64_t hs) {
+  int n = 1;  // the largest power of two up to `heads`
+  while (n * 2 <= heads) n *= 2;
+  const double exponent = i < n ? 8.0 * (i + 1) / n : 8.0 * (2 * (i - n) + 1) / (2 * n);
+  Array<Real> scores(B * T * K);
+  for (int64_t at = 0; at < B * T * K; at++)
+    scores[at] = Real(-std::pow(2.0, -exponent) * double(K - T + at / K % T - at % K) * std::sqrt(double(hs)));
+  return scores;
 }
 
 // d_q, d_k, d_of_distances (=): d_score = p * (d_p - sum_j p d_p), which is zero for keys that are not seen, and

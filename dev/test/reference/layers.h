@@ -186,7 +186,8 @@ Tensors<Real> make_parameters(const ModelConfig& config) {
   const LshTerm* lsh = find_term<LshTerm>(config);
   add("wte.weight", {config.vocab_size, C});  // token embedding, and without `untied` the output head
   if (find_term<UntiedTerm>(config)) add("lm_head.weight", {config.vocab_size, C});
-  if (!relative && !find_term<RopeTerm>(config)) add("wpe.weight", {config.max_seq_len, C});  // position embedding
+  if (!relative && !find_term<RopeTerm>(config) && !find_term<AlibiTerm>(config))
+    add("wpe.weight", {config.max_seq_len, C});  // position embedding
   const int k = layers_in_cycle(config);
   if (find_term<UniversalTerm>(config)) add("wse.weight", {config.num_layers / k, C});  // embedding of the cycle
   if (find_term<ActTerm>(config)) add_linear("halt", C, 1);
@@ -198,6 +199,7 @@ Tensors<Real> make_parameters(const ModelConfig& config) {
     if (find_term<GateTerm>(config) && l > 0) add_linear(h + ".attn.map_gate", C, 1);
     if (find_term<VresTerm>(config) && l > 0) add(h + ".attn.value_mix", {2});               // a, b
     if (find_term<RouterTerm>(config) && l > 0) add(h + ".attn.router", {g * (l + 1) * g});  // (g, l + 1, g)
+    if (find_term<SinksTerm>(config)) add(h + ".attn.sinks", {config.num_heads});
     if (relative) {
       add(h + ".attn.relative.weight", {C, C});
       for (const char* bias : {"u", "v"}) add(h + ".attn.relative." + bias, {config.num_heads, hs});
@@ -365,7 +367,8 @@ Real sigmoid_of(Real x) {
   return 1 / (1 + std::exp(-x));
 }
 
-// The activation of MLPs: gelu, with `relu2` relu(x)^2, and with `swiglu` silu(x) y of (any, x | y).
+// The activation of MLPs: gelu, with `relu2` relu(x)^2, with `silu` x sigmoid(x), and with `swiglu` silu(x) y of (any,
+// x | y).
 template <class Real>
 Array<Real> activation(const ModelConfig& config, const Array<Real>& in) {
   if (find_term<SwigluTerm>(config)) {
@@ -375,6 +378,11 @@ Array<Real> activation(const ModelConfig& config, const Array<Real>& in) {
       const Real x = in[i / H * 2 * H + i % H], y = in[i / H * 2 * H + H + i % H];
       out[i] = x * sigmoid_of(x) * y;
     }
+    return out;
+  }
+  if (find_term<SiluTerm>(config)) {
+    Array<Real> out(in.size());
+    for (size_t i = 0; i < in.size(); i++) out[i] = in[i] * sigmoid_of(in[i]);
     return out;
   }
   if (!find_term<Relu2Term>(config)) return gelu(in);
@@ -393,6 +401,14 @@ Array<Real> activation_backward(const ModelConfig& config, const Array<Real>& in
       const Real x = in[at_x], s = sigmoid_of(x);
       d_in[at_x] = d_out[i] * in[at_y] * (s + x * s * (1 - s));
       d_in[at_y] = d_out[i] * x * s;
+    }
+    return d_in;
+  }
+  if (find_term<SiluTerm>(config)) {
+    Array<Real> d_in(in.size());
+    for (size_t i = 0; i < in.size(); i++) {
+      const Real s = sigmoid_of(in[i]);
+      d_in[i] = d_out[i] * (s + in[i] * s * (1 - s));
     }
     return d_in;
   }

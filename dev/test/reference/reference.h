@@ -89,6 +89,7 @@ struct LayerCache {
   Array<Real> normed_k;  // (B, K, g hs)
   Array<Real> mix;       // (B, T)        a of `blend` and `gate`; empty where the layer's map is its own
   Distances<Real> distances;
+  Array<Real> sinks;                   // (h) of `sinks`; empty without it
   Array<Real> rotations;               // (h, rounds, hs, buckets / 2) of `lsh`; empty without it
   HeadBuckets buckets;                 // of `lsh`
   std::vector<HeadCache<Real>> heads;  // (h)
@@ -355,12 +356,14 @@ void attention(const ModelConfig& config, const Dropout& dropout, std::vector<La
         head.q = add_head_bias(head.q, layer.distances.u, i, hs);
         of_distances = distance_scores(head.q_v, take_columns<Real>({&layer.distances.r}, i * hs, 1, K, hs), B, T, hs);
       }
+      if (find_term<AlibiTerm>(config)) of_distances = slope_scores<Real>(i, config.num_heads, B, T, K, hs);
       if (lsh && layer.buckets.size() == size_t(i))
         layer.buckets.push_back(
             buckets_of(head.k, &layer.rotations[i * layer.rotations.size() / config.num_heads], *lsh, hs));
       const std::vector<bool> visible =
           lsh ? shared_buckets(layer.buckets[i], B, T) : visibility(config, l, i, tokens, B, m, T);
-      head.own_map = attention_map(head.q, head.k, of_distances, visible, topk ? topk->n : 0, B, T, hs);
+      const Real* sink = layer.sinks.empty() ? nullptr : &layer.sinks[i];
+      head.own_map = attention_map(head.q, head.k, of_distances, visible, topk ? topk->n : 0, sink, B, T, hs);
       head.map = layer.mix.empty() ? head.own_map : mix_maps(layer.mix, layers[l - 1].heads[i].map, head.own_map);
     }
     head.v = take_columns(sources_of_v, columns.v, B, K, hs);
@@ -443,6 +446,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
     if (find_term<RelativeTerm>(config))
       layer.distances = {linear(params, h + ".attn.relative", sines_of_distances<Real>(m + T, C)),
                          params.at(h + ".attn.relative.u").data, params.at(h + ".attn.relative.v").data};
+    if (find_term<SinksTerm>(config)) layer.sinks = params.at(h + ".attn.sinks").data;
     if (find_term<LshTerm>(config)) layer.rotations = params.at(h + ".attn.rotations").data;
     if (buckets) layer.buckets = (*buckets)[l];
     attention(config, dropout, acts.layers, l, inputs, B, m, T);
@@ -500,6 +504,7 @@ template <class Real>
 struct OwnGradients {
   Array<Real> d_mix;  // (B, T)  empty where the layer has no `mix`
   Distances<Real> d_distances;
+  Array<Real> d_sinks;  // (h)   empty without `sinks`
 };
 
 // The backward pass of layer l's attention, from d_heads_out, the gradient of its `heads_out`: `shared` +=, `own` =.
@@ -512,6 +517,7 @@ void attention_backward(const ModelConfig& config, const Dropout& dropout, const
   const LayerCache<Real>& layer = layers[l];
   Distances<Real>& d_distances = own.d_distances;
   own.d_mix.assign(layer.mix.size(), 0);
+  own.d_sinks.assign(layer.sinks.size(), 0);
   d_distances.r.assign(layer.distances.r.size(), 0);
   d_distances.u.assign(layer.distances.u.size(), 0);
   d_distances.v.assign(layer.distances.v.size(), 0);
@@ -536,6 +542,7 @@ void attention_backward(const ModelConfig& config, const Dropout& dropout, const
       mix_maps_backward(layer.mix, layers[l - 1].heads[i].map, head.own_map, d_map, own.d_mix, shared.d_map[l - 1][i],
                         d_own_map);
     attention_map_backward(head.q, head.k, head.own_map, d_own_map, d_q, d_k, d_of_distances, B, T, K, hs);
+    if (!layer.sinks.empty()) own.d_sinks[i] = sink_gradient(head.own_map, d_own_map, B * T);
     if (find_term<RelativeTerm>(config)) {
       Array<Real> d_q_v, d_r;
       distance_scores_backward(head.q_v, take_columns<Real>({&layer.distances.r}, i * hs, 1, K, hs), d_of_distances,
@@ -634,6 +641,7 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
       add_into(grads.at(h + ".attn.relative.u").data, own.d_distances.u);
       add_into(grads.at(h + ".attn.relative.v").data, own.d_distances.v);
     }
+    if (find_term<SinksTerm>(config)) add_into(grads.at(h + ".attn.sinks").data, own.d_sinks);
     if (l > 0 && find_term<VresTerm>(config))
       mix_values_backward(params, h + ".attn.value_mix", cache.layers, l, C, num_kv_heads(config) * config.head_size(),
                           shared.d_qkv[l], shared.d_qkv[0], grads);

@@ -20,13 +20,14 @@ from torch import nn
 
 # The number of arguments of each term, at least and at most.
 TERMS = {"plain": (0, 0), "sla": (2, 3), "also": (2, 2), "share": (1, 2), "layers": (1, 1), "gqa": (1, 1),
-         "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "documents": (0, 0),
-         "reuse": (1, 1), "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "memory": (1, 1),
-         "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "qknorm": (0, 0), "vres": (0, 0),
-         "router": (0, 0), "depth": (0, 0), "relu2": (0, 0), "swiglu": (0, 1), "softcap": (1, 1), "untied": (0, 0),
-         "dense": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
+         "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "sinks": (0, 0), "documents": (0, 0),
+         "reuse": (1, 1), "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "alibi": (0, 0),
+         "memory": (1, 1), "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "qknorm": (0, 0), "vres": (0, 0),
+         "router": (0, 0), "depth": (0, 0), "relu2": (0, 0), "silu": (0, 0), "swiglu": (0, 1), "softcap": (1, 1),
+         "untied": (0, 0), "dense": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
 # Terms that a wiring has or has not: attributes of the same name.
-FLAGS = ("documents", "gate", "rmsnorm", "qknorm", "vres", "router", "depth", "untied", "dense", "gru", "reversible")
+FLAGS = ("sinks", "documents", "gate", "alibi", "rmsnorm", "qknorm", "vres", "router", "depth", "untied", "dense",
+         "gru", "reversible")
 
 
 def term_of(text, term):
@@ -114,8 +115,8 @@ class Wiring:
             self.cycle = n
         elif name == "act":
             self.halting, self.ponder_cost = float(arguments[0]), float(arguments[1]) if len(arguments) > 1 else 0.01
-        elif name == "relu2":
-            self.activation = "relu2"
+        elif name in ("relu2", "silu"):
+            self.activation = name
         elif name == "swiglu":
             self.activation, self.hidden_units = "swiglu", n
         elif name == "softcap":
@@ -126,6 +127,7 @@ class Wiring:
             self.hashes = n, int(arguments[1])
         elif name in FLAGS:
             setattr(self, name, True)
+            self.learned = self.learned and name != "alibi"
 
     def move(self, l, head, source, part):
         """The head attends to K/V of layer `source`; with a part ("k" or "v") to its keys or its values alone."""
@@ -156,6 +158,11 @@ class Wiring:
             visible = visible & mask(l, self.in_first_half(head), t, j)
         return visible
 
+    def slope(self, head):
+        """`alibi`: by how much a score falls with each position between the query and the key."""
+        n = 2 ** (self.num_heads.bit_length() - 1)
+        return 2 ** (-8 * (head + 1) / n if head < n else -4 * (2 * (head - n) + 1) / n)
+
     def stored_layers(self):
         """Layer l has the parameters of layer l mod this many."""
         return self.cycle or self.num_layers
@@ -169,8 +176,9 @@ class Wiring:
 
     def needs_maps(self):
         """Whether scaled_dot_product_attention with a causal mask will not do."""
-        return bool(self.masks or self.topk or self.relative or self.hashes or self.mixes_maps() or
-                    self.maps_in_group > 1 or any(len(sources) > 1 for layer in self.sources for sources in layer))
+        return bool(self.masks or self.topk or self.sinks or self.alibi or self.relative or self.hashes or
+                    self.mixes_maps() or self.maps_in_group > 1 or
+                    any(len(sources) > 1 for layer in self.sources for sources in layer))
 
     def is_plain(self):
         return all(name == "plain" for name, _ in self.terms)
@@ -308,6 +316,7 @@ class Attention(nn.Module):
             kv = wiring.num_kv_heads
             identity = F.pad(torch.eye(kv)[:, None], (0, 0, stored_layer, 0))  # (kv, layers, kv)
             self.router = nn.Parameter(identity.flatten())
+        self.sinks = nn.Parameter(torch.zeros(self.heads)) if wiring.sinks else None
         self.relative = RelativePositions(self.heads, channels) if wiring.relative else None
         if wiring.hashes:
             buckets, rounds = wiring.hashes
@@ -378,8 +387,10 @@ class Attention(nn.Module):
         if self.wiring.map_layer(layer) != layer:
             return maps[self.wiring.map_layer(layer)]
         visible, own = {}, []
+        if self.relative is not None or self.wiring.alibi:
+            distances = positions.distances()
         if self.relative is not None:
-            rows, distances = self.relative.rows(positions.keys.shape[1]), positions.distances()
+            rows = self.relative.rows(positions.keys.shape[1])
         for head in range(self.heads):
             half = self.wiring.in_first_half(head)
             if half not in visible:
@@ -391,7 +402,11 @@ class Attention(nn.Module):
                 scores = q[:, head] @ k.transpose(1, 2)
             else:
                 scores = self.relative.scores(head, q[:, head], k, rows[head], distances)
-            own.append(self.softmax_of_visible(scores, seen))
+            scores = scores / math.sqrt(self.head_size)
+            if self.wiring.alibi:
+                lowered = self.wiring.slope(head) * distances.to(scores.dtype)
+                scores = scores - lowered.repeat(1, 1, scores.shape[2] // lowered.shape[2])
+            own.append(self.softmax_of_visible(scores, seen, None if self.sinks is None else self.sinks[head]))
         if layer == 0 or not self.wiring.mixes_maps():
             return own
         a = torch.sigmoid(self.map_gate(x)) if self.wiring.gate else self.wiring.blend
@@ -407,15 +422,17 @@ class Attention(nn.Module):
         earlier = visible & shared & ~own
         return earlier | own & ~earlier.any(dim=2, keepdim=True)
 
-    def softmax_of_visible(self, scores, visible):
-        """A row without a visible key is zero."""
-        scores = scores / math.sqrt(self.head_size)
+    def softmax_of_visible(self, scores, visible, sink):
+        """A row without a visible key is zero. sink: one more score, whose probability is dropped, or None."""
         visible = visible.repeat(1, 1, scores.shape[2] // visible.shape[2]).expand_as(scores)
         if self.wiring.topk is not None:
             best = scores.masked_fill(~visible, -math.inf).sort(dim=2, descending=True, stable=True).indices
             visible = visible & torch.zeros_like(visible).scatter(2, best[:, :, :self.wiring.topk], True)
         lowest = torch.finfo(scores.dtype).min  # not infinite: the softmax of a row without a visible key would be NaN
-        return scores.masked_fill(~visible, lowest).softmax(dim=2).masked_fill(~visible, 0)
+        scores = scores.masked_fill(~visible, lowest)
+        if sink is not None:
+            scores = torch.cat((scores, sink.to(scores.dtype).expand(*scores.shape[:2], 1)), dim=2)
+        return scores.softmax(dim=2)[..., :visible.shape[2]].masked_fill(~visible, 0)
 
 
 class MLP(nn.Module):
@@ -432,7 +449,8 @@ class MLP(nn.Module):
         if self.activation == "swiglu":
             gate, x = x.chunk(2, dim=-1)
             return self.c_proj(F.silu(gate) * x)
-        return self.c_proj(F.relu(x).square() if self.activation == "relu2" else F.gelu(x, approximate="tanh"))
+        return self.c_proj(F.relu(x).square() if self.activation == "relu2" else
+                           F.silu(x) if self.activation == "silu" else F.gelu(x, approximate="tanh"))
 
 
 class Gate(nn.Module):

@@ -4,6 +4,7 @@
 // and sizes; the passes look nothing else up.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <vector>
 #include "llmc/model/attention_pairs.h"
@@ -110,8 +111,9 @@ inline void declare(AttentionBranch& b, ActivationList& list) {
 // Pointers
 
 // How layer l's attention finds each K/V head that it uses.
-inline KVHeads<floatX> bind_kv_heads(const HeadPlaces& places, const AttentionPlan& plan, int l,
+inline KVHeads<floatX> bind_kv_heads(const HeadPlaces& places, const Binding& binding, int l,
                                      const PlannedAttention& attention, int slot) {
+  const AttentionPlan& plan = binding.plan();
   std::vector<KVHead<floatX>> kv_heads;
   std::vector<int> query_heads;
   for (const KVUse& use : attention.uses) {
@@ -123,7 +125,9 @@ inline KVHeads<floatX> bind_kv_heads(const HeadPlaces& places, const AttentionPl
   }
   const auto first_mask = plan.table.masks.begin() + attention.map_layer * plan.num_heads;
   std::vector<AttentionMask> masks(first_mask, first_mask + plan.num_heads);
-  if (std::all_of(masks.begin(), masks.end(), [](const AttentionMask& m) { return m.is_causal(); })) masks.clear();
+  const auto is_plain = [](const AttentionMask& m) { return m.is_causal() && m.slope() == 0; };
+  if (std::all_of(masks.begin(), masks.end(), is_plain)) masks.clear();
+  for (AttentionMask& mask : masks) mask.clauses.slope *= std::sqrt(float(binding.head_size()));
   return KVHeads<floatX>(kv_heads, query_heads, masks);
 }
 
@@ -133,7 +137,7 @@ inline LayerAttention bind_attention_args(const AttentionBranch& b, const Planne
   const HeadPlace q = places(Qkv::q, first_q).x, dq = places.gradient(b.layer, Qkv::q, first_q);
   LayerAttention attention;
   attention.map_layer = planned.map_layer;
-  attention.kv_heads = bind_kv_heads(places, binding.plan(), b.layer, planned, slot);
+  attention.kv_heads = bind_kv_heads(places, binding, b.layer, planned, slot);
   AttentionArgs<floatX>& args = attention.kv_heads.args;
   args.HS = binding.head_size();
   args.q = q.x, args.q_stride = q.stride;
@@ -164,6 +168,7 @@ inline void bind_attentions(AttentionBranch& b, const HeadPlaces& places, const 
     b.attentions_of_slot.emplace_back();
     for (const PlannedAttention& planned : binding.plan().attentions[b.layer])
       b.attentions_of_slot[slot].push_back(bind_attention_args(b, planned, slot, places, binding));
+    for (LayerAttention& attention : b.attentions_of_slot[slot]) attention.kv_heads.args.sinks = {b.w.sinks, b.g.sinks};
     if (b.relative) bind_relative(*b.relative, b.w, b.g, binding.acts, b.attentions_of_slot[slot][0].kv_heads.args);
   }
   if (generation) b.sequences = binding.acts.sequences + generation->group_of_layer[b.layer] * generation->slots;

@@ -3,6 +3,7 @@
 #include <variant>
 #include <vector>
 #include "act.h"
+#include "alibi.h"
 #include "also.h"
 #include "blend.h"
 #include "dense.h"
@@ -25,6 +26,8 @@
 #include "rope.h"
 #include "router.h"
 #include "share.h"
+#include "silu.h"
+#include "sinks.h"
 #include "sla.h"
 #include "softcap.h"
 #include "strided.h"
@@ -37,6 +40,6 @@
 
 using WiringTerm =
     std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, VresTerm, RouterTerm, DepthTerm,
-                 WindowTerm, StridedTerm, FixedTerm, TopkTerm, DocumentsTerm, ReuseTerm, BlendTerm, GateTerm, RopeTerm,
-                 RelativeTerm, MemoryTerm, UniversalTerm, ActTerm, RmsnormTerm, QknormTerm, Relu2Term, SwigluTerm,
-                 UntiedTerm, SoftcapTerm, DenseTerm, GruTerm, LshTerm, ReversibleTerm>;
+                 WindowTerm, StridedTerm, FixedTerm, TopkTerm, SinksTerm, DocumentsTerm, ReuseTerm, BlendTerm, GateTerm,
+                 RopeTerm, RelativeTerm, AlibiTerm, MemoryTerm, UniversalTerm, ActTerm, RmsnormTerm, QknormTerm,
+                 Relu2Term, SiluTerm, SwigluTerm, UntiedTerm, SoftcapTerm, DenseTerm, GruTerm, LshTerm, ReversibleTerm>;

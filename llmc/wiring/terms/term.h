@@ -39,7 +39,8 @@ struct Feature {
     caps = 1 << 17,         // how large logits are
     documents = 1 << 18,    // masks that follow from tokens
     values = 1 << 19,       // what is made of values before they are used
-    inputs = 1 << 20        // what a layer takes of those below
+    inputs = 1 << 20,       // what a layer takes of those below
+    no_key = 1 << 21        // what a softmax has beside keys
   };
 };
 

@@ -1,0 +1,14 @@
+// Attention sinks, as in gpt-oss (OpenAI 2025): the softmax of each head has one more score, a parameter of the layer
+// and head, 0 in a new model, whose probability goes to no value. A head can so attend to nothing.
+#pragma once
+#include "term.h"
+
+struct SinksTerm : Term {
+  static constexpr TermSyntax syntax = {"sinks"};
+  static constexpr const char* help = "the softmax of each head has a learned score more, which has no value";
+  static constexpr TermFeatures features = {no_key, maps | hashing};
+  void apply(WiringTable& t) const {
+    t.sinks = true;
+    t.notes.push_back("keys: each head has a learned score for none of them");
+  }
+};
