@@ -43,7 +43,8 @@ GENCODE := $(foreach arch,$(filter-out ptx,$(architectures)),-gencode arch=compu
   $(if $(filter ptx,$(architectures)),-gencode arch=compute_80$(comma)code=compute_80 -DSLA_PTX)
 NVCCFLAGS = $(CXXSTD) -O3 -lineinfo $(if $(findstring 90a,$(GENCODE)),-DSLA_SM_90A) \
   $(if $(DEBUG),-DSLA_DEBUG) $(if $(HAVE_NCCL),-DSLA_NCCL) \
-  $(if $(WERROR),-Werror all-warnings) --threads 0 $(NVCC_CXX) -Xcompiler -Wall,-Wextra,-Werror=switch,-fopenmp $(GENCODE) \
+  $(if $(WERROR),-Werror all-warnings) --threads 0 $(NVCC_CXX) -Xcompiler -Wall,-Wextra,-Werror=switch,-fopenmp \
+  $(GENCODE) \
   $(if $(PORTABLE),-no-compress -Xcompiler -static-libstdc++$(comma)-static-libgcc -Xlinker --as-needed,\
   $(addprefix -Xlinker -rpath=,$(CUDA_RPATH)))
 
@@ -94,7 +95,7 @@ help:
 	@echo '                PART=2/3: of the products of shapes and wirings the second third; LEAVE_OUT="fp32 arm64":'
 	@echo '                without that precision (or bf16) and what is built for Arm'
 	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize, benchmark;'
-	@echo '                STEPS=build,tests,sanitize,bench,torch: only these'
+	@echo '                STEPS=build,tests,nccl,sanitize,bench,torch: only these'
 	@echo 'make gpu-bundle GPU_ARCH=sm_90: all that gpu-check needs, built, in one file for a machine without internet'
 	@echo 'make bench-cpu  speed on the CPU in both precisions, beside PyTorch where PYTHON (python3) has it;'
 	@echo '                with and without skip-layer attention; QUICK=1: PyTorch compiles nothing'

@@ -7,8 +7,8 @@
 // without one), llmc/cpu/ for the host. What a job needs and a model does not know (options, data, log, checkpoints,
 // what is printed) is in llmc/train/.
 //
-// B: sequences in a micro-batch, T: their length, C: channels, L: layers, h: heads, hs: head size, V: vocabulary,
-// QKV: q, k and v of one token in one layer, hs * (heads of q, k and v that the layer projects).
+// B: sequences in a micro-batch, T: their length, N: rows, B T in training, C: channels, L: layers, h: heads, hs: head
+// size, V: vocabulary, QKV: q, k and v of one token in one layer, hs * (heads of q, k and v that the layer projects).
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -208,7 +208,7 @@ void gpt2_forward_sublayer(GPT2& model, int i, const Batch& batch) {
   const Sublayer& sublayer = model.sublayer(i);
   const Timeline::Scope span = model.timeline.span("forward", sublayer.bucket);
   std::visit([&](const auto& branch) { branch_forward(branch, batch); }, sublayer.branch);  // its out =
-  residual_forward(sublayer, model.norm(i + 1), batch);  // the residual stream after it, and what follows
+  residual_and_norm_forward(sublayer, model.norm(i + 1), batch);  // the residual stream after it, and what follows
 }
 
 // Computes the final hidden states, last_norm.out (N, C), of acts.tokens (N), where N is batch.rows().

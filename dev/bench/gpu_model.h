@@ -278,9 +278,9 @@ struct ModelledOperation {
   }
 };
 
-// Instructions that a thread issues for eight elements, without a loop's over the rest of a tensor: counted in
-// the machine code for sm_90, from which sm_80's differs by less than a twentieth. The numbers for caps, relu2, silu, swiglu,
-// norm_heads, mixes and depth are estimated from the source.
+// Instructions that a thread issues for eight elements, without a loop's over the rest of a tensor: counted in the
+// machine code for sm_90, from which sm_80's differs by less than a twentieth. The numbers for caps, relu2, silu,
+// swiglu, norm_heads, mixes and depth are estimated from the source.
 struct InstructionCounts {
   static constexpr double gelu_forward = 130, gelu_backward = 229, classifier = 255, caps = 330, layernorm_forward = 90,
                           layernorm_backward = 270, bias_backward = 21, adamw = 230, sum_of_squares = 44,

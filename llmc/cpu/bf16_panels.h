@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <cstring>
 #include <vector>
-#include "bf16.h"
+#include "llmc/ops/bf16.h"
 #include "bf16_block.h"
 
 // g++ 12 takes what its own headers leave undefined for a mistake of the caller's.

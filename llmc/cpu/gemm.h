@@ -11,7 +11,7 @@
 #include "llmc/ops/batched_gemm.h"
 #include "llmc/base/error.h"
 #include "bf16_panels.h"
-#include "bf16.h"
+#include "llmc/ops/bf16.h"
 #include "bf16_block.h"
 #include "threads.h"
 #include "vec.h"

@@ -6,7 +6,7 @@
 #endif
 #include <cstdint>
 #include <cstring>
-#include "bf16.h"
+#include "llmc/ops/bf16.h"
 
 // Code that is written for both float and bf16 calls these; for float there is nothing to convert.
 inline float to_float(float x) { return x; }

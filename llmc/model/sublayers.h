@@ -4,8 +4,9 @@
 //
 // Each kind of norm, branch, residual and head is a part, a file in parts/. What a part supplies, besides its struct:
 //
-//   declare(part, list)                     which activations it keeps: names, shapes, levels of recomputation. (A norm
-//                                           and a residual are told the level from which on their output is dropped.)
+//   declare(part, list)                     which activations it keeps: names, shapes, levels of recomputation. (A norm,
+//                                           AddResidual and GruResidual are told from which level on their output
+//                                           is dropped.)
 //   bind_PART(part, ...)                    pointers to weights, activations and what others have declared, in memory
 //   norm_forward, norm_backward             out = the norm of the stream; dresidual += from dout
 //   residual_norm_forward                   stream = stream + branch_out, and the norm of it, in one pass
@@ -16,7 +17,7 @@
 //                                           branch's output, and dresidual becomes the gradient of the stream before
 //   matmul_elements, attention_flops        its cost, if it has any
 //
-// A part has no function that does nothing: the code that walks the list asks which functions a part has.
+// A part has no function that does nothing: the code that walks the list asks which kind a part is.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -340,7 +341,7 @@ inline void embed_backward(const Sublayers& sublayers, const Params<float>& grad
 }
 
 // Computes the residual stream after the sublayer, and the norm that follows.
-inline void residual_forward(const Sublayer& s, const Norm& next, const Batch& batch) {
+inline void residual_and_norm_forward(const Sublayer& s, const Norm& next, const Batch& batch) {
   if (!s.cycle_end && !s.dense)
     return std::visit([&](const auto& residual) { residual_forward(residual, next, batch); }, s.residual);
   std::visit([&](const auto& residual) { residual_forward(residual, batch); }, s.residual);
@@ -349,8 +350,9 @@ inline void residual_forward(const Sublayer& s, const Norm& next, const Batch& b
   norm_forward(next, batch.rows());
 }
 
-// The backward pass of a sublayer without its norm. The gradient of the residual stream after the sublayer becomes the
-// gradient of the stream before it, without the part that comes through the norm; dnorm = the norm's output's gradient.
+// The backward pass of a sublayer without its norm. From the gradient of the stream after the sublayer: the branch's din
+// (slots::dnorm) = the gradient of the norm's output; the stream's gradient becomes that of the stream before, still
+// without what comes through the norm, which norm_backward adds.
 inline void sublayer_backward(const Sublayer& s, const Batch& batch) {
   if (s.dense) dense_backward(*s.dense, batch);
   if (s.cycle_end) cycle_end_backward(*s.cycle_end, batch);
@@ -365,7 +367,7 @@ inline void compute_again(const Sublayers& sublayers, const Recomputation& r, co
   switch (r.what) {
     case What::norm: norm_forward(s.norm, batch.rows()); break;
     case What::branch: std::visit([&](const auto& branch) { branch_again(branch, batch); }, s.branch); break;
-    case What::residual: residual_forward(s, sublayers.norm(r.sublayer + 1), batch); break;
+    case What::residual: residual_and_norm_forward(s, sublayers.norm(r.sublayer + 1), batch); break;
     case What::activation: activation_again(std::get<MlpBranch>(s.branch), batch); break;
     case What::output:
       std::visit([&](const auto& branch) { project_out(branch, batch); }, s.branch);

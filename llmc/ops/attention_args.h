@@ -10,7 +10,7 @@
 #include "llmc/base/error.h"
 
 // One K/V head, wherever its k and its v were projected. Row (b, t) of k is the HS elements at `k + (b * T + t) *
-// k_stride`. The rows of v, dk and dv are found in the same way by their own strides.
+// k_stride`, or with `sequences` row first_row + t (KeyRows). The rows of v, dk and dv are found in the same way by their own strides.
 template <class Element>
 struct KVHead {
   Element *k, *v;

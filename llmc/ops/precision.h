@@ -2,7 +2,7 @@
 // of parameters, AdamW's moments and master weights, LayerNorm's statistics, losses and sums are float in each.
 #pragma once
 #if defined(PRECISION_BF16) && defined(SLA_CPU)
-#include "llmc/cpu/bf16.h"
+#include "llmc/ops/bf16.h"
 typedef bfloat16 floatX;
 constexpr const char* precision_name = "bf16";
 #elif defined(PRECISION_BF16)

@@ -198,7 +198,7 @@ inline int64_t first_key(const AttentionBranch& b, const SequenceSpan& span) {
 }
 
 // The i-th attention of a span's queries: B sequences, whose first row is `row` of the batch.
-inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, const SequenceSpan& span, int64_t B,
+inline AttentionArgs<floatX> args_of_span(const AttentionBranch& b, size_t i, const SequenceSpan& span, int64_t B,
                                             int64_t row) {
   AttentionArgs<floatX> args = b.attentions_of_slot[span.slot][i].kv_heads.args;
   args.B = B, args.first_query = span.first - first_key(b, span), args.T = args.first_query + span.count;
@@ -211,21 +211,21 @@ inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, 
 
 // The i-th attention of a training batch.
 inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, const Batch& batch) {
-  AttentionArgs<floatX> args = attention_args(b, i, {0, batch.remembered, batch.T}, batch.B, /*row=*/0);
+  AttentionArgs<floatX> args = args_of_span(b, i, {0, batch.remembered, batch.T}, batch.B, /*row=*/0);
   if (b.relative) args.relative = positions_of(*b.relative, args.relative, batch);
   if (batch.drops) args.dropout = b.dropout;
   return args;
 }
 
 // The i-th attention of spans [first, end), which have as many queries each, the first from `row` on.
-inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, const std::vector<SequenceSpan>& spans,
+inline AttentionArgs<floatX> args_of_spans(const AttentionBranch& b, size_t i, const std::vector<SequenceSpan>& spans,
                                             size_t first, size_t end, int64_t row) {
   int64_t longest = 0;
   for (size_t n = first; n < end; n++)
     longest = std::max(longest, spans[n].first + spans[n].count - first_key(b, spans[n]));
   SequenceSpan span = spans[first];
   span.slot = 0;  // its K/V heads begin with the cache's first row, from which b.sequences counts
-  AttentionArgs<floatX> args = attention_args(b, i, span, int64_t(end - first), row);
+  AttentionArgs<floatX> args = args_of_span(b, i, span, int64_t(end - first), row);
   args.T = longest, args.first_query = longest - span.count;
   args.sequences = b.sequences + first;
   return args;
@@ -241,8 +241,8 @@ inline void attend(const AttentionBranch& b, size_t i, const Batch& batch) {
     end = first + 1;
     if (takes_sequences(queries, b.attentions_of_slot[0][i].kv_heads.args.topk))
       while (end < spans.size() && spans[end].count == queries) end++;
-    attention_forward(end == first + 1 ? attention_args(b, i, spans[first], 1, row)
-                                       : attention_args(b, i, spans, first, end, row));
+    attention_forward(end == first + 1 ? args_of_span(b, i, spans[first], 1, row)
+                                       : args_of_spans(b, i, spans, first, end, row));
     row += int64_t(end - first) * queries;
   }
 }
@@ -265,8 +265,8 @@ inline void attend_by_maps(const AttentionBranch& b, const MixedMaps& mixed, con
   }
 }
 
-// out (N, C) = the output of the attention branch for its input `in` (N, C). kv_is_kept: in the backward pass, which
-// computes a layer again, k and v are there.
+// out (N, C) = the output of the attention branch for its input `in` (N, C). `again`: in the backward pass, which
+// computes a layer again; its k and v are there.
 inline void branch_forward(const AttentionBranch& b, const Batch& batch, bool again = false) {
   projection_forward(b.projection, batch, again);
   stages_forward(b.stages, batch, again);

@@ -14,7 +14,7 @@ struct Head {
   const floatX* w = nullptr;   // (Vp, C)
   float* g = nullptr;          // (Vp, C)
   const floatX* in = nullptr;  // (N, C): the final hidden states
-  floatX* din = nullptr;       // (N, C)
+  floatX* din = nullptr;       // (N, C), in slots::dnorm: the last norm's dout
   float cap = 0;               // of `softcap`; 0: none
   floatX* logits = nullptr;    // (rows of a chunk, Vp), and in the backward pass their gradients
 };

@@ -17,7 +17,7 @@ struct Norm {
   floatX* out = nullptr;                   // (N, C)
   float *mean = nullptr, *rstd = nullptr;  // (N)
   floatX* dresidual = nullptr;             // (N, C): the gradient of `in`, which the whole stream shares
-  floatX* dout = nullptr;                  // (N, C)
+  floatX* dout = nullptr;                  // (N, C), in slots::dnorm: the din of the branch, or of the head
   float* scratch = nullptr;                // (layernorm_backward_scratch(N, C))
   int64_t C = 0;
   float eps = 0;
