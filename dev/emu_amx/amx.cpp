@@ -3,10 +3,10 @@
 //
 //   ONEDNN_CPUID=build/onednn_cpuid.txt LD_PRELOAD=build/emulated_amx.so PROGRAM
 //
-// ONEDNN_CPUID lists where oneDNN asks for the CPU's features (dev/make/tests.mk makes it with objdump). Those instructions
-// are replaced by illegal ones before main(). The CPU does not know AMX's instructions either: each raises SIGILL,
-// whose handler does what the instruction does (Intel's Software Developer's Manual, volume 2) on tiles that each
-// thread has. A trap takes some microseconds; all other code runs at full speed.
+// ONEDNN_CPUID lists where oneDNN asks for the CPU's features (dev/make/tests.mk makes it with objdump). Those
+// instructions are replaced by illegal ones before main(). The CPU does not know AMX's instructions either: each raises
+// SIGILL, whose handler does what the instruction does (Intel's Software Developer's Manual, volume 2) on tiles that
+// each thread has. A trap takes some microseconds; all other code runs at full speed.
 //
 // What the manual calls #UD or #GP ends the program with a message: tiles used before LDTILECFG or before Linux has
 // allowed it (arch_prctl), shapes that do not fit, and instructions other than those that bf16 takes. At the program's

@@ -9,10 +9,10 @@
 #include "gemm.h"
 #include "vec.h"
 
-// Whether attention is that of a few queries, for which a matmul of so few rows takes longer than reading k and v.
+// Whether attention has few queries: a matmul of so few rows takes longer than reading k and v.
 inline bool has_few_queries(const AttentionArgs<floatX>& a) { return a.queries() <= most_few_queries; }
 
-// How many rows ahead k and v are prefetched. The rows of a head are far apart, with those of other heads between them.
+// How many rows ahead k and v are prefetched. The rows of a head are far apart, with other heads' rows between them.
 constexpr int64_t prefetch_rows = 16;
 
 // products (rows, stride), of them the first `columns`, = scale q x^T; q (rows, HS) is of few queries, x (columns, HS).

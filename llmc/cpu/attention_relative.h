@@ -1,6 +1,6 @@
 // What relative positions add to attention on the CPU. The rows of r for a block's queries and a tile's keys are
 // multiplied with q' in one matmul, which has a column for each distance; a query's scores are neighbouring columns of
-// its row, from an offset that is one less than that of the query before it.
+// its row, from an offset that is one less than the offset of the query before it.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -59,7 +59,7 @@ inline void add_relative_scores(const HeadPositions& at, const KeyTile& tile, in
 }
 
 // From the gradients of a tile's scores, dscores (rows, key_block), which are 0 for keys that are hidden: dq (rows, HS)
-// = or +=, that of q', and the rows of dr of the head +=.
+// = or +=, the gradient of q', and the head's rows of dr +=.
 inline void relative_backward(const HeadPositions& at, const KeyTile& tile, int64_t q0, int64_t rows,
                               const floatX* dscores, const Rows<float>& dq, bool accumulate) {
   thread_local std::vector<floatX> dproducts(query_block * distance_block);

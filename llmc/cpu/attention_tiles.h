@@ -69,12 +69,12 @@ struct KeyTile {
   bool is_contiguous() const { return numbers == nullptr || numbers[keys - 1] - numbers[0] == keys - 1; }
 };
 
-// The keys that some query of a block sees, by a mask whose keys are not neighbours. `remainders` are those of the keys
+// The keys that some query of a block sees, by a mask whose keys are not neighbours. `remainders`: the keys' remainders
 // by the s of each clause.
 struct SelectedKeys {
   std::vector<int> numbers, remainders[most_clauses];
 
-  // Of the keys from `from` on.
+  // Selects among the keys from `from` on.
   void select(const AttentionMask& mask, int q0, int q1, int from) {
     SeenKeys seen[most_clauses];
     int mods[most_clauses];

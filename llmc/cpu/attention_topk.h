@@ -93,7 +93,7 @@ struct HighestScores {
 
 // The highest scores of each of the queries [q0, q1), valid until the thread's next call; topk_score =, topk_last =.
 // They are -inf and the largest int for queries that see no more than `topk` keys. NaN ranks as the highest score.
-// `tiles`: those of the queries' keys.
+// `tiles`: the tiles of the queries' keys.
 inline const std::vector<HighestScores>& find_topk(const HeadPositions& at, int64_t q0, int64_t q1,
                                                    const std::vector<KeyTile>& tiles) {
   thread_local std::vector<float> score_tile(query_block * key_block);
@@ -181,7 +181,7 @@ struct TopkQuery {
   float *dq, lse, delta, factor;  // factor: of ds
 };
 
-// Of query t and the keys of a tile that topk has chosen for it: dq, dk and dv +=. scores (keys): as compute_scores
+// For query t and the keys of a tile that topk has chosen for it: dq, dk and dv +=. scores (keys): as compute_scores
 // computes them, and apply_mask leaves them.
 inline void topk_backward(const HeadPositions& at, const KeyTile& tile, int64_t t, const KeyRange& keys,
                           const float* scores, const TopkQuery& query, const Rows<const floatX>& k,

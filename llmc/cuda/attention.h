@@ -22,9 +22,9 @@
 //
 // A query sees the keys up to its own. That and one K/V head for each query head is plain attention (GPT-2, skip-layer
 // attention); the general one has masks, several K/V heads for a query head, topk, and in the backward pass keys before
-// the first query; that with relative positions is general, too, but has no topk. Both can be kept within documents.
+// the first query; relative positions are general, too, but have no topk. Both can be kept within documents.
 // General attention without topk can have dropout.
-// Each kernel is a template of which `Kind` is a parameter, so that plain attention pays nothing for the others. In
+// Each kernel is a template with the parameter `Kind`, so that plain attention pays nothing for the others. In
 // general, tiles that a mask hides are neither loaded nor multiplied (attention_tiles.h), and a kernel before the
 // forward one finds the topk keys of each query (attention_topk.h). A few queries after a K/V cache have kernels of
 // their own, for every kind and precision (attention_decode.h).
@@ -32,8 +32,8 @@
 // Shapes: llmc/ops/attention_args.h. Strides and HS are multiples of 8 elements, pointers of 16 bytes, and HS is at
 // most 128.
 //
-// The kernels are those of the build: on tensor cores in bf16 and fp16, with FMAs in fp32. The results' bits are always
-// the same in each.
+// The build decides on the kernels: on tensor cores in bf16 and fp16, with FMAs in fp32. In each, the results' bits are
+// always the same.
 #pragma once
 #include <climits>
 #include "llmc/ops/attention_args.h"

@@ -1,6 +1,6 @@
 // Attention of a few queries at the end of a sequence, as when generation draws tokens: flash-decoding (Dao, Haziza,
-// Massa, Sizov 2023). The kernels of attention_mma.h and attention_fma.h give a block a tile of queries, of which
-// there is one here; these give each block a tile of keys, so that a long cache is read by the whole GPU, and a second
+// Massa, Sizov 2023). The kernels of attention_mma.h and attention_fma.h give a block a tile of queries, and here there
+// is one tile; these give each block a tile of keys, so that a long cache is read by the whole GPU, and a second
 // kernel merges what the blocks leave:
 //
 //   of tile i:   m_i = max s;  l_i = sum exp(s - m_i);  o_i = sum exp(s - m_i) v
@@ -32,7 +32,7 @@ __device__ inline float* partial_of(const AttentionArgs<Element>& a, int64_t b, 
   return a.partials + ((((b * a.NH + head) * queries + query) * a.kv_per_head + source) * tiles + tile) * (a.HS + 2);
 }
 
-// Whether a query head may see a key of the tile in sequence b of T positions, of which the last `queries` are queries.
+// Whether a query head may see a key of the tile in sequence b of T positions; the last `queries` are queries.
 template <bool Documents, class Element>
 __device__ inline bool sees_tile(const AttentionArgs<Element>& a, int64_t b, int head, int T, int tile) {
   const int first_query = T - int(a.queries()), end = (tile + 1) * decode_keys;

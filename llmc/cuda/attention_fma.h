@@ -2,7 +2,7 @@
 // gradients are = or += are in attention.h.
 //
 // No sum depends on the order in which blocks run, and no two blocks write to the same address, so the results' bits
-// are always the same. The backward pass is two kernels, each of which computes the scores itself: seven matmuls
+// are always the same. The backward pass is two kernels, and each computes the scores itself: seven matmuls
 // instead of five, but neither atomics nor a buffer.
 //
 // With relative positions a tile of queries and keys needs as many rows of r as it has queries and keys, one for each
@@ -97,8 +97,8 @@ __device__ inline void mul_ABt(float (&s)[rows_per_thread][N], const float* a, c
 }
 
 // s (4 x columns) += products of rows of `a` and b over HS channels that depend on how far row and column are apart, as
-// those with the vectors of relative positions do. The element (i, j) gets the product of row i of `a`, or with
-// OfColumns row j, and of row RowStep i + ColumnStep j of b. `a` and b point to those of the thread's first element.
+// products with the vectors of relative positions do. The element (i, j) gets the product of row i of `a`, or with
+// OfColumns row j, and of row RowStep i + ColumnStep j of b. `a` and b point to the rows of the thread's first element.
 template <int G, bool OfColumns, int RowStep, int ColumnStep, int N>
 __device__ inline void add_shifted_ABt(float (&s)[rows_per_thread][N], const float* a, const float* b, int HS) {
   constexpr int rows_of_a = OfColumns ? N : rows_per_thread, a_step = OfColumns ? half_warp : 1;
@@ -208,7 +208,7 @@ __device__ inline float dropout_factor(const AttentionArgs<floatX>& a, int head,
              : 0.0f;
 }
 
-// acc (4 x 64 G) += s b. The rows of the scores s, of which each lane of a half-warp has some columns, are exchanged in
+// acc (4 x 64 G) += s b. Each lane of a half-warp has some columns of the rows of the scores s. They are exchanged in
 // `p`, shared memory that no lane of the warp still reads.
 template <int G, int Columns, int N>
 __device__ inline void mul_add_scores(float (&acc)[rows_per_thread][G][4], const float (&s)[rows_per_thread][N],
@@ -274,9 +274,9 @@ struct ForwardTiles {
   static_assert(!Small || bytes <= Gpu::least_shared_bytes);
 };
 
-// r_tile = the rows of r of the distances in a tile of queries and keys, of which `Rows` are as many together: from the
-// block's last query and its first key on, which are the furthest apart. The distance of query q0 + i and key k0 + j is
-// that of row j - i + (the tile's queries) - 1.
+// r_tile = the rows of r for the distances in a tile of queries and keys, which are `Rows` together: from the
+// block's last query and its first key on, which are the furthest apart. The distance of query q0 + i and key k0 + j
+// has row j - i + (the tile's queries) - 1.
 template <int G, int Rows, int Threads>
 __device__ inline void load_distances(float* r_tile, const AttentionArgs<floatX>& a, int head, int last_query, int k0) {
   load_tile<G, Rows, Threads, /*BeforeRow0=*/true>(r_tile, a.relative.r + head * a.HS, a.NH * a.HS,
@@ -286,8 +286,7 @@ __device__ inline void load_distances(float* r_tile, const AttentionArgs<floatX>
 
 // s = exp((s - max) * scale), with the maximum over all columns up to these, and the thread's rows of acc and of the
 // sums, which have the maximum before these, are rescaled. In plain attention every query sees key 0, so that from the
-// first tile on `row_max` is finite. In general it may be -inf, and then all of s is, of which the differences would be
-// NaN.
+// first tile on `row_max` is finite. In general it may be -inf; then all of s is, and the differences would be NaN.
 template <bool General, int G, int N>
 __device__ inline void update_softmax(float (&s)[rows_per_thread][N], float (&acc)[rows_per_thread][G][4],
                                       float (&row_max)[rows_per_thread], float (&row_sum)[rows_per_thread],

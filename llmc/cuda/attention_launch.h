@@ -1,5 +1,5 @@
-// Which of attention's kernels on tensor cores are launched: those by mma.sync of attention_mma.h, or on an H100, for
-// plain attention over many tokens, those of attention_wgmma.h. SLA_ATTENTION=mma and SLA_ATTENTION=wgmma choose the
+// Which of attention's kernels on tensor cores are launched: attention_mma.h's, by mma.sync, or on an H100, for plain
+// attention over many tokens, attention_wgmma.h's. SLA_ATTENTION=mma and SLA_ATTENTION=wgmma choose the
 // one or the other for all lengths.
 //
 // Kernels are compiled for D, the head size rounded up to one that there are tiles for (for_head_size); for Kind, what

@@ -17,11 +17,11 @@
 // each distance; it gets one for each key by moving each row by one element against the row before it, in registers
 // (skew in tile.h). ds goes the other way for the gradient of q'. For dr there is a third kernel, with a block per tile
 // of distances, which computes the scores and dp once more; its parts of the sequences are added up in their order
-// (attention_relative.h). Nothing of size T * T is in memory, and what is loaded grows as that of k and v does. With
+// (attention_relative.h). Nothing of size T * T is in memory, and what is loaded grows as k and v do. With
 // heads of 64 channels a tile of queries and keys costs 3.25 products forward in place of 2, and 18 backward in place
 // of 7.
 //
-// Measured errors are those of bf16 itself: at most 1.02 times those of a computation in double that rounds where
+// Measured errors are bf16's own: at most 1.02 times the errors of a computation in double that rounds where
 // tensor cores must. What nvcc makes of these kernels decides how fast they are: dev/test/test_machine_code.cpp
 // compares their registers, spills and instructions with recorded ones, for a spill changes no result.
 #pragma once
@@ -41,8 +41,8 @@ constexpr int attention_warps = 4, attention_threads = attention_warps * warp_si
 __device__ inline int warp_index() { return int(threadIdx.x) / warp_size; }
 __device__ inline bool first_of_row() { return threadIdx.x % 4 == 0; }  // one of the four lanes that hold a row
 
-// x, of which the compiler does not know that it stays the same in a loop: what follows from it is computed in the
-// loop, and not kept in registers from before it, of which these kernels have none to spare.
+// x, without the compiler's knowing that it stays the same in a loop: what follows from it is computed in the loop, and
+// not kept in registers from before it. These kernels have none to spare.
 __device__ inline int not_hoisted(int x) {
   asm volatile("" : "+r"(x));
   return x;
@@ -55,7 +55,7 @@ __device__ inline void finish_copies() {
   __syncthreads();
 }
 
-// Scores of keys that a clause hides become -inf. `t` and `j` are those of apply_mask.
+// Scores of keys that a clause hides become -inf. `t` and `j`: as in apply_mask.
 template <bool transposed, int M, int N>
 __device__ inline void mask_by_clause(Accumulator<M, N>& s, const MaskClause& clause, int t, int j) {
   // A bit for each element, row by row, by loops: unrolled, they would be thousands of instructions.
@@ -82,9 +82,8 @@ __device__ inline void mask_by_clause(Accumulator<M, N>& s, const MaskClause& cl
   });
 }
 
-// Scores s become what the mask makes of them, -inf where it hides the key from the query, where `t` is the query of
-// s's first row and `j` the key of its first column; with `transposed`, t is that of the first column and j of the
-// first row.
+// Scores s become what the mask makes of them, -inf where it hides the key from the query. `t` is the query of s's first
+// row and `j` the key of its first column; with `transposed`, t is the first column's and j the first row's.
 template <bool transposed, int M, int N, class Mask>
 __device__ inline void apply_mask(Accumulator<M, N>& s, const Mask& mask, int t, int j) {
   const unsigned window = unsigned(mask.window);
@@ -120,8 +119,8 @@ __device__ inline void apply_mask(Accumulator<M, N>& s, const DocumentMask& mask
 }
 
 // Scores of keys that are not among the topk of their query become -inf. `chosen` begins at the query of s's first row
-// (with `transposed`: column), of which `queries` exist; `j` is the index of the key of its first column (row). Queries
-// and keys are `stride` apart.
+// (with `transposed`: column), and `queries` of them exist; `j` is the index of the key of its first column (row).
+// Queries and keys are `stride` apart.
 template <bool transposed, int M, int N>
 __device__ inline void select_topk(Accumulator<M, N>& s, TopK chosen, int queries, int j, int stride) {
 #pragma unroll
@@ -139,18 +138,18 @@ __device__ inline void select_topk(Accumulator<M, N>& s, TopK chosen, int querie
   }
 }
 
-// Of 16 M x 8 N probabilities, which dropout keeps.
+// Which of 16 M x 8 N probabilities dropout keeps.
 template <int M, int N>
 struct KeptElements {
-  // Bit 4 (N m + n) + i is that of an accumulator's x[m][n][i].
+  // Bit 4 (N m + n) + i belongs to an accumulator's x[m][n][i].
   using Bits = std::conditional_t<4 * M * N <= 32, unsigned, uint64_t>;
   Bits bits;
 
   __device__ bool contains(int m, int n, int i) const { return bits >> (4 * (N * m + n) + i) & 1; }
 };
 
-// Those of a head's source in sequence b. `t` and `j`, which are multiples of 16, are those of apply_mask. Of a Philox
-// call's eight elements, whose bits are moved together, a thread owns all, or half of them where it has but 16 keys.
+// The elements kept of a head's source in sequence b. `t` and `j`, multiples of 16: as in apply_mask. A thread owns
+// all eight elements of a Philox call, whose bits are moved together, or half of them where it has but 16 keys.
 template <bool transposed, int M, int N>
 __device__ inline KeptElements<M, N> kept_elements(const Dropout& d, int b, int head, int source, Positions positions,
                                                    int t, int j) {
@@ -224,12 +223,12 @@ inline dim3 attention_grid(const AttentionArgs<floatX>& a, int64_t heads, int64_
 // In all kernels D is HS rounded up to 32, 64, 96 or 128, and Large says that a block can have 162 KB of shared memory,
 // as on an A100 or H100, and not 99 KB as on the GPUs of compute capability 8.6, 8.9 and 12.0. Plain attention has
 // tiles for either, with the same bits, and so has the backward pass of general attention with 64 channels. In fp16 the
-// smaller ones fit in the 64 KB of a T4, but for those of topk and of relative positions with more than 64 channels.
+// smaller ones fit in the 64 KB of a T4, but for topk's and relative positions' with more than 64 channels.
 //
 // A tile's columns are multiplied in chunks, so that only the scores of a chunk must be in registers beside the
-// results: with 128 channels those of 48 keys, for more of them spill. A warp has 32 rows, so that each fragment of k
-// and v that it loads from shared memory serves two rows of fragments. Of more than 64 channels, its registers hold out
-// but not q.
+// results: with 128 channels the scores of 48 keys, for more of them spill. A warp has 32 rows, so that each fragment
+// of k and v that it loads from shared memory serves two rows of fragments. With more than 64 channels, its registers
+// hold out but not q.
 template <int D, bool Large>
 struct ForwardTiles {
   static constexpr bool q_in_registers = D <= 64;
@@ -243,7 +242,7 @@ struct ForwardTiles {
   static constexpr size_t bytes = (queries + 4 * keys) * D * sizeof(floatX);  // D = 64: 48 or 80 KB, 128: 80 KB
 };
 
-// With relative positions, the rows of r that a tile of queries and keys needs are those of queries + keys distances.
+// With relative positions, a tile of queries and keys needs the rows of r for queries + keys distances.
 // They are double-buffered, too, so there is room for 16 queries a warp: one fragment, whose rows need 16 rows of r
 // more than there are keys. q' is a register tile, which comes through the second buffer of r.
 template <int D>
@@ -261,7 +260,7 @@ using ForwardTilesOf = std::conditional_t<is_relative(Kind), RelativeForwardTile
 // of keys, and q' of each warp.
 template <class Tiles, int D>
 struct RelativeRows {
-  // Of r, for a tile of keys: there is one distance less, but tiles have whole eights of rows.
+  // Rows of r for a tile of keys: there is one distance less, but tiles have whole eights of rows.
   static constexpr int rows = Tiles::queries + Tiles::keys;
   Tile<D> r_tiles;  // double-buffered
   RegisterTile<1, D / 16> q_rows;
@@ -287,8 +286,8 @@ struct RelativeRows {
                                    relative_row(a, q0 + Tiles::queries - 1, k0), int(a.relative.distances), int(a.HS));
   }
 
-  // Of the tile number `stage`, the rows for the warp's queries and the keys from the tile's `column` on. The first one
-  // is that of the last query and the first key.
+  // The rows of the tile number `stage` for the warp's queries and the keys from the tile's `column` on. The first row
+  // belongs to the last query and the first key.
   __device__ Tile<D> of_warp(int stage, int column) const {
     return r_tiles.from_row(stage * rows + column + Tiles::queries - 16 - warp_index() * Tiles::warp_queries);
   }
@@ -345,7 +344,7 @@ struct OnlineSoftmax {
 
   // s = exp((s - max) * scale), with the maximum over all columns up to these, and acc, which has the maximum before
   // these, is rescaled. to_exp2 = scale * log2_e. In plain attention every query sees key 0, so the maximum is finite
-  // from the first tile on; in general it may be -inf, and then all of s is, of which the differences would be NaN.
+  // from the first tile on; in general it may be -inf; then all of s is, and the differences would be NaN.
   template <int N, int O>
   __device__ void update(Accumulator<M, N>& s, Accumulator<M, O>& acc, float to_exp2) {
     const ColumnVector<M> before = max;
@@ -355,7 +354,7 @@ struct OnlineSoftmax {
 
   // The parts of update(), for a kernel in which acc may be rescaled only later.
 
-  // The maxima include those of s. Whether one of the warp's maxima has changed.
+  // Raises the maxima to include s. Returns whether one of the warp's maxima has changed.
   template <int N>
   __device__ bool raise_max(const Accumulator<M, N>& s) {
     bool grew = false;
@@ -372,7 +371,7 @@ struct OnlineSoftmax {
     return __any_sync(0xffffffff, grew);
   }
 
-  // The sums and acc, which have the maxima `before`, get those of today.
+  // The sums and acc, scaled by the maxima `before`, are rescaled by the maxima now.
   template <int O>
   __device__ void rescale(Accumulator<M, O>& acc, const ColumnVector<M>& before, float to_exp2) {
     rescale_sums(before, to_exp2);
@@ -550,8 +549,8 @@ __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Lar
 // ----------------------------------------------------------------------------
 // Backward
 
-// With more than 64 channels, a warp's registers hold 32 rows of results if q and dout stay in shared memory, of which
-// an SM has room for one block then: of eight warps, as two blocks of four have. Without that much shared memory a warp
+// With more than 64 channels, a warp's registers hold 32 rows of results if q and dout stay in shared memory. An SM has
+// room for one block then: of eight warps, as two blocks of four have. Without that much shared memory a warp
 // has 16 rows, and with 64 channels tiles have half as many columns, so that an SM that has 100 KB has room for two
 // blocks.
 template <int D, bool Large>
@@ -564,7 +563,7 @@ struct DqTiles {
   static constexpr size_t bytes = (2 * queries + 4 * keys) * D * sizeof(floatX);
 };
 
-// With relative positions a warp has two results, dq and that of q', which is in registers.
+// With relative positions a warp has two results, dq and the gradient of q', which is in registers.
 template <int D>
 struct RelativeDqTiles {
   static constexpr bool rows_in_registers = D <= 64;
@@ -599,7 +598,7 @@ struct DkdvTiles {
   static constexpr size_t bytes = (2 * keys + 4 * queries) * D * sizeof(floatX) + floats + exchanged;
 };
 
-// With relative positions there is a tile of q' beside that of q, and the rows of r for the distances of the block's
+// With relative positions there is a tile of q' beside q's, and the rows of r for the distances of the block's
 // keys and the tile's queries.
 template <int D>
 struct RelativeDkdvTiles {
@@ -647,7 +646,7 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
   const int64_t C = a.NH * a.HS, out_stride = stride * C;
   if (General && q0 >= T) return;
   const floatX *dout = a.dout + first_row * C + head * a.HS, *out = a.out + first_row * C + head * a.HS;
-  // One number in two forms, of which nvcc makes other code: test_machine_code knows the spills.
+  // One number in two forms, from which nvcc makes different code: test_machine_code knows the spills.
   const int64_t first_lse = General ? (blockIdx.y * a.NH + head) * a.queries() + query_row_0<General>(a, positions)
                                     : first_key_row * a.NH + head * a.T + positions.first;
   const float* lse = a.lse + first_lse;
@@ -853,7 +852,7 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
                                          positions, query, key);
       }
       Accumulator<M, N> s = {}, dp = {};
-      if constexpr (Relative)  // r q'^T; the first of r's rows is that of the first key and the last query
+      if constexpr (Relative)  // r q'^T; the first of r's rows belongs to the first key and the last query
 #pragma unroll
         for (int n = 0; n < N; n += 2) {
           Accumulator<M + 1, 2> g = {};

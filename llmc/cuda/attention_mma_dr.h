@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_dr_kernel(Atte
     commit_copies();
   };
   load_tile_async<Tiles::distances, attention_threads>(r_tile, a.relative.r + head * HS, C, row0, end, HS);
-  // The first tile from this one on of which a query may see a key, for which buffers are those of this one.
+  // The first tile from this one on with a query that may see a key. It takes this tile's buffers.
   auto visible = [&](auto tile) {
     const int parity = tile.parity;
     if constexpr (Documents)
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_dr_kernel(Atte
     Accumulator<1, N> s = {}, dp = {};
 #pragma unroll
     for (int n = 0; n < N; n += 2) {
-      // That of the first distance and query.
+      // The key of the first distance and query.
       const int key = not_hoisted(warp_index()) * Tiles::warp_distances + 8 * n;
       Accumulator<2, 2> g = {};
       mma_ABt(g, k_tile.from_row(key), q_tile.from_row(8 * n));

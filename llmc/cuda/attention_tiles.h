@@ -1,6 +1,6 @@
 // Which tiles of keys, or of queries, the loops of attention's kernels go through. Plain attention has one K/V head for
-// a query head, of which each query sees all keys up to its own. General attention has several, and masks; tiles that a
-// mask hides are neither loaded nor multiplied, nor those of other documents.
+// a query head, and each query sees all keys up to its own. General attention has several, and masks; tiles that a
+// mask hides are neither loaded nor multiplied, nor are other documents' tiles.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -140,9 +140,9 @@ __device__ inline OwnTile own_tile(int stride, int block) { return {{block % str
 // ----------------------------------------------------------------------------
 // Masks
 
-// A mask within documents, of which a query sees only keys of its own. Positions are a block's. As the bounds do not
-// fall from a position to the next, that of the first query, or of the last key, is a tile's. Positions after the
-// sequence's last one have its bounds.
+// A mask within documents: a query sees only keys of its own document. Positions are a block's. As the bounds do not
+// fall from a position to the next, the bound of the first query, or of the last key, is the tile's. Positions after
+// the sequence's last one have its bounds.
 struct DocumentMask : MaskView {
   Positions positions;
   const int *first_keys, *last_queries;  // of the sequence's position 0
@@ -273,7 +273,7 @@ struct VisibleKeyTiles {
   }
 
  private:
-  // first_row: that of the sequence.
+  // first_row: the sequence's.
   __device__ static auto mask_in_registers(const AttentionArgs<Element>& a, int head, int first_row,
                                            Positions positions) {
     if constexpr (Documents) return mask_of_block<true>(a, first_row / int(a.T), head, positions);

@@ -27,7 +27,7 @@ constexpr int num_warpgroups = 2, wgmma_threads = num_warpgroups * warpgroup_siz
 // computes what depends on it once for a warp.
 __device__ inline int warpgroup_index() { return __shfl_sync(full_warp, warp_index() / 4, 0); }
 
-// This thread's copies have arrived, but for the last `pending` groups; after the barrier, those of all threads have,
+// This thread's copies have arrived, but for the last `pending` groups; after the barrier, all threads' copies have,
 // for wgmma, and all warps have done what they did before it.
 template <int pending = 0>
 __device__ inline void copy_barrier() {
@@ -61,7 +61,7 @@ __device__ inline void add_tiles(const Tiles& tiles, Tile tile, Scores& s, Score
 // ----------------------------------------------------------------------------
 // Forward
 
-// Of the scores of 128 keys and more channels, two accumulators would need more registers than there are.
+// With the scores of 128 keys and more channels, two accumulators would need more registers than there are.
 template <int D>
 struct WgmmaForwardTiles {
   static constexpr int keys = D <= 64 ? 128 : 64;
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1)
   Accumulator<1, D / 8> acc = {};
   OnlineSoftmax<1, false> softmax;
   const int warpgroup = warpgroup_index();
-  // Adds a tile to the results, of which s are the scores, and computes those of the next tile.
+  // Adds a tile, whose scores are s, to the results, and computes the next tile's scores.
   auto add_tile = [&](KeyTile tile, Scores& s, Scores& next_s) {
     const KeyTile next = tiles.after(tile);
     if (warpgroup == 0) barrier_and_load(tiles, tile, start_loading);
@@ -154,8 +154,8 @@ __global__ void __launch_bounds__(wgmma_threads, 1)
 // ----------------------------------------------------------------------------
 // Backward
 
-// dq's products read the block's own rows from registers, of more than 64 channels from shared memory; those of dk and
-// dv always from shared memory.
+// dq's products read the block's own rows from registers, with more than 64 channels from shared memory; dk's and dv's
+// products always read them from shared memory.
 template <int D>
 struct WgmmaDqTiles {
   static constexpr int keys = 64;
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(At
   Accumulator<1, D / 8> acc = {};
 
   const int warpgroup = warpgroup_index();
-  // Adds a tile to dq, of which s are the scores, and computes those of the next tile.
+  // Adds a tile, whose scores are s, to dq, and computes the next tile's scores.
   auto add_tile = [&](KeyTile tile, Scores& s, Scores& next_s) {
     const KeyTile next = tiles.after(tile);
     if (warpgroup == 0) barrier_and_load(tiles, tile, start_loading);

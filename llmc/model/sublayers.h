@@ -4,7 +4,8 @@
 //
 // Each kind of norm, branch, residual and head is a part, a file in parts/. What a part supplies, besides its struct:
 //
-//   declare(part, list)                     which activations it keeps: names, shapes, levels of recomputation. (A norm,
+//   declare(part, list)                     which activations it keeps: names, shapes, levels of recomputation. (A
+//   norm,
 //                                           AddResidual and GruResidual are told from which level on their output
 //                                           is dropped.)
 //   bind_PART(part, ...)                    pointers to weights, activations and what others have declared, in memory
@@ -350,9 +351,9 @@ inline void residual_and_norm_forward(const Sublayer& s, const Norm& next, const
   norm_forward(next, batch.rows());
 }
 
-// The backward pass of a sublayer without its norm. From the gradient of the stream after the sublayer: the branch's din
-// (slots::dnorm) = the gradient of the norm's output; the stream's gradient becomes that of the stream before, still
-// without what comes through the norm, which norm_backward adds.
+// The backward pass of a sublayer without its norm. From the gradient of the stream after the sublayer: the branch's
+// din (slots::dnorm) = the gradient of the norm's output; the stream's gradient becomes that of the stream before,
+// still without what comes through the norm, which norm_backward adds.
 inline void sublayer_backward(const Sublayer& s, const Batch& batch) {
   if (s.dense) dense_backward(*s.dense, batch);
   if (s.cycle_end) cycle_end_backward(*s.cycle_end, batch);

@@ -10,7 +10,8 @@
 #include "llmc/base/error.h"
 
 // One K/V head, wherever its k and its v were projected. Row (b, t) of k is the HS elements at `k + (b * T + t) *
-// k_stride`, or with `sequences` row first_row + t (KeyRows). The rows of v, dk and dv are found in the same way by their own strides.
+// k_stride`, or with `sequences` row first_row + t (KeyRows). The rows of v, dk and dv are found in the same way by
+// their own strides.
 template <class Element>
 struct KVHead {
   Element *k, *v;
@@ -27,9 +28,9 @@ struct KeyRows {
   int first_row, T;
 };
 
-// Relative positions, as in Transformer-XL (Dai et al. 2019). To the product of the query at t and the key at j that of
-// another query and of a vector for their distance is added: score = (q_t . k_j + q'_t . r_(t - j)) / sqrt(HS). The
-// rows of r are in the order of keys, with the largest distance first: that of the distance d is row distances - 1 - d.
+// Relative positions, as in Transformer-XL (Dai et al. 2019). The score of query t and key j has a second product, of
+// another query and of a vector for their distance: score = (q_t . k_j + q'_t . r_(t - j)) / sqrt(HS). The
+// rows of r are in the order of keys, with the largest distance first: the distance d has row distances - 1 - d.
 // Keys that are `distances` or more before a query must be hidden by its mask.
 template <class Element>
 struct RelativePositions {
@@ -76,10 +77,10 @@ struct AttentionArgs {
   const int* query_heads = nullptr;  // query heads, grouped by K/V head
   const int* kv_of_head = nullptr;   // (NH, kv_per_head): the K/V heads of each query head; -1 after the last
   int kv_per_head = 1;               // the largest number of K/V heads of a query head
-  // (2, NH): the mask of each query head, then that of each of the sequences that its stride() makes (mask_of). Their
-  // slopes are those of scores before these are scaled by 1 / sqrt(HS).
+  // (2, NH): the mask of each query head, then the mask of each of the sequences that its stride() makes (mask_of).
+  // Their slopes are in units of scores before these are scaled by 1 / sqrt(HS).
   const AttentionMask* masks = nullptr;
-  // Of each query the first key of its document, and of each key the last query of its document. Neither falls from one
+  // The first key of each query's document, and the last query of each key's document. Neither falls from one
   // to the next. Null: all of a sequence is one document.
   const int* first_keys = nullptr;    // (B, Q), on the device
   const int* last_queries = nullptr;  // (B, T), used by the backward pass alone
@@ -92,7 +93,7 @@ struct AttentionArgs {
   int topk = 0;
   // (B, NH, Q): the lowest raw score among the chosen keys, as this device computes scores.
   float* topk_score = nullptr;
-  // (B, NH, Q): the last chosen key with that score, as T * (index of the K/V head among those of the query head) +
+  // (B, NH, Q): the last chosen key with that score, as T * (index of the K/V head among the query head's) +
   // position.
   int* topk_last = nullptr;
 
@@ -150,7 +151,7 @@ SLA_HOST_DEVICE const AttentionMask& mask_of(const AttentionArgs<Element>& a, in
 bool has_partial_sums(int64_t query_heads);
 
 // The size of `scratch`, in floats, for `partial_sums` partial sums of dk and dv: one for each query head and each of
-// its K/V heads that has_partial_sums holds for. T is that of AttentionArgs, the keys of a sequence, however many of
+// its K/V heads that has_partial_sums holds for. T is AttentionArgs::T, the keys of a sequence, however many of
 // them are queries. Each device folder defines it.
 int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t partial_sums);
 
@@ -173,7 +174,7 @@ struct KVHeads {
   AttentionArgs<Element> args;  // NH and the K/V heads; the rest is to be set
 
   KVHeads() = default;
-  // `query_heads`: those of each K/V head, one after the other. `masks`: (NH), or none if all heads are causal.
+  // `query_heads`: each K/V head's, one after the other. `masks`: (NH), or none if all heads are causal.
   KVHeads(const std::vector<KVHead<Element>>& kv_heads, const std::vector<int>& query_heads,
           std::vector<AttentionMask> masks = {}) {
     for (int head : query_heads) args.NH = std::max<int64_t>(args.NH, head + 1);
