@@ -157,10 +157,11 @@ TEST_F(MakefileOffline, LeavesOutOnlyWhatNeedsMissingPackages) {
   const std::string includes = "INCLUDES='" + in("headers") + "' ";
   const Outcome o = make(includes + "what-is-here");
   EXPECT_EQ(o.exit_status, 0) << o.err;
-  for (const char* sentence :
-       {"builds:  report, data/convert, data/probe, train_gpt2_sla, sample_gpt2_sla, evaluate_gpt2",
-        "leaves out: train_gpt2_sla_cpu, sample_gpt2_sla_cpu, evaluate_gpt2_sla_cpu (they need oneDNN)",
-        "leaves out: data/tokenize (it needs libarchive and zlib)", "libdnnl-dev: oneDNN"})
+  for (const char* sentence : {"builds:  report, data/convert, data/probe, train_gpt2_sla, sample_gpt2_sla, "
+                               "evaluate_gpt2",
+                               "leaves out: train_gpt2_sla_cpu, sample_gpt2_sla_cpu, evaluate_gpt2_sla_cpu (they need "
+                               "oneDNN)",
+                               "leaves out: data/tokenize (it needs libarchive and zlib)", "libdnnl-dev: oneDNN"})
     EXPECT_TRUE(has(o, sentence)) << sentence << "\n" << o.out << o.err;
   EXPECT_FALSE(has(o, "nlohmann")) << o.err;
   const Outcome built = make(includes + "-n programs");
