@@ -275,7 +275,8 @@ TEST_F(LongMakefileOffline, NamesAGpuThatItCannotCompileFor) {
 
 // BUG scripts/gpu.sh: `[ ${#compiled[@]} = 0 ]; }; then` -> `true; }; then`
 // BUG Makefile: `--threads 0 $(NVCC_CXX)` -> `--threads 0`
-// BUG scripts/make/rules.mk: `$(OBJ)/report.o: private march := $(HOST_MARCH)` -> `$(OBJ)/report.o: private march := $(MARCH)`
+// BUG scripts/make/rules.mk: `$(OBJ)/report.o: private march := $(HOST_MARCH)` ->
+//   `$(OBJ)/report.o: private march := $(MARCH)`
 // BUG Makefile: `$(addprefix -Xlinker -rpath=,$(CUDA_RPATH))` -> ``
 TEST_F(LongMakefileOffline, CompilesForItsGpusAndForOtherCpus) {
   add_gpus("Tesla T4\nNVIDIA L4\nNVIDIA H100", "7.5\n8.9\n9.0");
