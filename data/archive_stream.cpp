@@ -156,7 +156,7 @@ struct ArchiveStream::Level {
   }
 };
 
-ArchiveStream::ArchiveStream(std::vector<SourceFile>& sources, int64_t first) : sources_(sources), source_(first - 1) {}
+ArchiveStream::ArchiveStream(std::vector<SourceFile>& sources) : sources_(sources) {}
 ArchiveStream::~ArchiveStream() {
   while (!levels_.empty()) levels_.pop_back();  // the innermost first: each has a pointer to the one around it
 }

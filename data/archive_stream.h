@@ -12,19 +12,18 @@
 constexpr size_t max_nesting = 16;
 
 struct SourceFile {
-  std::string path;   // "-" for standard input
-  int64_t bytes = 0;  // size on disk; of standard input 0
-  int64_t mtime_ns = 0;
+  std::string path;       // "-" for standard input
+  int64_t bytes = 0;      // size on disk; of standard input 0
   uint32_t checksum = 0;  // CRC-32C of the file on disk, once it has been read to its end
   bool is_named = false;  // by the user, rather than found in a folder
 };
 
-// The files in `sources`, one after the other, beginning with sources[first]. Compression by gzip, bzip2, xz or zstd,
-// and tar files are detected by content. All functions throw UserError, naming the source and the file in it, for a
+// The files in `sources`, one after the other. Compression by gzip, bzip2, xz or zstd, and tar files are detected by
+// content. All functions throw UserError, naming the source and the file in it, for a
 // file that cannot be read, is damaged or truncated, or is nested too deep. Sets the checksum of each source when it
 // has been read.
 struct ArchiveStream {
-  ArchiveStream(std::vector<SourceFile>& sources, int64_t first);
+  explicit ArchiveStream(std::vector<SourceFile>& sources);
   ~ArchiveStream();
 
   // Advances to the next file that is no archive; false if there is none.
@@ -32,15 +31,14 @@ struct ArchiveStream {
   // bytes (size) = the next bytes of that file. Returns their number: less than `size` only at its end.
   size_t read(char* bytes, size_t size);
 
-  int64_t source() const { return source_; }  // index of the source that is the file or contains it
-  std::string name() const;                   // "corpus.tar.xz: a/b.txt"
+  std::string name() const;  // "corpus.tar.xz: a/b.txt"
   bool is_named() const { return sources_[source_].is_named && name() == sources_[source_].path; }  // and not in a tar
   int64_t bytes_read() const;  // of the sources, on disk
 
  private:
   struct Level;
   std::vector<SourceFile>& sources_;
-  int64_t source_;
+  int64_t source_ = -1;                         // the index of the source that is the file or contains it
   int64_t bytes_read_ = 0;                      // of those before source_
   std::vector<std::unique_ptr<Level>> levels_;  // the source, a file in it or it unpacked, and so on
 

@@ -48,7 +48,7 @@ std::vector<SourceFile> list_sources(const std::vector<std::string>& paths) {
       for (const std::string& file : is_folder ? files_in(path) : std::vector<std::string>{path}) {
         struct stat info = {};
         if (!is_stdin && stat(file.c_str(), &info) != 0) user_error("%s: cannot read: %s", file, strerror(errno));
-        sources.push_back({file, info.st_size, info.st_mtim.tv_sec * 1000000000 + info.st_mtim.tv_nsec, 0, !is_folder});
+        sources.push_back({file, info.st_size, 0, !is_folder});
       }
     } catch (const fs::filesystem_error& e) {
       user_error("%s: cannot read: %s", e.path1().c_str(), e.code().message());
@@ -60,11 +60,8 @@ std::vector<SourceFile> list_sources(const std::vector<std::string>& paths) {
 static bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\n") == std::string_view::npos; }
 
 CorpusReader::CorpusReader(std::vector<SourceFile>& sources, const CorpusOptions& options, const CorpusSplit& split,
-                           const Tokenizer& tokenizer, const Position& begin)
-    : options_(options), split_(split), tokenizer_(tokenizer), stream_(sources, begin.source), block_(block_bytes) {
-  position_.source = begin.source;
-  if (begin.document > 0 || begin.offset > 0) skip_to(begin);
-}
+                           const Tokenizer& tokenizer)
+    : options_(options), split_(split), tokenizer_(tokenizer), stream_(sources), block_(block_bytes) {}
 
 // Fills rest_ from the open file, or opens the next one; false at the corpus's end. At the end of a file rest_ is empty
 // and the file is closed.
@@ -76,7 +73,6 @@ bool CorpusReader::next_block() {
     file_open_ = true;
     position_.files++;
     line_ = 1;
-    if (stream_.source() != position_.source) position_.source = stream_.source(), position_.source_document = 0;
   }
   const size_t got = stream_.read(block_.data(), block_.size());
   rest_ = {block_.data(), got};
@@ -129,32 +125,6 @@ bool CorpusReader::take(std::string_view& text) {
   return end;
 }
 
-// Reads and skips what an earlier run has written.
-void CorpusReader::skip_to(const Position& place) {
-  int64_t documents = 0, offset = 0;
-  bool counts = false;
-  std::string_view text;
-  while (documents < place.source_document || offset < place.offset) {
-    if (rest_.empty() && !next_block())
-      user_error("the input has changed since the run was started; --force starts again");
-    const bool last = documents == place.source_document;
-    const std::string_view whole = rest_;
-    bool ends = take(text) || !file_open_;
-    if (last && int64_t(text.size()) >= place.offset - offset) {  // the rest of the document is not written yet
-      rest_ = whole.substr(place.offset - offset);
-      break;
-    }
-    offset += int64_t(text.size());
-    counts = counts || (options_.fields.empty() ? !text.empty() : !is_blank(text));
-    line_ += ends;
-    if (!ends) continue;
-    documents += counts;
-    counts = false, offset = 0;
-  }
-  position_ = place;
-  in_document_ = place.offset > 0;
-}
-
 bool CorpusReader::next(Batch& batch) {
   batch = {};
   batch.text.swap(carried_);
@@ -200,7 +170,6 @@ void CorpusReader::end_part(Batch& batch, bool ends) {
   part_begin_ = batch.text.size();
   no_cut_before_ = 1;
   position_.bytes += part.bytes;
-  position_.offset += part.bytes;
   in_document_ = true;
 }
 
@@ -211,9 +180,7 @@ void CorpusReader::end_document(Batch& batch) {
   } else if (!text.empty() || in_document_) {
     end_part(batch, true);
     position_.document++;
-    position_.source_document++;
   }
-  position_.offset = 0;
   in_document_ = false;
   line_++;
 }

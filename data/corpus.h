@@ -32,13 +32,10 @@ struct CorpusSplit {
 
 // A place in the corpus.
 struct Position {
-  int64_t source = 0;           // index of the file
-  int64_t source_document = 0;  // documents of that file before it
-  int64_t offset = 0;           // bytes before it of its document
-  int64_t document = 0;         // documents before it, of all files
-  int64_t bytes = 0;            // of documents before it
-  int64_t files = 0;            // opened so far, those in archives included
-  bool in_tail = false;         // it is after CorpusSplit::train_bytes
+  int64_t document = 0;  // documents before it
+  int64_t bytes = 0;     // of documents before it
+  int64_t files = 0;     // opened so far, those in archives included
+  bool in_tail = false;  // it is after CorpusSplit::train_bytes
 };
 
 // A document, or a part of one. Only the last part of a document with several parts may be empty.
@@ -72,13 +69,12 @@ struct Batch {
 // one does not exist or cannot be read.
 std::vector<SourceFile> list_sources(const std::vector<std::string>& paths);
 
-// Reads the corpus from `begin` on. `sources` and `tokenizer`, which determines where documents may be cut, must
+// Reads the corpus. `sources` and `tokenizer`, which determines where documents may be cut, must
 // outlive it. Throws UserError for files that cannot be read (see ArchiveStream), that are known to hold text in
-// another form, or that the user named and are no text, for JSON lines that are too long, and if `begin` does not exist
-// in the corpus.
+// another form, or that the user named and are no text, and for JSON lines that are too long.
 struct CorpusReader {
   CorpusReader(std::vector<SourceFile>& sources, const CorpusOptions& options, const CorpusSplit& split,
-               const Tokenizer& tokenizer, const Position& begin = {});
+               const Tokenizer& tokenizer);
 
   // The next batch; false at the end. Where batches end depends on the corpus alone. Except for runs_cut and
   // CorpusSplit::train_bytes, a document is cut only where that changes no token.
@@ -104,7 +100,6 @@ struct CorpusReader {
 
   bool next_block();
   void judge_block(bool begins);
-  void skip_to(const Position& place);
   bool take(std::string_view& text);
   void end_part(Batch& batch, bool ends);
   void end_document(Batch& batch);

@@ -104,7 +104,6 @@ static void make_probe(const Options& options) {
     return;
   }
   OutputFolder folder(options.out);
-  folder.clear();
   ShardWriter train(folder.path(), "train", INT32_MAX), val(folder.path(), "val", INT32_MAX);
   manifest["train_scored"] = write_examples(train, generator, ProbeSplit::train, options.examples);
   manifest["val_scored"] = write_examples(val, generator, ProbeSplit::val, options.val_examples);
@@ -112,7 +111,7 @@ static void make_probe(const Options& options) {
     for (const Shard& shard : writer->shards())
       manifest["shards"].push_back(
           {{"name", shard.name}, {"tokens", shard.tokens}, {"crc32c", crc32c_hex(shard.checksum)}});
-  write_file_durably(folder.path() + "/MANIFEST.json", manifest.dump(1) + "\n");
+  write_file_in_unfinished_folder(folder.path() + "/MANIFEST.json", manifest.dump(1) + "\n");
   folder.publish();
   printf("%s\n", manifest.dump(1).c_str());
 }

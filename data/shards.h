@@ -1,9 +1,6 @@
-// Token shards in llm.c's format, in a folder DIR that is created complete, by renaming. An interrupted run leaves
-// DIR.tmp for the next one: the complete shards, incomplete ones (*.part), and PROGRESS.json, the position up to which
-// they are written.
+// Token shards in llm.c's format, in a folder DIR that is created complete, by renaming.
 #pragma once
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,12 +17,9 @@ struct Shard {
 
 constexpr int64_t shard_bytes(int64_t tokens) { return shard_header_bytes + tokens * int64_t(sizeof(uint16_t)); }
 
-// The CRC-32C of a file's bytes from `begin` to `end`; none if it cannot be read, or is shorter.
-std::optional<uint32_t> checksum_of_file(const std::string& path, int64_t begin, int64_t end);
-
 // Writes PREFIX_000000.bin, PREFIX_000001.bin, ... of at most `shard_tokens` tokens each into `folder`, and, if the
-// tokens come with a mask, PREFIX_000000.mask, ... (llmc/text/token_mask.h). A shard that is complete has its mask. All
-// functions throw UserError, with the file and the system's reason, if writing fails.
+// tokens come with a mask, PREFIX_000000.mask, ... (llmc/text/token_mask.h). All functions throw UserError, with the
+// file and the system's reason, if writing fails.
 struct ShardWriter {
   ShardWriter(const std::string& folder, const std::string& prefix, int64_t shard_tokens);
 
@@ -36,12 +30,6 @@ struct ShardWriter {
 
   int64_t total() const { return total_; }                      // tokens
   const std::vector<Shard>& shards() const { return shards_; }  // the complete ones
-
-  // The state from which resume() of another writer continues. Everything added so far is on disk when it returns.
-  nlohmann::ordered_json state();
-  // Continues after `state`. Verifies the checksums of the shards in it, and truncates what was written later. Returns
-  // false, and the writer is of no use, if a file is missing or differs.
-  bool resume(const nlohmann::ordered_json& state);
 
  private:
   std::string folder_, prefix_;
@@ -55,36 +43,25 @@ struct ShardWriter {
 
   std::string name() const;
   std::string path() const { return folder_ + "/" + name(); }
-  std::string part_path() const { return path() + ".part"; }
-  std::string mask_path() const { return mask_path_of(path()); }
-  std::string mask_part_path() const { return mask_path() + ".part"; }
   [[noreturn]] void fail() const;
   void begin_shard();
   void flush();
   uint32_t write_mask() const;  // returns the CRC-32C of the file
   void finish_shard();
-  bool resume_mask(const nlohmann::ordered_json& state);
 };
 
-// DIR.tmp, locked while the object exists, so that a folder that a killed run has left can be told from one that
-// another run is writing. The destructor keeps it if it has a PROGRESS.json, and removes it otherwise, unless publish()
-// has renamed it to DIR. The constructor throws UserError if another run has the lock, or the folder cannot be created
-// or holds other files than shards.
+// A folder DIR of shards while it is written, under another name. Without publish() nothing is left of it.
 struct OutputFolder {
-  explicit OutputFolder(const std::string& final_path);
-  ~OutputFolder();
-  OutputFolder(const OutputFolder&) = delete;
+  // Throws UserError if the folder cannot be made.
+  explicit OutputFolder(const std::string& path) : path_(path), folder_(path, /*may_exist=*/true) {}
 
-  const std::string& path() const { return path_; }
-  std::string progress_path() const { return path_ + "/PROGRESS.json"; }
-  void clear();  // removes the files of an earlier run
-  // Renames DIR.tmp to DIR, durably. An existing DIR, which holds only files of this program, is deleted.
+  const std::string& path() const { return folder_.unfinished(); }
+  // Gives it the name DIR, durably. An existing DIR, which holds only files of this program, is deleted.
   void publish();
 
  private:
-  std::string final_, path_;
-  FileDescriptor lock_;
-  bool published_ = false;
+  std::string path_;
+  NewFolder folder_;
 };
 
 // Whether DIR exists and holds shards. Throws UserError if it holds other files, too: only shards are ever replaced.

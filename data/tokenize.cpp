@@ -2,8 +2,7 @@
 // their vocabulary in DIR/tokenizer.json, and DIR/MANIFEST.json.
 //
 // Each thread reads the next batch of the corpus, encodes it, and passes it to the shard writers, where batches wait
-// for those before them: the output is the same with any number of threads. After each complete shard the position is
-// written to PROGRESS.json, from which an interrupted run resumes.
+// for those before them: the output is the same with any number of threads.
 #include <sys/stat.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
@@ -19,6 +18,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <thread>
+#include "batch_encoder.h"
 #include "corpus.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/command_line.h"
@@ -38,144 +38,14 @@
 
 using json = nlohmann::ordered_json;
 
-struct Options {
-  std::string tokenizer = "bytes";
-  std::string out;
-  std::string separator = "none";
-  std::string end_of_text = "before";
-  std::string field;
-  bool pairs = false;
-  std::optional<double> val_fraction;
-  int64_t shard_tokens = 100 * 1000 * 1000;  // llm.c's
-  int64_t row_tokens = 0;                    // of --pack; 0: texts follow each other
-  int threads = int(std::max(1u, std::thread::hardware_concurrency()));
-  bool force = false, update = false;
-  CorpusOptions corpus;
-
-  bool read_stdin() const { return std::count(corpus.paths.begin(), corpus.paths.end(), "-") > 0; }
-};
-
 constexpr int64_t few_documents = 200;            // with fewer documents, the split is by bytes
 constexpr size_t max_bytes_in_flight = 64 << 20;  // of text that is read and not yet written; most batches have 1 MiB
-
-// Counts over the documents encoded so far.
-struct Counts {
-  int64_t empty = 0;     // empty documents, which have no token; empty files are not among them
-  int64_t bytes = 0;     // of text
-  int64_t replaced = 0;  // invalid sequences of UTF-8, which became U+FFFD
-  int64_t runs_cut = 0;  // longer than longest_run
-  std::array<int64_t, size_t(Note::count)> files = {};  // how many files have each note
-};
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Counts, empty, bytes, replaced, runs_cut, files)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Position, source, source_document, offset, document, bytes, files, in_tail)
-
-// -------------------------------------------------------------------------------------------------------------------
-// Encoding a batch
-
-struct EncodedTokens {
-  std::vector<uint16_t> tokens;
-  std::vector<uint8_t> scored;  // a 0 or 1 for each token of pairs; otherwise empty, which means all
-
-  // The tokens added since the last call are scored, or not.
-  void mark(bool are_scored) { scored.resize(tokens.size(), are_scored); }
-  void write_to(ShardWriter& shards) const {
-    shards.add(tokens.data(), int64_t(tokens.size()), scored.empty() ? nullptr : scored.data());
-  }
-};
-
-struct EncodedBatch {
-  EncodedTokens train, val;
-  Counts counts;
-  std::vector<std::pair<Note, std::string>> notes;
-  Position end;
-  size_t memory = 0;  // of the batch before encoding
-  int64_t read = 0;   // bytes of the sources, up to the end of the batch
-};
-
-struct BatchEncoder {
-  const Options& options;
-  const Tokenizer& tokenizer;
-  Encoder encoder;
-  std::string replaced;
-  std::vector<std::string> strings;  // of a line of JSON
-
-  BatchEncoder(const Options& o, const Tokenizer& t) : options(o), tokenizer(t), encoder(t) {}
-
-  void add_text(std::string_view text, std::vector<uint16_t>& tokens, Counts& counts) {
-    counts.bytes += int64_t(text.size());
-    if (!tokenizer.is_bytes()) {
-      const int64_t n = replace_invalid_utf8(text, replaced);
-      if (n > 0) text = replaced;
-      counts.replaced += n;
-    }
-    encoder.encode(text, tokens);
-  }
-
-  void add(std::string_view text, const Part& part, std::vector<uint16_t>& tokens, Counts& counts) {
-    if (part.begins && options.end_of_text == "before") tokens.push_back(tokenizer.end_of_text());
-    add_text(text, tokens, counts);
-    if (part.ends && options.end_of_text == "after") tokens.push_back(tokenizer.end_of_text());
-  }
-
-  // The prompt is encoded alone, as it is when a model is asked.
-  void add_pair(const std::string& prompt, const std::string& answer, EncodedTokens& result, Counts& counts) {
-    add_text(prompt, result.tokens, counts);
-    result.mark(false);
-    add_text(answer, result.tokens, counts);
-    result.tokens.push_back(tokenizer.end_of_text());
-    result.mark(true);
-  }
-
-  // Adds the document, or the pair, of a line of JSON.
-  void add_line(const Part& part, EncodedTokens& result, Counts& counts) {
-    if (std::all_of(strings.begin(), strings.end(), [](const std::string& s) { return s.empty(); })) {
-      counts.empty++;
-    } else if (options.pairs) {
-      add_pair(strings[0], strings[1], result, counts);
-    } else {
-      add(strings[0], part, result.tokens, counts);
-    }
-  }
-
-  EncodedBatch encode(const Batch& batch) {
-    EncodedBatch result;
-    result.end = batch.end;
-    result.memory = batch.memory();
-    result.counts.runs_cut = batch.runs_cut;
-    result.notes = batch.notes;
-    size_t at = 0, line = 0;
-    for (size_t i = 0; i < batch.parts.size(); i++) {
-      const Part& part = batch.parts[i];
-      const std::string_view text = std::string_view(batch.text).substr(at, part.bytes);
-      EncodedTokens& tokens = part.val ? result.val : result.train;
-      at += part.bytes;
-      if (options.corpus.fields.empty()) {
-        add(text, part, tokens.tokens, result.counts);
-        continue;
-      }
-      while (line + 1 < batch.lines.size() && batch.lines[line + 1].first_part <= i) line++;
-      const Batch::Lines& lines = batch.lines[line];
-      const std::string wrong = strings_of_line(text, options.corpus.fields, strings, result.counts.replaced);
-      if (!wrong.empty())
-        user_error("%s: line %lld %s%s", lines.file, (long long)(lines.line + int64_t(i - lines.first_part)), wrong,
-                   options.pairs || begins_with(wrong, "is no JSON object") ? which_fields() : "");
-      add_line(part, tokens, result.counts);
-    }
-    return result;
-  }
-
- private:
-  const char* which_fields() const {
-    return options.pairs ? "; --pairs needs \"prompt\" and \"answer\" in every line"
-                         : "; name the right field with --field";
-  }
-};
 
 // -------------------------------------------------------------------------------------------------------------------
 // The run
 
 struct Run {
-  const Options& options;
+  const TokenizeOptions& options;
   const Tokenizer& tokenizer;
   std::vector<SourceFile> sources;
   CorpusSplit split;
@@ -187,15 +57,14 @@ struct Run {
   std::string tokenizer_json;
   double start = seconds_now();
 
-  Run(const Options& o, const Tokenizer& t)
-      : options(o), tokenizer(t), sources(list_sources(o.corpus.paths)), folder(o.out) {}
+  Run(const TokenizeOptions& o, const Tokenizer& t)
+      : options(o), tokenizer(t), sources(list_sources(o.corpus.paths)), folder(o.out) {
+    train.emplace(folder.path(), "train", options.shard_tokens);
+    val.emplace(folder.path(), "val", options.shard_tokens);
+  }
 
   int64_t documents() const { return position.document - counts.empty; }
-  json identity() const;
   void choose_split();
-  bool resume();
-  void open_shards();
-  void save_progress();
   void write_manifest();
   void write(const EncodedBatch& batch);
   void show_progress(int64_t bytes_read);
@@ -205,7 +74,6 @@ struct Run {
 
  private:
   double shown_at_ = seconds_now();
-  int64_t tokens_before_ = 0, bytes_before_ = 0, read_before_ = 0;  // of an earlier run that this one resumes
 };
 
 // With fewer than few_documents documents, the last bytes are validation data, which requires counting all bytes first;
@@ -229,7 +97,7 @@ void Run::choose_split() {
 }
 
 // What DIR's tokens depend on beside the text and the vocabulary. An option that is not given is null.
-static json options_of(const Options& o) {
+static json options_of(const TokenizeOptions& o) {
   json options = {{"separator", o.separator}, {"field", name_as_text(o.field)},
                   {"pairs", o.pairs},         {"end_of_text", o.end_of_text},
                   {"val_fraction", nullptr},  {"shard_tokens", o.shard_tokens},
@@ -255,6 +123,22 @@ static std::string changed_option(const json& before, const json& now) {
   return "";
 }
 
+// The CRC-32C of the first `bytes` bytes of a file; none if it cannot be read, or is shorter.
+static std::optional<uint32_t> checksum_of_file(const std::string& path, int64_t bytes) {
+  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.fd < 0) return std::nullopt;
+  std::vector<char> block(1 << 20);
+  uint32_t checksum = 0;
+  for (int64_t begin = 0; begin < bytes;) {
+    const ssize_t n = pread(file.fd, block.data(), size_t(std::min(bytes - begin, int64_t(block.size()))), begin);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return std::nullopt;
+    checksum = crc32c(block.data(), n, checksum);
+    begin += n;
+  }
+  return checksum;
+}
+
 // Whether a file has the size and the checksum that a manifest states. Standard input is read to its end.
 static bool is_as_stated(const std::string& path, const json& bytes, const json& crc32c) {
   if (path == "-") {
@@ -266,12 +150,12 @@ static bool is_as_stated(const std::string& path, const json& bytes, const json&
   }
   struct stat info;
   if (stat(path.c_str(), &info) != 0 || bytes != info.st_size) return false;
-  const std::optional<uint32_t> checksum = checksum_of_file(path, 0, info.st_size);
+  const std::optional<uint32_t> checksum = checksum_of_file(path, info.st_size);
   return checksum && crc32c == crc32c_hex(*checksum);
 }
 
 // How the tokens in DIR differ from what these options would make of the text as it is now; "" if they do not.
-static std::string what_differs(const Options& options, const Tokenizer& tokenizer) {
+static std::string what_differs(const TokenizeOptions& options, const Tokenizer& tokenizer) {
   if (options.update && options.read_stdin()) return "standard input cannot be read twice";
   const std::string of_manifest = options.out + "/MANIFEST.json";
   const std::optional<std::string> text = try_read_file(of_manifest);
@@ -297,64 +181,6 @@ static std::string what_differs(const Options& options, const Tokenizer& tokeniz
     }
     return "";
   } catch (const json::exception&) { return of_manifest + " is damaged"; }
-}
-
-// What must be the same for a run to resume an interrupted one.
-json Run::identity() const {
-  json files = json::array();
-  for (const SourceFile& source : sources) files.push_back({name_as_text(source.path), source.bytes, source.mtime_ns});
-  return {{"vocabulary_crc32c", tokenizer.checksum()},
-          {"options", options_of(options)},
-          {"val_every", split.every},
-          {"train_bytes", split.train_bytes},
-          {"sources", files}};
-}
-
-// Called where batches end.
-void Run::save_progress() {
-  json checksums = json::array();
-  for (int64_t i = 0; i < position.source; i++) checksums.push_back(sources[i].checksum);
-  const json progress = {{"run", identity()},
-                         {"position", nlohmann::json(position)},
-                         {"counts", nlohmann::json(counts)},
-                         {"source_crc32c", checksums},
-                         {"train", train->state()},
-                         {"val", val->state()}};
-  write_file_durably(folder.progress_path(), progress.dump() + "\n");
-}
-
-// Resumes an interrupted run from PROGRESS.json. False if there is none, it belongs to another corpus, or files are
-// damaged.
-bool Run::resume() {
-  const std::optional<std::string> text = try_read_file(folder.progress_path());
-  if (!text || options.read_stdin()) return false;
-  const json progress = json::parse(*text, nullptr, /*allow_exceptions=*/false);
-  try {
-    json run = progress.at("run");
-    run["options"] = recorded_options(run);
-    if (run != identity()) return false;
-    if (!train->resume(progress.at("train")) || !val->resume(progress.at("val"))) return false;
-    position = nlohmann::json(progress.at("position")).get<Position>();
-    counts = nlohmann::json(progress.at("counts")).get<Counts>();
-    for (size_t i = 0; i < progress.at("source_crc32c").size(); i++)
-      sources.at(i).checksum = progress["source_crc32c"][i];
-  } catch (const std::exception&) { return false; }
-  bytes_before_ = counts.bytes;
-  tokens_before_ = train->total() + val->total();
-  for (int64_t i = 0; i < position.source; i++) read_before_ += sources[i].bytes;
-  fprintf(stderr, "resuming after %lld tokens that an earlier run wrote\n", (long long)tokens_before_);
-  return true;
-}
-
-void Run::open_shards() {
-  auto open_both = [&] {
-    train.emplace(folder.path(), "train", options.shard_tokens);
-    val.emplace(folder.path(), "val", options.shard_tokens);
-  };
-  open_both();
-  if (resume()) return;
-  open_both();
-  folder.clear();
 }
 
 void Run::write_manifest() {
@@ -383,7 +209,7 @@ void Run::write_manifest() {
                    {"shards", shards}};
   if (options.row_tokens > 0)
     manifest["packing"] = {{"texts", packing.texts}, {"cut", packing.cut}, {"padding", packing.padding}};
-  write_file_durably(folder.path() + "/MANIFEST.json", manifest.dump(1) + "\n");
+  write_file_in_unfinished_folder(folder.path() + "/MANIFEST.json", manifest.dump(1) + "\n");
 }
 
 constexpr int64_t most_warnings = 10;  // of files, for the same reason; the summary counts all
@@ -398,7 +224,6 @@ static const char* text_of(Note note) {
 }
 
 void Run::write(const EncodedBatch& batch) {
-  const size_t complete = train->shards().size() + val->shards().size();
   batch.train.write_to(*train);
   batch.val.write_to(*val);
   counts.empty += batch.counts.empty;
@@ -409,13 +234,11 @@ void Run::write(const EncodedBatch& batch) {
     if (++counts.files[size_t(note)] <= most_warnings && note != Note::empty)
       print_warning(printable(file, /*one_line=*/true) + ": " + text_of(note));
   position = batch.end;
-  if (train->shards().size() + val->shards().size() > complete) save_progress();
   show_progress(batch.read);
 }
 
 // Every second on a terminal, every minute elsewhere.
 void Run::show_progress(int64_t bytes_read) {
-  bytes_read += read_before_;
   const bool terminal = isatty(STDERR_FILENO);
   const double now = seconds_now();
   const int64_t tokens = train->total() + val->total();
@@ -423,12 +246,12 @@ void Run::show_progress(int64_t bytes_read) {
   shown_at_ = now;
   int64_t all = 0;
   for (const SourceFile& source : sources) all += source.bytes;
-  const double seconds = now - start, read = double(bytes_read - read_before_);
+  const double seconds = now - start, read = double(bytes_read);
   const double to_read = double(std::max<int64_t>(0, all - bytes_read));
   const std::string left = read > 0 && all > 0 ? format(", %.0f s left", seconds * to_read / read) : "";
   fprintf(stderr, "%s%.0f of %.0f MB read, %.1f MB/s of text, %.2f M tokens/s, %lld tokens%s%s", terminal ? "\r" : "",
-          double(bytes_read) / 1e6, double(all) / 1e6, double(counts.bytes - bytes_before_) / 1e6 / seconds,
-          double(tokens - tokens_before_) / 1e6 / seconds, (long long)tokens, left.c_str(), terminal ? "   " : "\n");
+          double(bytes_read) / 1e6, double(all) / 1e6, double(counts.bytes) / 1e6 / seconds,
+          double(tokens) / 1e6 / seconds, (long long)tokens, left.c_str(), terminal ? "   " : "\n");
 }
 
 // State that the threads share: the corpus, which one thread at a time reads, and the shards, to which batches are
@@ -445,7 +268,7 @@ struct Pipeline {
   Position end;
   std::exception_ptr error;
 
-  explicit Pipeline(Run& r) : run(r), reader(r.sources, r.options.corpus, r.split, r.tokenizer, r.position) {}
+  explicit Pipeline(Run& r) : run(r), reader(r.sources, r.options.corpus, r.split, r.tokenizer) {}
 
   // Reads the next batch; number: its number; read: bytes of the sources read so far. False at the end, or after an
   // error of any thread.
@@ -551,7 +374,7 @@ void Run::print_summary() const {
     printf("cut: %lld runs of more than %zu MB without a break\n", (long long)counts.runs_cut, longest_run >> 20);
   printf("train: %lld tokens (shards: %zu), val: %lld tokens (shards: %zu), %.2f s, %.0f MB/s\n",
          (long long)train->total(), train->shards().size(), (long long)val->total(), val->shards().size(), seconds,
-         double(counts.bytes - bytes_before_) / 1e6 / seconds);
+         double(counts.bytes) / 1e6 / seconds);
   if (options.row_tokens > 0)
     printf("packed into rows of %lld tokens: texts: %lld, cut: %lld, padding: %lld tokens, %.2f %%\n",
            (long long)options.row_tokens, (long long)packing.texts, (long long)packing.cut, (long long)packing.padding,
@@ -559,7 +382,7 @@ void Run::print_summary() const {
 }
 
 // Writes the corpus into options.out. Throws UserError.
-void tokenize(const Options& options) {
+void tokenize(const TokenizeOptions& options) {
   const Tokenizer tokenizer = Tokenizer::load(options.tokenizer);
   if (shards_exist(options.out) && !options.force) {
     const std::string difference = what_differs(options, tokenizer);
@@ -575,13 +398,8 @@ void tokenize(const Options& options) {
   Run run(options, tokenizer);
   try {
     run.choose_split();
-    run.open_shards();
     run.encode_all();
-  } catch (const UserError& e) {
-    const bool kept = path_exists(run.folder.progress_path());
-    user_error("%s; %s", e.what(),
-               kept ? "the same command resumes after the shards that are written" : "nothing was written");
-  }
+  } catch (const UserError& e) { user_error("%s; nothing was written", e.what()); }
   if (run.counts.bytes == 0)
     user_error("%s%s: no text in it: %lld files, 0 bytes; left out: %lld files", options.corpus.paths[0],
                options.corpus.paths.size() > 1 ? " and the others" : "", (long long)run.position.files,
@@ -595,19 +413,19 @@ void tokenize(const Options& options) {
   run.val->finish();
   run.pack_all();
   run.write_manifest();
-  write_file_durably(run.folder.path() + "/tokenizer.json", run.tokenizer_json);
+  write_file_in_unfinished_folder(run.folder.path() + "/tokenizer.json", run.tokenizer_json);
   run.folder.publish();
   run.print_summary();
 }
 
 // Throws UserError.
-static void check_options(const Options& o) {
+static void check_options(const TokenizeOptions& o) {
   if (o.row_tokens > 0 && o.shard_tokens <= o.row_tokens)
     user_error("--shard-tokens %lld: a shard of --pack %lld has a row and a token more; take at least %lld",
                (long long)o.shard_tokens, (long long)o.row_tokens, (long long)o.row_tokens + 1);
 }
 
-void define_options(CLI::App& app, Options& options) {
+void define_options(CLI::App& app, TokenizeOptions& options) {
   app.add_option("--tokenizer", options.tokenizer,
                  "bytes: a token is a byte, and 256 is the end of a text; vocabulary 257. Otherwise GPT-2's "
                  "vocabulary: tiktoken's ranks (r50k_base.tiktoken), vocab.bpe or encoder.json with the other beside "
@@ -616,8 +434,7 @@ void define_options(CLI::App& app, Options& options) {
       ->type_name("bytes|PATH");
   app.add_option("--out", options.out,
                  "folder to write; it is created when everything is done. If it exists already, with "
-                 "these tokens, nothing happens; with others it is an error. What an interrupted run wrote is in "
-                 "DIR.tmp, from which the same command resumes")
+                 "these tokens, nothing happens; with others it is an error")
       ->required()
       ->type_name("DIR");
   app.add_option("--separator", options.separator,
@@ -674,7 +491,7 @@ void define_options(CLI::App& app, Options& options) {
 }
 
 static int run_tokenize(int argc, char** argv) {
-  Options options;
+  TokenizeOptions options;
   CLI::App app("Turns text into token shards: DIR/train_000000.bin, ... and DIR/val_000000.bin, in llm.c's format, "
                "with MANIFEST.json\n"
                "and tokenizer.json.\n"

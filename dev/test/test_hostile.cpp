@@ -146,27 +146,6 @@ TEST_F(Hostile, NamesThatAreNotUtf8AreKept) {
   EXPECT_EQ(log.back().at("checkpoint"), in("run\\xFF/step_00000001"));
 }
 
-// What PROGRESS.json says of the corpus is what the same command finds again.
-TEST_F(Hostile, CorporaOfAnyNamesAreResumed) {
-  fs::create_directory(in("texts"));
-  std::string lines;
-  while (lines.size() < 3 << 19) lines += "{\"text\":\"some text\"}\n";
-  const std::string second = in("texts/b\xff");
-  write_file(in("texts/a\xff"), lines);
-  write_file(second, "no JSON at all..\n");
-  const fs::file_time_type time = fs::last_write_time(second);
-  const std::string command =
-      tokenize + "--field text --threads 1 --shard-tokens 10000 --out " + in("out") + " " + in("texts");
-  Outcome o = run(command);
-  EXPECT_EQ(o.exit_status, 1);
-  EXPECT_NE(o.err.find("the same command resumes after the shards that are written"), std::string::npos) << o.err;
-  write_file(second, "{\"text\":\"other\"}\n");
-  fs::last_write_time(second, time);
-  o = run(command);
-  EXPECT_EQ(o.exit_status, 0);
-  EXPECT_NE(o.err.find("resuming after "), std::string::npos) << o.err;
-}
-
 TEST_F(Hostile, EscapesForTerminalsAreNotPassedOn) {
   const std::string escape = "\x1b]0;title\x07\x1b[31m";
   const std::string strange = model_with("strange", {{"model_type", escape + "\n"}}),

@@ -151,7 +151,7 @@ TEST_F(Corpus, DamagedTruncatedOrTooDeepArchivesAreNamed) {
 TEST_F(Corpus, TheChecksumOfEachFormatIsChecked) {
   auto content = [&](const std::string& bytes) {
     std::vector<SourceFile> sources = {{write("in", bytes)}};
-    ArchiveStream stream(sources, 0);
+    ArchiveStream stream(sources);
     std::string all, block(100000, '\0');
     while (stream.next_file()) all.append(block.data(), stream.read(block.data(), block.size()));
     return all;

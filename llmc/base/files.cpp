@@ -305,7 +305,7 @@ void OutputFile::write(const void* bytes, size_t count) {
   if (write_all(file_.fd, bytes, count) != count) cannot_be_written(path_);
 }
 
-NewFolder::NewFolder(const std::string& path) : UnfinishedOutput(path) {
-  check_free_name(path);
+NewFolder::NewFolder(const std::string& path, bool may_exist) : UnfinishedOutput(path) {
+  if (!may_exist) check_free_name(path);
   temporary_ = make_unfinished(path, /*is_folder=*/true, file_);
 }

@@ -123,8 +123,9 @@ struct OutputFile : UnfinishedOutput {
 };
 
 struct NewFolder : UnfinishedOutput {
-  // Throws UserError if something of that name exists, or the folder cannot be made.
-  explicit NewFolder(const std::string& path);
+  // Throws UserError if something of that name exists, unless it may now: finish() then needs the name to be free. And
+  // if the folder cannot be made.
+  explicit NewFolder(const std::string& path, bool may_exist = false);
   const std::string& unfinished() const { return temporary_; }  // where its files are to be made
 };
 

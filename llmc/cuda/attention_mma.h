@@ -82,8 +82,8 @@ __device__ inline void mask_by_clause(Accumulator<M, N>& s, const MaskClause& cl
   });
 }
 
-// Scores s become what the mask makes of them, -inf where it hides the key from the query. `t` is the query of s's first
-// row and `j` the key of its first column; with `transposed`, t is the first column's and j the first row's.
+// Scores s become what the mask makes of them, -inf where it hides the key from the query. `t` is the query of s's
+// first row and `j` the key of its first column; with `transposed`, t is the first column's and j the first row's.
 template <bool transposed, int M, int N, class Mask>
 __device__ inline void apply_mask(Accumulator<M, N>& s, const Mask& mask, int t, int j) {
   const unsigned window = unsigned(mask.window);
