@@ -199,7 +199,7 @@ inline int64_t first_key(const AttentionBranch& b, const SequenceSpan& span) {
 
 // The i-th attention of a span's queries: B sequences, whose first row is `row` of the batch.
 inline AttentionArgs<floatX> args_of_span(const AttentionBranch& b, size_t i, const SequenceSpan& span, int64_t B,
-                                            int64_t row) {
+                                          int64_t row) {
   AttentionArgs<floatX> args = b.attentions_of_slot[span.slot][i].kv_heads.args;
   args.B = B, args.first_query = span.first - first_key(b, span), args.T = args.first_query + span.count;
   args.q += row * args.q_stride, args.out += row * args.NH * args.HS, args.lse += row * args.NH;
@@ -219,7 +219,7 @@ inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, 
 
 // The i-th attention of spans [first, end), which have as many queries each, the first from `row` on.
 inline AttentionArgs<floatX> args_of_spans(const AttentionBranch& b, size_t i, const std::vector<SequenceSpan>& spans,
-                                            size_t first, size_t end, int64_t row) {
+                                           size_t first, size_t end, int64_t row) {
   int64_t longest = 0;
   for (size_t n = first; n < end; n++)
     longest = std::max(longest, spans[n].first + spans[n].count - first_key(b, spans[n]));
