@@ -16,7 +16,7 @@
 #include "llmc/base/utf8.h"
 #include "shards.h"
 
-// Of data/tokenize; its --help says what they are.
+// What data/tokenize is asked to do; its --help says what the options are.
 struct TokenizeOptions {
   std::string tokenizer = "bytes";
   std::string out;

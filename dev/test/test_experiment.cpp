@@ -125,7 +125,7 @@ TEST_F(ExperimentTest, DoesNotTakeRunsOfOtherOptions) {
   EXPECT_EQ(again.out, in("out/compare.html\n")) << "all has been done";
 }
 
-// Of seeds 2 and 3, after the rates have been tried with seed 1.
+// Seeds 2 and 3 follow the rates, which are tried with seed 1.
 TEST_F(ExperimentTest, TriesRatesUntilTheBestHasWorseOnesOnBothSides) {
   write_file(in("e.toml"), R"toml(
     about = "What it is."

@@ -149,7 +149,7 @@ TEST_F(LearnedSourcesOfModels, OfDamagedWeightsAreAnError) {
   }
 }
 
-// Of the newest checkpoint, if that can be read.
+// The newest checkpoint is taken, if it can be read.
 TEST_F(LearnedSourcesOfModels, AreDrawnInTheReport) {
   const std::string run = in("run");
   fs::create_directory(run);

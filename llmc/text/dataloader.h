@@ -122,7 +122,7 @@ struct TokenFile {
     if (header[1] == shard_version && shard_header_bytes + int64_t(header[2]) * 2 == file_.bytes)
       user_error("%s: bad magic %d in what is otherwise a shard, which begins with %d; make it again", path, header[0],
                  shard_magic);
-    // Of uint16 tokens many bytes are control characters: the upper ones of small ids.
+    // In uint16 tokens many bytes are control characters: the upper ones of small ids.
     std::string begin(size_t(std::min<int64_t>(file_.bytes, 1 << 16)), 0);
     file_.read(0, int64_t(begin.size()), begin.data());
     if (begin.size() >= 64 && !is_binary(begin))

@@ -130,7 +130,7 @@ std::string checkpoint_to_resume(Run& run) {
 // ----------------------------------------------------------------------------
 // Output
 
-// Of data; "" where there are none.
+// The checksum of data; "" where there are none.
 static std::string checksum_of(const std::unique_ptr<DataLoader>& data) {
   return data ? crc32c_hex(data->shards.checksum) : "";
 }
