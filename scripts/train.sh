@@ -146,7 +146,7 @@ done
 
 say "done"
 last=$(find "$OUT" -maxdepth 1 -name 'step_*' | sort | tail -n 1) sampler=${trainer/train/sample}
-build=${PRECISION:+PRECISION=$PRECISION }${ATTENTION:+ATTENTION=$ATTENTION }
+build=${PRECISION:+PRECISION=$PRECISION }
 # What make and then a shell read as this text.
 in_make() { printf '%q' "${1//\$/\$\$}"; }
 same_text=  # what says it is on this text again
