@@ -39,6 +39,7 @@ TEST(AttentionSinks, MatchTheFormula) {
   check(with_sinks({2, 70, 32, {0, 1}, 2}));
   check(with_sinks({2, 140, 64, {0, {0, 1}, 0}, 1}));
   check(with_sinks(with_mask({2, 140, 16, {0, {0, 1}, 1}, 1}, {0, MaskPattern::column, 64, 4})));  // queries see no key
+  check(with_sinks(with_mask({2, 50, 16, {0, 1}, 1}, {0, MaskPattern::column, 64, 4})));           // and here none does
   check(with_sinks(with_relative({1, 140, 32, {0, 1}, 1}, 0)));
   check(with_sinks(with_documents({1, 140, 128, {0, {0, 1}}, 1})));
   check(with_slopes(with_sinks({1, 140, 64, {0, 1, 1}, 2})));
