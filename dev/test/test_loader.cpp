@@ -41,8 +41,8 @@ static std::vector<int> sequences(const DataLoader& loader, int64_t first, int64
 TEST_F(TokenShardsOf, TheGoldenCasesOpen) {
   TokenShards shards("dev/test/golden/*/tokens.bin", 257);
   ASSERT_EQ(shards.files.size(), golden_case_names().size());
-  EXPECT_EQ(shards.files[0].path, "dev/test/golden/adjacent/tokens.bin");
-  EXPECT_EQ(shards.files[0].num_tokens, 641);
+  EXPECT_EQ(shards.files[0].path, "dev/test/golden/a_alibi/tokens.bin");
+  EXPECT_EQ(shards.files[0].num_tokens, 801);
   int64_t sum = 0;
   for (const TokenFile& file : shards.files) sum += file.num_tokens;
   EXPECT_EQ(shards.num_tokens, sum);
