@@ -225,11 +225,11 @@ TEST_F(MakefileOffline, TrainsAndComparesOnAGpu) {
   std::string real_make = run("command -v make").out;
   real_make.pop_back();
   add_gpus("NVIDIA L4", "8.9");
+  for (const char* name : {"headers/archive.h", "headers/zlib.h"}) write_file(in(name), "");
   add_tool("apt-get", "exit 100"), add_tool("sudo", "exit 1"), add_tool("make", "echo \"make: $*\"; exit 9");
   const Outcome train =
       run(environment() + "CXX='g++ -nostdinc' INCLUDES='" + in("headers") + "' TEXT=README.md scripts/train.sh");
   EXPECT_EQ(train.exit_status, 9) << train.err;
-  EXPECT_TRUE(has(train, "only what needs these packages is left out")) << train.err;
   EXPECT_TRUE(std::regex_search(train.err, std::regex("make: .* train_gpt2_sla data/tokenize report"))) << train.err;
   const Outcome paper = run(environment() + "INCLUDES='" + in("headers") + "' " + real_make +
                             " CXX='g++ -nostdinc' MAKE='" + in("cuda/bin/make") + "' paper");
@@ -346,14 +346,16 @@ TEST(GpuCode, IsOfTheGpusMajorVersionOrCompiledFromPtx) {
 // dev/test/kernels.txt
 
 TEST(Kernels, HaveTestsThatTheirIndexNames) {
+  const std::regex test("TEST(_[FP])?\\((LONG_ON_EMU\\()?(\\w+).*");
   std::string suites;  // of all programs, one a line
-  for (const auto& file : fs::recursive_directory_iterator("dev/test"))
-    if (file.is_regular_file()) {
-      std::istringstream lines(read_file(file.path()));
-      for (std::string line; std::getline(lines, line);)
-        if (std::smatch m; std::regex_search(line, m, std::regex("^TEST(_[FP])?\\((LONG_ON_EMU\\()?(\\w+)")))
-          suites += m[3].str() + ".\n";
-    }
+  for (const auto& file : fs::recursive_directory_iterator("dev/test")) {
+    const std::string extension = file.path().extension();
+    if (extension != ".h" && extension != ".cu" && extension != ".cpp") continue;
+    std::istringstream lines(read_file(file.path()));
+    for (std::string line; std::getline(lines, line);)
+      if (std::smatch m; line.compare(0, 4, "TEST") == 0 && std::regex_match(line, m, test))
+        suites += m[3].str() + ".\n";
+  }
   std::set<std::string> indexed, files;
   std::istringstream lines(read_file("dev/test/kernels.txt"));
   for (std::string line; std::getline(lines, line);) {
