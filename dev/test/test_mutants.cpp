@@ -133,8 +133,10 @@ TEST(WrittenBugs, NameTestsOfTheirFileAndTextThatStandsThere) {
     std::istringstream lines(read_file(file.path()));
     for (std::string line; std::getline(lines, line);)
       if (line.compare(0, 4, "TEST") == 0) { EXPECT_NE(source.find("\n" + line + " {"), std::string::npos) << line; }
-    for (const auto& bug : mutants::collect_bugs(file.path(), read_file(file.path())))
-      EXPECT_NO_THROW(mutants::locate_bug(bug, read_file(bug.file))) << bug.where, bugs++;
+    for (const auto& bug : mutants::collect_bugs(file.path(), read_file(file.path()))) {
+      EXPECT_NO_THROW(mutants::locate_bug(bug, read_file(bug.file))) << bug.where;
+      bugs++;
+    }
   }
   EXPECT_GT(bugs, 500);
 }
