@@ -14,7 +14,7 @@ CDPATH='' cd -- "$(dirname -- "$0")/.."
 build=$1 name=gpt2-sla-sm_$2
 packed=$build/packed bundle=$build/$name.sh
 rm -rf "$packed"
-mkdir -p "$packed"/{build/{bf16,fp32,nccl/bf16},dev/{bench,test/golden},scripts,llmc/model,include,lib}
+mkdir -p "$packed"/{build/{bf16,fp32,nccl/bf16},dev/{bench,test/golden},scripts,llmc/formats,include,lib}
 for program in "$build"/{bf16,fp32,nccl/bf16}/*; do
   if [ -f "$program" ] && [ -x "$program" ]; then strip -o "$packed/build/${program#"$build/"}" "$program"; fi
 done
@@ -26,7 +26,7 @@ cp dev/gpu_bundle_run.sh "$packed/run.sh"
 cp scripts/launch.sh "$packed/scripts"
 cp dev/bench/torch_sla.py "$packed/dev/bench"
 cp -r dev/test/golden/paper_default "$packed/dev/test/golden"
-cp -r llmc/formats/huggingface "$packed/llmc/model"
+cp -r llmc/formats/huggingface "$packed/llmc/formats"
 cp -L "$(${CXX:-g++} -print-file-name=libgomp.so.1)" "$packed/lib"  # OpenMP, which comes with a compiler
 
 # The header-only libraries, from where the compiler finds them.
