@@ -5,7 +5,7 @@
 // Each section is a file of dev/test/attention. They are compiled together, because each would compile the kernels
 // again.
 //
-// COVERS ONLY llmc/attention_ llmc/cpu/attention.h llmc/cpu/attention_decode.h llmc/cpu/attention_relative.h
+// COVERS ONLY llmc/ops/attention_ llmc/cpu/attention.h llmc/cpu/attention_decode.h llmc/cpu/attention_relative.h
 // COVERS ONLY llmc/cpu/attention_scores.h llmc/cpu/attention_t llmc/cuda/attention.h llmc/cuda/attention_mma
 // COVERS ONLY llmc/cuda/attention_decode.h llmc/cuda/attention_fma.h llmc/cuda/attention_launch.h
 // COVERS ONLY llmc/cuda/attention_relative.h

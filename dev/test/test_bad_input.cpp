@@ -1,7 +1,7 @@
 // What the trainer says of bad data, models and options, and what it leaves when a disk is full or a loss is not
 // finite. Runs from the repository's root, where build/fp32/train_gpt2_sla_cpu and build/fuzz_safetensors lie.
 //
-// COVERS train_gpt2_sla.cu llmc/train/training.h llmc/model/config_json llmc/base/files
+// COVERS train_gpt2_sla.cu llmc/train/training.h llmc/formats/config_json llmc/base/files
 #include <gtest/gtest.h>
 #include <cstring>
 #include <filesystem>
