@@ -372,14 +372,15 @@ static bool is_busy(const std::vector<Slot>& slots) {
 // Starts runs in all free slots; returns whether any is busy.
 static bool fill(const Experiment& e, std::vector<Slot>& slots, const std::set<std::string>& failed, int64_t gpus) {
   const int64_t cores = std::thread::hardware_concurrency();
+  const std::vector<ARun> left = runs_left(e).runs;
+  const auto can_start = [&](const ARun& r) {
+    const auto has_it = [&](const Slot& slot) { return slot.pid > 0 && slot.run.folder == r.folder; };
+    return failed.count(r.folder) == 0 && std::none_of(slots.begin(), slots.end(), has_it);
+  };
   for (size_t i = 0; i < slots.size(); i++) {
-    const auto can_start = [&](const ARun& r) {
-      const auto has_it = [&](const Slot& slot) { return slot.pid > 0 && slot.run.folder == r.folder; };
-      return failed.count(r.folder) == 0 && std::none_of(slots.begin(), slots.end(), has_it);
-    };
-    const std::vector<ARun> left = runs_left(e).runs;
+    if (slots[i].pid > 0) continue;
     const auto next = std::find_if(left.begin(), left.end(), can_start);
-    if (slots[i].pid > 0 || next == left.end()) continue;
+    if (next == left.end()) break;
     make_folders(parent_folder(next->folder));
     const std::string path = next->folder + ".txt";
     const FileDescriptor text(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
