@@ -41,7 +41,7 @@
 #include "llmc/base/error.h"
 #include "attention_decode.h"
 #include "vec.h"
-#if !defined(PRECISION_BF16) && !defined(PRECISION_FP16)
+#ifdef PRECISION_FP32
 #include "attention_fma.h"
 #else
 #include "attention_launch.h"

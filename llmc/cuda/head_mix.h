@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(head_mix_threads) mix_heads_kernel(HeadMix<flo
     if (o < count) store8(out + o * m.HS, sums[o]);
 }
 
-#if defined(PRECISION_BF16) || defined(PRECISION_FP16)
+#ifndef PRECISION_FP32
 constexpr int head_mix_warps = head_mix_threads / warp_size;
 
 // A tile of the weights of one source, 16 sums by 32 heads, that a warp adds up: acc += d x^T, where d (16, HS) and x

@@ -12,7 +12,7 @@
 #include "llmc/ops/lsh.h"
 #include "llmc/base/error.h"
 #include "vec.h"
-#if !defined(PRECISION_BF16) && !defined(PRECISION_FP16)
+#ifdef PRECISION_FP32
 #include "lsh_fma.h"
 #else
 #include "lsh_mma.h"

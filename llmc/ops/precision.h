@@ -14,6 +14,7 @@ constexpr const char* precision_name = "bf16";
 typedef __half floatX;
 constexpr const char* precision_name = "fp16";
 #else
+#define PRECISION_FP32
 typedef float floatX;
 constexpr const char* precision_name = "fp32";
 #endif

@@ -343,7 +343,7 @@ const std::vector<GraphCase> graph_cases =
      {"summed_outputs_of_shared_keys", 5, 4, 32, 61, 40, "dense modern sla(2,2) gqa(2) documents", false, 2, 33, 2},
      {"memory_of_several_sources", 4, 4, 32, 61, 40, "rope also(1,2) share(2) memory(7)", true, 1, 40, 3},
 // In 16 bits rounding changes the choice, or weighs too much in gradients that come through two gates.
-#if !defined(PRECISION_BF16) && !defined(PRECISION_FP16)
+#ifdef PRECISION_FP32
      {"gates_relative_memory", 3, 4, 32, 61, 40, "gru memory(20) relative", true, 1, 33, 2},
      {"gates_of_both_kinds", 3, 4, 32, 61, 40, "gru gate gqa(2) window(9,SL)", true, 2, 33, 1},
      {"gates_without_biases", 4, 4, 32, 61, 40, "universal(2) gru sla(3,2)", false, 2, 33, 1},
