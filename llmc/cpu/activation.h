@@ -70,8 +70,7 @@ void activation_forward(Activation f, Element* out, const Element* inp, int64_t 
       const Element *gates = inp + row * 2 * H, *ups = gates + H;
 #pragma omp simd
       for (int64_t i = 0; i < H; i++) {
-        const float x = to_float(gates[i]);
-        from_float(out[row * H + i], x * vec_sigmoid(x) * to_float(ups[i]));
+        from_float(out[row * H + i], Silu::value(to_float(gates[i])) * to_float(ups[i]));
       }
     }
     return;

@@ -5,14 +5,32 @@
 constexpr Activation activations_of_one[] = {Activation::gelu, Activation::relu2, Activation::silu};
 
 inline const char* name_of(Activation f) {
-  return f == Activation::gelu ? "GELU" : f == Activation::silu ? "SiLU" : "ReLU squared";
+  switch (f) {
+    case Activation::gelu: return "GELU";
+    case Activation::relu2: return "ReLU squared";
+    case Activation::silu: return "SiLU";
+    case Activation::swiglu: return "SwiGLU's gate";
+  }
+  return "";
 }
 inline double value_of(Activation f, double x) {
-  return f == Activation::gelu ? gelu_of(x) : f == Activation::silu ? x / (1 + std::exp(-x)) : x > 0 ? x * x : 0;
+  switch (f) {
+    case Activation::gelu: return gelu_of(x);
+    case Activation::relu2: return x > 0 ? x * x : 0;
+    case Activation::silu:
+    case Activation::swiglu: return x / (1 + std::exp(-x));
+  }
+  return NAN;
 }
 inline double slope_of(Activation f, double x) {
   const double s = 1 / (1 + std::exp(-x));
-  return f == Activation::gelu ? gelu_slope(x) : f == Activation::silu ? s * (1 + x * (1 - s)) : x > 0 ? 2 * x : 0;
+  switch (f) {
+    case Activation::gelu: return gelu_slope(x);
+    case Activation::relu2: return x > 0 ? 2 * x : 0;
+    case Activation::silu:
+    case Activation::swiglu: return s * (1 + x * (1 - s));
+  }
+  return NAN;
 }
 
 TEST(Activation, AndItsDerivativeAreTheFormulas) {
