@@ -60,7 +60,7 @@ void declare_activations(GPT2& model) {
   declare(model.acts, list);
   declare(model.sublayers, list);
   declare(model.muon, list);
-  list.place_slots();
+  list.place_buffers();
 }
 
 // Throws UserError for what there is no dropout for.

@@ -23,25 +23,25 @@ struct ActivationArena {
 };
 
 // Memory that tensors of several sublayers or operations use, one after the other. It is as large as the largest.
-struct Slot {
+struct Buffer {
   std::string name;
   MemoryGroup group = MemoryGroup::activations;
 };
 
-// Slots whose tensors have different names in different parts.
-namespace slots {
+// Buffers whose tensors have different names in different parts.
+namespace buffers {
 // A branch's output, until the residual has added it to the stream. Before that one attention map's output, with
 // `blend` and `gate`. With `gru` then r x, and in the backward pass the gradient of the branch's output; with
 // --dropout that gradient after dropout.
-inline const Slot branch_out = {"branch_out"};
+inline const Buffer branch_out = {"branch_out"};
 // In the backward pass of a sublayer: `gru`'s dreset_in; attention's datt, which is no longer needed when din is
 // written; a branch's din, which is the dout of the norm. Before all sublayers the head's din, dout of the last norm.
-inline const Slot dnorm = {"dnorm", MemoryGroup::backward};
+inline const Buffer dnorm = {"dnorm", MemoryGroup::backward};
 // The gradient of the MLP's products. In attention with `blend` and `gate` the gradient of one map's output.
-inline const Slot dhidden = {"dhidden", MemoryGroup::backward};
+inline const Buffer dhidden = {"dhidden", MemoryGroup::backward};
 // The gradients of what attention projects: q | k | v, with `lsh` q | v.
-inline const Slot dqkv = {"dqkv", MemoryGroup::backward};
-}  // namespace slots
+inline const Buffer dqkv = {"dqkv", MemoryGroup::backward};
+}  // namespace buffers
 
 struct ActivationList {
   const ModelShape& shape;
@@ -56,27 +56,27 @@ struct ActivationList {
     place(group, {name, std::move(tensor_shape), sizeof(T)}, {setter(pointer)});
   }
 
-  // Declares a tensor that lies in a slot.
+  // Declares a tensor that lies in a buffer.
   template <class T>
-  void in_slot(const Slot& slot, T*& pointer, std::vector<int64_t> tensor_shape) {
-    SharedMemory& memory = shared_[slot.name];
-    const TensorSpec tensor = {slot.name, std::move(tensor_shape), sizeof(T)};
-    memory.group = slot.group;
+  void in_buffer(const Buffer& buffer, T*& pointer, std::vector<int64_t> tensor_shape) {
+    SharedMemory& memory = shared_[buffer.name];
+    const TensorSpec tensor = {buffer.name, std::move(tensor_shape), sizeof(T)};
+    memory.group = buffer.group;
     memory.pointers.push_back(setter(pointer));
     if (memory.largest.bytes() < tensor.bytes()) memory.largest = tensor;
   }
 
   // Declares a tensor of one sublayer. Training keeps it for the sublayer's backward pass, unless the level of
-  // recomputation is `dropped_from` or above: then all sublayers use one slot, as they do in generation.
+  // recomputation is `dropped_from` or above: then all sublayers use one buffer, as they do in generation.
   template <class T>
   void of_sublayer(Recompute dropped_from, const std::string& name, T*& pointer, std::vector<int64_t> tensor_shape) {
     const bool is_kept = shape.training && shape.training->recompute < dropped_from;
     if (is_kept) add(MemoryGroup::activations, name, pointer, std::move(tensor_shape));
-    else in_slot({name}, pointer, std::move(tensor_shape));
+    else in_buffer({name}, pointer, std::move(tensor_shape));
   }
 
-  // Gives the slots their places, when all tensors are declared.
-  void place_slots() {
+  // Gives the buffers their places, when all tensors are declared.
+  void place_buffers() {
     for (auto& [name, memory] : shared_) place(memory.group, memory.largest, std::move(memory.pointers));
     shared_.clear();
   }

@@ -21,9 +21,6 @@ struct Binding {
 
   const AttentionPlan& plan() const { return shape.attention_plan; }
   int64_t head_size() const { return shape.config.head_size(); }
-  int64_t q_width(int l) const { return int64_t(plan().projected[Qkv::q][l].size()) * head_size(); }
-  int64_t v_width(int l) const { return int64_t(plan().projected[Qkv::v][l].size()) * head_size(); }
-  int64_t QKV(int l) const { return qkv_rows(shape.config, plan(), l); }
   // The parameters of layer l's attention, and their gradients, which are null in generation.
   const AttentionParams<floatX>& weights(int l) const { return of_layer(params, l).attention; }
   AttentionParams<float> gradients(int l) const {

@@ -48,6 +48,11 @@ struct ModelShape {
   std::optional<TrainingShape> training;
   std::optional<KVCachePlan> generation;
 
+  // Channels of the q, k or v that layer l projects, and of k and v together.
+  int64_t width(Qkv which, int l) const {
+    return int64_t(attention_plan.projected[which][l].size()) * config.head_size();
+  }
+  int64_t kv_width(int l) const { return width(Qkv::k, l) + width(Qkv::v, l); }
   // The rows of k and v in training: the memory's rows come before the tokens'.
   int64_t key_rows() const { return rows + int64_t(training->B) * attention_plan.table.memory; }
   // The level of recomputation from which on a tensor that no level drops is not kept: reversible layers keep none.

@@ -256,7 +256,6 @@ inline void bind_sublayers(Sublayers& sublayers, const ModelShape& shape, const 
                            const Params<float>& grads, const Activations& acts, const KVCache* cache) {
   const Binding binding = {shape, acts, cache, params, grads};
   std::vector<AttentionBranch*> attentions;
-  std::vector<const Norm*> attention_norms;
   const LayerParams<float> none;
   const floatX* stream = acts.embedded;
   std::vector<const floatX*> outputs = {stream};  // of layers, for `dense`
@@ -270,8 +269,7 @@ inline void bind_sublayers(Sublayers& sublayers, const ModelShape& shape, const 
     if (complete.insert(s.bucket).second) s.completes.push_back(s.bucket);
     bind_norm(s.norm, is_mlp(s) ? w.ln2 : w.ln1, is_mlp(s) ? g.ln2 : g.ln1, s.bucket, stream, acts);
     std::visit([&](auto& branch) { bind_branch(branch, w, g, s.norm, binding); }, s.branch);
-    if (auto* attention = std::get_if<AttentionBranch>(&s.branch))
-      attentions.push_back(attention), attention_norms.push_back(&s.norm);
+    if (auto* attention = std::get_if<AttentionBranch>(&s.branch)) attentions.push_back(attention);
     stream = bind_residual(s, w, g, stream, acts);
     if (s.cycle_end) stream = bind_cycle_end(*s.cycle_end, stream, shape, params, grads, acts);
     if (s.dense) {
@@ -282,7 +280,7 @@ inline void bind_sublayers(Sublayers& sublayers, const ModelShape& shape, const 
     // With two streams each norm adds to the gradient of the stream that it reads.
     if (const auto* r = std::get_if<ReversibleResidual>(&s.residual)) s.norm.dresidual = r->read_dx();
   }
-  bind_heads(attentions, attention_norms, binding);
+  bind_heads(attentions, binding);
   bind_norm(sublayers.last_norm, params.lnf, grads.lnf, params.lnf_bucket, stream, acts);
   bind_head(sublayers.head, sublayers.last_norm.out, shape.config.channels, shape.logit_stride, params, grads, acts);
   if (!dinputs.empty()) {
@@ -352,7 +350,7 @@ inline void residual_and_norm_forward(const Sublayer& s, const Norm& next, const
 }
 
 // The backward pass of a sublayer without its norm. From the gradient of the stream after the sublayer: the branch's
-// din (slots::dnorm) = the gradient of the norm's output; the stream's gradient becomes that of the stream before,
+// din (buffers::dnorm) = the gradient of the norm's output; the stream's gradient becomes that of the stream before,
 // still without what comes through the norm, which norm_backward adds.
 inline void sublayer_backward(const Sublayer& s, const Batch& batch) {
   if (s.dense) dense_backward(*s.dense, batch);

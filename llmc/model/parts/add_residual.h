@@ -18,7 +18,7 @@ struct AddResidual {
 inline void declare(AddResidual& r, Recompute dropped_from, ActivationList& list) {
   const int64_t N = list.shape.rows, C = list.shape.config.channels;
   list.of_sublayer(dropped_from, r.name, r.out, {N, C});
-  list.in_slot(slots::branch_out, r.branch_out, {N, C});
+  list.in_buffer(buffers::branch_out, r.branch_out, {N, C});
 }
 
 // Sets the pointers. `in`: the residual stream before. Returns the stream after, r.out.

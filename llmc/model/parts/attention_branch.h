@@ -91,20 +91,20 @@ inline void declare(AttentionBranch& b, ActivationList& list) {
     list.of_sublayer(dropped_from, "topk_score", b.topk_score, {N, h});
     list.of_sublayer(dropped_from, "topk_last", b.topk_last, {N, h});
   }
-  list.in_slot(slots::branch_out, b.out, {N, C});
+  list.in_buffer(buffers::branch_out, b.out, {N, C});
   if (const auto& generation = shape.generation) {
     int64_t kv_per_head = 0;  // the most K/V heads that a query head attends to in one softmax
     for (int i = 0; i < plan.num_heads; i++)
       kv_per_head = std::max(kv_per_head, int64_t(plan.table.sources(b.layer, i).size()));
     const int64_t partials = attention_partials(generation->slots, h, hs, generation->longest(), kv_per_head);
-    if (partials > 0) list.in_slot({"attention_partials"}, b.partials, {partials});
+    if (partials > 0) list.in_buffer({"attention_partials"}, b.partials, {partials});
     return;
   }
-  list.in_slot(slots::dnorm, b.datt, {N, C});
-  list.in_slot({"delta", MemoryGroup::backward}, b.delta, {N, h});
+  list.in_buffer(buffers::dnorm, b.datt, {N, C});
+  list.in_buffer({"delta", MemoryGroup::backward}, b.delta, {N, h});
   const int64_t scratch = attention_backward_scratch(shape.training->B, plan.table.memory + shape.training->T, hs,
                                                      most_partial_sums(plan, b.layer));
-  if (scratch > 0) list.in_slot({"attention_scratch", MemoryGroup::backward}, b.scratch, {scratch});
+  if (scratch > 0) list.in_buffer({"attention_scratch", MemoryGroup::backward}, b.scratch, {scratch});
 }
 
 // ----------------------------------------------------------------------------
@@ -127,6 +127,7 @@ inline KVHeads<floatX> bind_kv_heads(const HeadPlaces& places, const Binding& bi
   std::vector<AttentionMask> masks(first_mask, first_mask + plan.num_heads);
   const auto is_plain = [](const AttentionMask& m) { return m.is_causal() && m.slope() == 0; };
   if (std::all_of(masks.begin(), masks.end(), is_plain)) masks.clear();
+  // Attention scales scores after the mask has lowered them.
   for (AttentionMask& mask : masks) mask.clauses.slope *= std::sqrt(float(binding.head_size()));
   return KVHeads<floatX>(kv_heads, query_heads, masks);
 }
@@ -148,14 +149,16 @@ inline LayerAttention bind_attention_args(const AttentionBranch& b, const Planne
   args.dq = dq.x, args.dq_stride = dq.stride, args.dq_accumulate = planned.dq_accumulate;
   const int group = binding.shape.generation ? binding.shape.generation->group_of_layer[b.layer] : 0;
   if (binding.plan().table.documents) args.first_keys = binding.acts.first_keys + group * binding.shape.rows;
-  args.last_queries = binding.acts.last_queries;
+  args.last_queries = binding.acts.last_queries, args.sinks = {b.w.sinks, b.g.sinks};
   return attention;
 }
 
 // Sets the pointers that do not depend on other layers.
-inline void bind_branch(AttentionBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const Norm&,
+inline void bind_branch(AttentionBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const Norm& norm,
                         const Binding& binding) {
   b.w = w.attention, b.g = g.attention, b.C = binding.shape.config.channels, b.cache = binding.cache;
+  b.projection.in = norm.out;
+  if (b.projection.memory) bind_memory(*b.projection.memory, norm);
   if (b.mixed_maps) bind_mixed_maps(*b.mixed_maps, b.layer, binding);
   b.dropout = dropout_of(binding.acts, binding.shape, DropoutSite::probabilities, b.layer);
   b.output_dropout = dropout_of(binding.acts, binding.shape, DropoutSite::attention_output, b.layer);
@@ -168,22 +171,20 @@ inline void bind_attentions(AttentionBranch& b, const HeadPlaces& places, const 
     b.attentions_of_slot.emplace_back();
     for (const PlannedAttention& planned : binding.plan().attentions[b.layer])
       b.attentions_of_slot[slot].push_back(bind_attention_args(b, planned, slot, places, binding));
-    for (LayerAttention& attention : b.attentions_of_slot[slot]) attention.kv_heads.args.sinks = {b.w.sinks, b.g.sinks};
     if (b.relative) bind_relative(*b.relative, b.w, b.g, binding.acts, b.attentions_of_slot[slot][0].kv_heads.args);
   }
   if (generation) b.sequences = binding.acts.sequences + generation->group_of_layer[b.layer] * generation->slots;
   else bind_load_dqkv(b.projection, places, binding);
 }
 
-// Binds the way of the heads of all layers; norms[l] is the norm before layers[l]. A layer's attention uses what lower
-// layers have projected, and its gradients reach them.
-inline void bind_heads(const std::vector<AttentionBranch*>& layers, const std::vector<const Norm*>& norms,
-                       const Binding& binding) {
+// After bind_branch of all layers: binds the way of their heads. A layer's attention uses what lower layers have
+// projected, and its gradients reach them.
+inline void bind_heads(const std::vector<AttentionBranch*>& layers, const Binding& binding) {
   HeadPlaces places(binding.plan());
   std::vector<HeadStages*> stages;
-  for (size_t l = 0; l < layers.size(); l++) {
-    bind_projection(layers[l]->projection, *norms[l], places, binding);
-    stages.push_back(&layers[l]->stages);
+  for (AttentionBranch* b : layers) {
+    bind_projection(b->projection, places, binding);
+    stages.push_back(&b->stages);
   }
   bind_stages(stages, places, binding);
   for (AttentionBranch* b : layers) bind_attentions(*b, places, binding);

@@ -37,13 +37,13 @@ inline void declare(CycleEnd& end, ActivationList& list) {
   const int64_t N = list.shape.rows, C = end.C;
   constexpr MemoryGroup backward = MemoryGroup::backward;
   list.of_sublayer(Recompute::above_all_levels, "cycle_end", end.out, {N, C});
-  list.in_slot({"halting"}, end.halting, {end.cycles, N});
-  list.in_slot({"halting_sum"}, end.forward.sum, {N, C});
-  list.in_slot({"ponder"}, end.forward.ponder, {N});
+  list.in_buffer({"halting"}, end.halting, {end.cycles, N});
+  list.in_buffer({"halting_sum"}, end.forward.sum, {N, C});
+  list.in_buffer({"ponder"}, end.forward.ponder, {N});
   if (!list.shape.training) return;
-  list.in_slot({"dhalted", backward}, end.backward.dout, {N, C});
-  list.in_slot({"dhalting", backward}, end.backward.dp, {N});
-  list.in_slot({"dremainder", backward}, end.backward.dremainder, {N});
+  list.in_buffer({"dhalted", backward}, end.backward.dout, {N, C});
+  list.in_buffer({"dhalting", backward}, end.backward.dp, {N});
+  list.in_buffer({"dremainder", backward}, end.backward.dremainder, {N});
 }
 
 // Sets the pointers. `in`: the residual stream after the cycle. Returns what the next sublayer gets. In generation

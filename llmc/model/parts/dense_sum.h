@@ -22,12 +22,12 @@ struct DenseSum {
 // `before`: how the output of the layer's last branch joins the stream, which is the layer's output.
 inline void declare(DenseSum& d, AddResidual& before, ActivationList& list) {
   list.add(MemoryGroup::activations, "layer_output", before.out, {list.shape.rows, d.C});
-  list.in_slot(slots::branch_out, before.branch_out, {list.shape.rows, d.C});
+  list.in_buffer(buffers::branch_out, before.branch_out, {list.shape.rows, d.C});
   const int64_t N = list.shape.rows, L = list.shape.config.num_layers;
   list.of_sublayer(Recompute::norm, "layer_input", d.out, {N, d.C});
   if (!list.shape.training) return;
   list.add(MemoryGroup::backward, "dlayer_input", d.dout, {N, d.C});
-  list.in_slot({"dense_scratch", MemoryGroup::backward}, d.scratch, {weighted_sum_pieces(N * d.C), L + 1});
+  list.in_buffer({"dense_scratch", MemoryGroup::backward}, d.scratch, {weighted_sum_pieces(N * d.C), L + 1});
 }
 
 // The gradient of the embeddings, output 0, or of layer l's output, l + 1, is the sum of these; the embeddings' has

@@ -34,9 +34,7 @@ inline void declare(DepthValues& d, ActivationList& list) {
   const AttentionPlan& plan = shape.attention_plan;
   if (d.layer > 0) d.is_kept = declare_values(d.values, d.layer, list);
   if (!shape.training || d.layer + 1 == plan.num_layers || plan.projected[Qkv::v][d.layer + 1].empty()) return;
-  const int64_t q = int64_t(plan.projected[Qkv::q][d.layer].size()) * shape.config.head_size();
-  list.add(MemoryGroup::dkv_accumulators, "dprojected", d.dprojected,
-           {shape.rows, qkv_rows(shape.config, plan, d.layer) - q});
+  list.add(MemoryGroup::dkv_accumulators, "dprojected", d.dprojected, {shape.rows, shape.kv_width(d.layer)});
 }
 
 // A head that the layer projects is there in all layers below.
@@ -47,8 +45,7 @@ inline void bind_stage(DepthValues& d, const StageOfLayers<DepthValues>& of_laye
   const std::vector<int>& heads = plan.projected[Qkv::v][d.layer];
   // Where the gradient of a head waits that its layer projected.
   auto waiting = [&](Qkv which, const ProjectedHead& h) {
-    return HeadPlace{of_layers[size_t(h.layer)]->dprojected + kv_column(binding, which, h),
-                     binding.QKV(h.layer) - binding.q_width(h.layer)};
+    return kv_place(binding, which, h, of_layers[size_t(h.layer)]->dprojected);
   };
   for (size_t i = 0; i < heads.size(); i++) {
     const ProjectedHead own = {d.layer, heads[i]};

@@ -24,10 +24,10 @@ inline void declare(GruResidual& r, Recompute dropped_from, ActivationList& list
   list.of_sublayer(dropped_from, r.name, r.gates.out, {N, C});
   list.of_sublayer(Recompute::block, "gru_y", r.y, {N, C});
   list.of_sublayer(Recompute::activation, "gru_gates", r.gates.gates, {N, 3 * C});
-  list.in_slot(slots::branch_out, r.branch_out, {N, C});
-  list.in_slot(slots::branch_out, r.gates.reset_in, {N, C});
-  list.in_slot({"gru_sums"}, r.sums, {N, 2 * C});
-  if (list.shape.training) list.in_slot(slots::dnorm, r.gates.dreset_in, {N, C});
+  list.in_buffer(buffers::branch_out, r.branch_out, {N, C});
+  list.in_buffer(buffers::branch_out, r.gates.reset_in, {N, C});
+  list.in_buffer({"gru_sums"}, r.sums, {N, 2 * C});
+  if (list.shape.training) list.in_buffer(buffers::dnorm, r.gates.dreset_in, {N, C});
 }
 
 // Sets all pointers but the parameters', which are set already. `in`: the stream before. Returns the stream after.

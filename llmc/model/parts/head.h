@@ -14,7 +14,7 @@ struct Head {
   const floatX* w = nullptr;   // (Vp, C)
   float* g = nullptr;          // (Vp, C)
   const floatX* in = nullptr;  // (N, C): the final hidden states
-  floatX* din = nullptr;       // (N, C), in slots::dnorm: the last norm's dout
+  floatX* din = nullptr;       // (N, C), in buffers::dnorm: the last norm's dout
   float cap = 0;               // of `softcap`; 0: none
   floatX* logits = nullptr;    // (rows of a chunk, Vp), and in the backward pass their gradients
 };
@@ -30,7 +30,7 @@ inline int64_t logit_chunk_rows(int64_t rows, int64_t row_bytes, int64_t chunk_b
 }
 
 inline void declare(Head& head, ActivationList& list) {
-  if (list.shape.training) list.in_slot(slots::dnorm, head.din, {list.shape.rows, list.shape.config.channels});
+  if (list.shape.training) list.in_buffer(buffers::dnorm, head.din, {list.shape.rows, list.shape.config.channels});
 }
 
 // Sets the pointers. `in`: the final hidden states. In generation `grads` has null pointers.

@@ -54,7 +54,11 @@ inline int64_t qkv_column(const Binding& binding, Qkv which, const ProjectedHead
   return binding.plan().projected_index(which, h) * binding.head_size();
 }
 inline int64_t kv_column(const Binding& binding, Qkv which, const ProjectedHead& h) {
-  return qkv_column(binding, which, h) - binding.q_width(h.layer);
+  return qkv_column(binding, which, h) - binding.shape.width(Qkv::q, h.layer);
+}
+// The place of a projected head in a tensor k | v of its layer.
+inline HeadPlace kv_place(const Binding& binding, Qkv which, const ProjectedHead& h, floatX* kv) {
+  return {kv + kv_column(binding, which, h), binding.shape.kv_width(h.layer)};
 }
 
 // Adds a copy to a list: heads that are neighbours in both of their tensors are one copy.

@@ -38,16 +38,15 @@ inline void declare(KVRouter& r, ActivationList& list) {
   const ModelShape& shape = list.shape;
   const AttentionPlan& plan = shape.attention_plan;
   const int64_t N = shape.rows, kv = plan.table.num_kv_heads;
-  const int64_t width = qkv_rows(shape.config, plan, r.layer) -
-                        int64_t(plan.projected[Qkv::q][r.layer].size()) * shape.config.head_size();
+  const int64_t width = shape.kv_width(r.layer);
   r.is_kept = shape.training && (shape.training->recompute < Recompute::block ||
                                  !plan.shared[Qkv::k][r.layer].empty() || !plan.shared[Qkv::v][r.layer].empty());
   if (shape.training)
-    list.in_slot({"router_scratch", MemoryGroup::backward}, r.scratch,
-                 {head_mix_partial_sums(N), kv * kv * (r.layer + 1)});
+    list.in_buffer({"router_scratch", MemoryGroup::backward}, r.scratch,
+                   {head_mix_partial_sums(N), kv * kv * (r.layer + 1)});
   if (r.layer == 0) return;
   if (r.is_kept) list.add(MemoryGroup::activations, "routed K/V", r.routed, {N, width});
-  else list.in_slot({"routed K/V of one layer"}, r.routed, {N, width});
+  else list.in_buffer({"routed K/V of one layer"}, r.routed, {N, width});
   if (shape.training) list.add(MemoryGroup::dkv_accumulators, "drouted", r.drouted, {N, width});
 }
 
@@ -59,10 +58,6 @@ inline void bind_stage(KVRouter& r, const StageOfLayers<KVRouter>& layers, const
   r.dweights = binding.gradients(l).router;
   // The weights of layer j's heads in the sums of layer l, (kv, kv).
   auto weights = [&](int l, int j) { return binding.weights(l).router + j * kv; };
-  // A head in a tensor k | v of its layer.
-  auto place = [&](Qkv which, const ProjectedHead& h, floatX* of_kv) {
-    return HeadPlace{of_kv + kv_column(binding, which, h), binding.QKV(h.layer) - binding.q_width(h.layer)};
-  };
   auto add = [&](std::vector<OwnedHeadMix>& mixes, HeadPlace to, bool accumulate, const floatX* dout,
                  const std::vector<MixedHeads<floatX>>& sources) {
     mixes.push_back({DeviceArray<MixedHeads<floatX>>(sources), {}, dout});
@@ -74,8 +69,8 @@ inline void bind_stage(KVRouter& r, const StageOfLayers<KVRouter>& layers, const
     if (plan.projected[which][l].empty()) continue;
     for (int i = 0; i < kv && l > 0; i++) {
       PlacedHead& head = out(which, {l, i});
-      head.x = place(which, {l, i}, r.routed);
-      if (binding.shape.training) head.dx = place(which, {l, i}, r.drouted);
+      head.x = kv_place(binding, which, {l, i}, r.routed);
+      if (binding.shape.training) head.dx = kv_place(binding, which, {l, i}, r.drouted);
     }
     std::vector<MixedHeads<floatX>> below, above;
     for (int j = 0; j <= l; j++) {
@@ -85,7 +80,7 @@ inline void bind_stage(KVRouter& r, const StageOfLayers<KVRouter>& layers, const
     if (l > 0) add(r.sums, out(which, own).x, /*accumulate=*/false, out(which, own).dx.x, below);
     if (!binding.shape.training) continue;
     for (int j = std::max(l, 1); j < L && !plan.projected[which][j].empty(); j++) {
-      const HeadPlace d = place(which, {j, 0}, layers[size_t(j)]->drouted);
+      const HeadPlace d = kv_place(binding, which, {j, 0}, layers[size_t(j)]->drouted);
       above.push_back({d.x, d.stride, weights(j, l), 1, int64_t(j + 1) * kv});
     }
     // Layer 0's attention uses what it projected, so that its gradient is there.

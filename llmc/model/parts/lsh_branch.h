@@ -57,7 +57,7 @@ inline void declare(LshBranch& b, ActivationList& list) {
   const int64_t N = shape.rows, C = shape.config.channels, h = shape.config.num_heads, rounds = table.lsh_rounds;
   list.of_sublayer(Recompute::block, "qv", b.qv, {N, 2 * C});
   list.of_sublayer(Recompute::block, "att", b.att, {N, C});
-  list.in_slot(slots::branch_out, b.out, {N, C});
+  list.in_buffer(buffers::branch_out, b.out, {N, C});
   if (b.cache) {
     const int64_t slots = shape.generation->slots, capacity = shape.generation->capacity(b.layer);
     list.add(MemoryGroup::kv_cache, "qv", b.cache->qv, {slots, capacity, 2 * C});
@@ -70,12 +70,12 @@ inline void declare(LshBranch& b, ActivationList& list) {
   list.of_sublayer(Recompute::block, "inverse_norms", b.of.inverse_norms, {N, h});
   list.of_sublayer(Recompute::block, "bucket_order", b.of.order, {B, h, rounds, T});
   list.of_sublayer(Recompute::block, "bucket_starts", b.of.starts, {B, h, rounds, table.lsh_buckets + 1});
-  list.in_slot(slots::dnorm, b.datt, {N, C});
-  list.in_slot(slots::dnorm, b.din, {N, C});
-  list.in_slot(slots::dqkv, b.dqv, {N, 2 * C});
+  list.in_buffer(buffers::dnorm, b.datt, {N, C});
+  list.in_buffer(buffers::dnorm, b.din, {N, C});
+  list.in_buffer(buffers::dqkv, b.dqv, {N, 2 * C});
   const LshShape lsh = lsh_shape(shape.config, table, B, T);
-  list.in_slot({"lsh_scratch"}, b.scratch,
-               {std::max(lsh_scratch(lsh, /*backward=*/false), lsh_scratch(lsh, /*backward=*/true))});
+  list.in_buffer({"lsh_scratch"}, b.scratch,
+                 {std::max(lsh_scratch(lsh, /*backward=*/false), lsh_scratch(lsh, /*backward=*/true))});
 }
 
 inline void bind_cache(LshCache& cache, const LshBranch& b, const Binding& binding) {

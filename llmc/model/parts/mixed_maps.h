@@ -29,14 +29,14 @@ inline void declare(MixedMaps& mixed, ActivationList& list) {
   const int64_t N = list.shape.rows, C = list.shape.config.channels, L = list.shape.config.num_layers;
   const bool has_gate = list.shape.attention_plan.table.mix == WiringTable::Mix::gate;
   constexpr MemoryGroup backward = MemoryGroup::backward;
-  list.in_slot(slots::branch_out, mixed.map_out, {N, C});
-  list.in_slot({"map_sum"}, mixed.map_sum, {N, C});
-  if (has_gate) list.in_slot({"map_gates"}, mixed.map_gates, {L, N});
+  list.in_buffer(buffers::branch_out, mixed.map_out, {N, C});
+  list.in_buffer({"map_sum"}, mixed.map_sum, {N, C});
+  if (has_gate) list.in_buffer({"map_gates"}, mixed.map_gates, {L, N});
   if (!list.shape.training) return;
-  list.in_slot(slots::dhidden, mixed.dmap_out, {N, C});
-  list.in_slot({"dmap_weights", backward}, mixed.dmap_weights, {L, N});
-  if (has_gate) list.in_slot({"dmap_gates", backward}, mixed.dmap_gates, {L, N});
-  if (has_gate && is_16_bit) list.in_slot({"exact_map_out", backward}, mixed.exact_map_out, {N, C});
+  list.in_buffer(buffers::dhidden, mixed.dmap_out, {N, C});
+  list.in_buffer({"dmap_weights", backward}, mixed.dmap_weights, {L, N});
+  if (has_gate) list.in_buffer({"dmap_gates", backward}, mixed.dmap_gates, {L, N});
+  if (has_gate && is_16_bit) list.in_buffer({"exact_map_out", backward}, mixed.exact_map_out, {N, C});
 }
 
 // Sets the gates of layer `layer`.

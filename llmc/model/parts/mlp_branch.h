@@ -39,10 +39,10 @@ inline void declare(MlpBranch& b, ActivationList& list) {
   const int64_t rows = list.shape.hidden_rows();
   list.of_sublayer(Recompute::block, "fch", b.fch, {rows, b.F});
   list.of_sublayer(Recompute::activation, "fch_act", b.fch_act, {rows, b.H});
-  list.in_slot(slots::branch_out, b.out, {list.shape.rows, b.C});
+  list.in_buffer(buffers::branch_out, b.out, {list.shape.rows, b.C});
   if (!list.shape.training) return;
-  list.in_slot(slots::dnorm, b.din, {list.shape.rows, b.C});
-  list.in_slot(slots::dhidden, b.dfch, {rows, b.F});
+  list.in_buffer(buffers::dnorm, b.din, {list.shape.rows, b.C});
+  list.in_buffer(buffers::dhidden, b.dfch, {rows, b.F});
 }
 
 inline void bind_branch(MlpBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const Norm& norm,

@@ -17,7 +17,7 @@ struct Norm {
   floatX* out = nullptr;                   // (N, C)
   float *mean = nullptr, *rstd = nullptr;  // (N)
   floatX* dresidual = nullptr;             // (N, C): the gradient of `in`, which the whole stream shares
-  floatX* dout = nullptr;                  // (N, C), in slots::dnorm: the din of the branch, or of the head
+  floatX* dout = nullptr;                  // (N, C), in buffers::dnorm: the din of the branch, or of the head
   float* scratch = nullptr;                // (layernorm_backward_scratch(N, C))
   int64_t C = 0;
   float eps = 0;
@@ -27,7 +27,7 @@ struct Norm {
 // Declares what the backward pass of `rows` rows uses meanwhile.
 inline void declare_scratch(Norm& norm, ActivationList& list, int64_t rows) {
   const int64_t C = list.shape.config.channels;
-  list.in_slot({"layernorm_scratch", MemoryGroup::backward}, norm.scratch, {layernorm_backward_scratch(rows, C)});
+  list.in_buffer({"layernorm_scratch", MemoryGroup::backward}, norm.scratch, {layernorm_backward_scratch(rows, C)});
 }
 
 inline void declare(Norm& norm, Recompute dropped_from, ActivationList& list) {
@@ -36,7 +36,7 @@ inline void declare(Norm& norm, Recompute dropped_from, ActivationList& list) {
   list.of_sublayer(list.shape.dropped_from(), std::string(norm.name) + "_mean", norm.mean, {N});
   list.of_sublayer(list.shape.dropped_from(), std::string(norm.name) + "_rstd", norm.rstd, {N});
   if (!list.shape.training) return;
-  list.in_slot(slots::dnorm, norm.dout, {N, norm.C});
+  list.in_buffer(buffers::dnorm, norm.dout, {N, norm.C});
   declare_scratch(norm, list, N);
 }
 

@@ -6,7 +6,6 @@
 #include <vector>
 #include "llmc/model/binding.h"
 #include "head_places.h"
-#include "norm.h"
 #include "segment_memory.h"
 
 // Whether layer l's q, k and v are one tensor in training: if q is kept, because the level of recomputation keeps it
@@ -64,12 +63,12 @@ inline void declare(QkvProjection& p, ActivationList& list) {
   const ModelShape& shape = list.shape;
   const AttentionPlan& plan = shape.attention_plan;
   const int64_t N = shape.rows, hs = shape.config.head_size();
-  const int64_t q = int64_t(plan.projected[Qkv::q][p.layer].size()) * hs;
+  const int64_t q = shape.width(Qkv::q, p.layer), kv = shape.kv_width(p.layer);
   constexpr Recompute kept = Recompute::above_all_levels;
-  p.C = shape.config.channels, p.QKV = qkv_rows(shape.config, plan, p.layer);
+  p.C = shape.config.channels, p.QKV = q + kv;
   if (shape.generation) {
     if (p.is_read_by_others) list.add(MemoryGroup::activations, "qkv that other layers use", p.qkv, {N, p.QKV});
-    else list.in_slot({"qkv"}, p.qkv, {N, p.QKV});
+    else list.in_buffer({"qkv"}, p.qkv, {N, p.QKV});
     return;
   }
   const int64_t key_rows = shape.key_rows();
@@ -77,25 +76,24 @@ inline void declare(QkvProjection& p, ActivationList& list) {
     list.of_sublayer(kept, "qkv", p.qkv, {N, p.QKV});
   } else {
     if (q > 0) list.of_sublayer(Recompute::block, "q", p.q, {N, q});
-    if (keeps_kv(plan, p.layer)) list.of_sublayer(kept, "kv", p.kv, {key_rows, p.QKV - q});
-    else list.in_slot({"kv of one layer"}, p.kv, {key_rows, p.QKV - q});
+    if (keeps_kv(plan, p.layer)) list.of_sublayer(kept, "kv", p.kv, {key_rows, kv});
+    else list.in_buffer({"kv of one layer"}, p.kv, {key_rows, kv});
   }
   const bool has_memory = plan.table.memory > 0;
-  list.in_slot(slots::dnorm, p.din, {N, p.C});
-  list.in_slot(slots::dqkv, p.dqkv, {N, has_memory ? p.C : p.QKV});
-  if (has_memory) list.in_slot({"dkv", MemoryGroup::backward}, p.dkv, {key_rows, p.QKV - p.C});
+  list.in_buffer(buffers::dnorm, p.din, {N, p.C});
+  list.in_buffer(buffers::dqkv, p.dqkv, {N, has_memory ? p.C : p.QKV});
+  if (has_memory) list.in_buffer({"dkv", MemoryGroup::backward}, p.dkv, {key_rows, p.QKV - p.C});
   if (p.memory) declare(*p.memory, list);
   if (const int accumulator = plan.accumulator[p.layer]; accumulator >= 0)
-    list.in_slot({"accumulator " + std::to_string(accumulator), MemoryGroup::dkv_accumulators}, p.accumulator,
-                 {key_rows, plan.accumulator_heads * hs});
+    list.in_buffer({"accumulator " + std::to_string(accumulator), MemoryGroup::dkv_accumulators}, p.accumulator,
+                   {key_rows, plan.accumulator_heads * hs});
 }
 
-// Sets the pointers and sizes, and where the layer's heads are.
-inline void bind_projection(QkvProjection& p, const Norm& norm, HeadPlaces& places, const Binding& binding) {
+// Sets the pointers and sizes but for `in` and the memory, and where the layer's heads are.
+inline void bind_projection(QkvProjection& p, HeadPlaces& places, const Binding& binding) {
   const AttentionPlan& plan = binding.plan();
-  const int64_t hs = binding.head_size(), q_width = binding.q_width(p.layer);
-  p.w = binding.weights(p.layer), p.g = binding.gradients(p.layer), p.in = norm.out;
-  if (p.memory) bind_memory(*p.memory, norm);
+  const int64_t hs = binding.head_size(), q_width = binding.shape.width(Qkv::q, p.layer);
+  p.w = binding.weights(p.layer), p.g = binding.gradients(p.layer);
   auto project = [&](floatX* to, int64_t first_row, int64_t rows, bool is_kept, const SegmentMemory* memory = nullptr) {
     const floatX* bias = p.w.qkvb != nullptr ? p.w.qkvb + first_row : nullptr;
     const floatX* in = memory != nullptr ? memory->extended : p.in;

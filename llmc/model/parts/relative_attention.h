@@ -22,15 +22,15 @@ inline void declare(RelativeAttention& relative, ActivationList& list) {
   const ModelShape& shape = list.shape;
   relative.C = shape.config.channels, relative.distances = relative_distances(shape);
   const int64_t N = shape.rows, C = relative.C, D = relative.distances;
-  list.in_slot({"queries_of_keys"}, relative.queries.of_keys, {N, C});
-  list.in_slot({"queries_of_distances"}, relative.queries.of_distances, {N, C});
+  list.in_buffer({"queries_of_keys"}, relative.queries.of_keys, {N, C});
+  list.in_buffer({"queries_of_distances"}, relative.queries.of_distances, {N, C});
   if (shape.generation) return list.add(MemoryGroup::activations, "relative", relative.r, {D, C});
   list.of_sublayer(Recompute::block, "relative", relative.r, {D, C});
   constexpr MemoryGroup backward = MemoryGroup::backward;
-  list.in_slot({"dqueries_of_keys", backward}, relative.gradients.of_keys, {N, C});
-  list.in_slot({"dqueries_of_distances", backward}, relative.gradients.of_distances, {N, C});
-  list.in_slot({"relative_dr", backward}, relative.dr, {D, C});
-  list.in_slot({"relative_dr_of_sequences", backward}, relative.dr_of_sequences, {shape.training->B, D, C});
+  list.in_buffer({"dqueries_of_keys", backward}, relative.gradients.of_keys, {N, C});
+  list.in_buffer({"dqueries_of_distances", backward}, relative.gradients.of_distances, {N, C});
+  list.in_buffer({"relative_dr", backward}, relative.dr, {D, C});
+  list.in_buffer({"relative_dr_of_sequences", backward}, relative.dr_of_sequences, {shape.training->B, D, C});
 }
 
 // Sets the pointers, and the attention's: its q and dq, which are the layer's so far, become q + u and its gradient.

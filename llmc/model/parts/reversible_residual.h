@@ -32,10 +32,10 @@ struct ReversibleResidual {
 
 inline void declare(ReversibleResidual& r, ActivationList& list) {
   const std::vector<int64_t> shape = {list.shape.rows, r.C};
-  list.in_slot(slots::branch_out, r.branch_out, shape);
-  list.in_slot({"first stream"}, r.streams.x1, shape);
-  list.in_slot({"second stream"}, r.streams.x2, shape);
-  if (list.shape.training) list.in_slot({"dstream", MemoryGroup::backward}, r.streams.dx2, shape);
+  list.in_buffer(buffers::branch_out, r.branch_out, shape);
+  list.in_buffer({"first stream"}, r.streams.x1, shape);
+  list.in_buffer({"second stream"}, r.streams.x2, shape);
+  if (list.shape.training) list.in_buffer({"dstream", MemoryGroup::backward}, r.streams.dx2, shape);
 }
 
 // Sets the pointers. Returns what the next LayerNorm reads.

@@ -26,11 +26,11 @@ inline void declare(SegmentMemory& memory, ActivationList& list) {
   const int64_t M = list.shape.attention_plan.table.memory, N = B * (M + T);
   memory.M = M, memory.C = C;
   list.add(MemoryGroup::segment_memory, "memory", memory.rows, {B, M, C});
-  list.in_slot({"memory_norm"}, memory.norm.out, {B * M, C});
-  list.in_slot({"memory_norm_mean"}, memory.norm.mean, {B * M});
-  list.in_slot({"memory_norm_rstd"}, memory.norm.rstd, {B * M});
-  list.in_slot({"extended_norm"}, memory.extended, {N, C});
-  list.in_slot({"dextended_norm"}, memory.dextended, {N, C});
+  list.in_buffer({"memory_norm"}, memory.norm.out, {B * M, C});
+  list.in_buffer({"memory_norm_mean"}, memory.norm.mean, {B * M});
+  list.in_buffer({"memory_norm_rstd"}, memory.norm.rstd, {B * M});
+  list.in_buffer({"extended_norm"}, memory.extended, {N, C});
+  list.in_buffer({"dextended_norm"}, memory.dextended, {N, C});
   declare_scratch(memory.norm, list, N);
 }
 

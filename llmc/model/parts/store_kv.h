@@ -17,10 +17,8 @@ struct StoreKV : HeadStage {
 
 inline void declare(StoreKV& store, ActivationList& list) {
   const ModelShape& shape = list.shape;
-  const AttentionPlan& plan = shape.attention_plan;
-  const int64_t q = int64_t(plan.projected[Qkv::q][store.layer].size()) * shape.config.head_size();
   store.capacity = shape.generation->capacity(store.layer);
-  store.width = qkv_rows(shape.config, plan, store.layer) - q;
+  store.width = shape.kv_width(store.layer);
   list.add(MemoryGroup::kv_cache, "kv", store.cache, {shape.generation->slots, store.capacity, store.width});
 }
 
@@ -31,7 +29,7 @@ inline void bind_stage(StoreKV& store, const StageOfLayers<StoreKV>&, const Head
   for (Qkv which : {Qkv::k, Qkv::v})
     for (int i : binding.plan().projected[which][store.layer]) {
       const ProjectedHead h = {store.layer, i};
-      const HeadPlace from = in(which, h).x, to = {store.cache + kv_column(binding, which, h), store.width};
+      const HeadPlace from = in(which, h).x, to = kv_place(binding, which, h, store.cache);
       add_copy(store.copies,
                {to.x, to.stride, from.x, from.stride, binding.head_size(), rows, int64_t(plan.groups.size())});
       out(which, h).x = to, out(which, h).slot_stride = store.capacity * store.width;

@@ -21,24 +21,24 @@ struct ValueResidual : HeadStage {
 inline bool declare_values(floatX*& values, int l, ActivationList& list) {
   const ModelShape& shape = list.shape;
   const AttentionPlan& plan = shape.attention_plan;
-  const int64_t width = int64_t(plan.projected[Qkv::v][l].size()) * shape.config.head_size();
+  const int64_t width = shape.width(Qkv::v, l);
   const bool is_kept =
       shape.training && (shape.training->recompute < Recompute::block || !plan.shared[Qkv::v][l].empty());
   if (is_kept) list.add(MemoryGroup::activations, "values", values, {shape.rows, width});
-  else list.in_slot({"values of one layer"}, values, {shape.rows, width});
+  else list.in_buffer({"values of one layer"}, values, {shape.rows, width});
   return is_kept;
 }
 
 inline void declare(ValueResidual& r, ActivationList& list) {
   if (!list.shape.training) return;
   r.is_kept = declare_values(r.values, r.layer, list);
-  list.in_slot({"value_mix_scratch", MemoryGroup::backward}, r.scratch, {value_mix_scratch(list.shape.rows)});
+  list.in_buffer({"value_mix_scratch", MemoryGroup::backward}, r.scratch, {value_mix_scratch(list.shape.rows)});
 }
 
 // The place of a head in the mixed values of its layer.
 inline HeadPlace values_place(const Binding& binding, const ProjectedHead& h, floatX* values) {
-  const int64_t first = binding.QKV(h.layer) - binding.v_width(h.layer);
-  return {values + qkv_column(binding, Qkv::v, h) - first, binding.v_width(h.layer)};
+  const int64_t width = binding.shape.width(Qkv::v, h.layer);
+  return {values + kv_column(binding, Qkv::v, h) - (binding.shape.kv_width(h.layer) - width), width};
 }
 
 inline void bind_stage(ValueResidual& r, const StageOfLayers<ValueResidual>&, const HeadPlaces& in, HeadPlaces& out,
