@@ -7,7 +7,7 @@
 //
 // COVERS ONLY llmc/ops/attention_ llmc/cpu/attention.h llmc/cpu/attention_decode.h llmc/cpu/attention_relative.h
 // COVERS ONLY llmc/cpu/attention_scores.h llmc/cpu/attention_t llmc/cuda/attention.h llmc/cuda/attention_mma
-// COVERS ONLY llmc/cuda/attention_decode.h llmc/cuda/attention_fma.h llmc/cuda/attention_launch.h
+// COVERS ONLY llmc/cuda/attention_decode.h llmc/cuda/attention_fma llmc/cuda/attention_launch.h
 // COVERS ONLY llmc/cuda/attention_relative.h
 // COVERS ONLY llmc/cuda/attention_t llmc/cuda/tile.h
 #include "dev/test/attention/plain.h"

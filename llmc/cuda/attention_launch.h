@@ -8,6 +8,7 @@
 #pragma once
 #include "llmc/ops/attention_args.h"
 #include "attention_mma.h"
+#include "attention_mma_backward.h"
 #include "attention_mma_dr.h"
 #include "attention_mma_topk.h"
 #include "attention_relative.h"

@@ -14,7 +14,7 @@
 // before that. A tile's buffer is loaded again when no product that reads it can be under way.
 #pragma once
 #include <cmath>
-#include "attention_mma.h"
+#include "attention_mma_backward.h"
 #include "attention_tiles.h"
 #include "device.h"
 #include "llmc/ops/attention_args.h"
@@ -329,7 +329,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
     commit_products();
     wait_for_products<1>(s, dv, dk);  // all but dp
     if (q0 < key + 15) mask(s, [&](int row, int column) { return key + row > q0 + column; });
-    // From T on the tiles of q, dout, lse and delta are zeros, as in attention_mma.h.
+    // From T on the tiles of q, dout, lse and delta are zeros, as in attention_mma_backward.h.
     for (int n = 0; n < N; n++)
       for (int i = 0; i < 4; i++) {
         const int column = s.column(n, i) * int(sizeof(float));

@@ -9,8 +9,8 @@
 #include "llmc/ops/lsh.h"
 #include "lsh_tiles.h"
 
-// A block has as many rows as columns, fewer if it can have little shared memory (attention_fma.h). `tiles`: how many
-// tiles of channels a kernel has beside its scores and the buckets of rows and columns in earlier rounds.
+// A block has as many rows as columns, fewer if it can have little shared memory (attention_fma_tiles.h). `tiles`: how
+// many tiles of channels a kernel has beside its scores and the buckets of rows and columns in earlier rounds.
 template <int G, bool Small>
 struct LshTiles {
   static constexpr int groups = G, rows = (Small ? 32 : 64) / G, threads = rows / rows_per_thread * half_warp;
@@ -116,7 +116,7 @@ struct LshBlock {
 };
 
 // out =, lse =, or what the rounds so far give of them. A block owns a tile of queries of the order of one
-// head in one sequence, a warp eight of them, a thread the elements of the layouts of attention_fma.h.
+// head in one sequence, a warp eight of them, a thread the elements of the layouts of attention_fma_tiles.h.
 template <class Tiles>
 __global__ void __launch_bounds__(Tiles::threads, Tiles::blocks_per_sm)
     lsh_forward_kernel(LshAttention a, int round, float scale) {

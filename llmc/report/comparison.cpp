@@ -40,43 +40,43 @@ static std::vector<nlohmann::json> keys_of(const std::vector<RunHistory>& runs) 
   return keys;
 }
 
-// A value of a kind as text; "" if it has none.
-static std::string value_in(const Kind& kind, const std::string& name) {
-  const auto it = kind.key.find(name);
-  return it == kind.key.end() ? "" : with_short_names(it->is_string() ? it->get<std::string>() : it->dump());
+// A value of an arm as text; "" if it has none.
+static std::string value_in(const Arm& arm, const std::string& name) {
+  const auto it = arm.key.find(name);
+  return it == arm.key.end() ? "" : with_short_names(it->is_string() ? it->get<std::string>() : it->dump());
 }
 
-// Whether two kinds have different values, as far as both are known.
-static bool differ(const Kind& a, const Kind& b, const std::string& name) {
+// Whether two arms have different values, as far as both are known.
+static bool differ(const Arm& a, const Arm& b, const std::string& name) {
   const std::string ours = value_in(a, name), theirs = value_in(b, name);
   return !ours.empty() && !theirs.empty() && ours != theirs;
 }
 
-// The wiring, and what else is not the same for all kinds.
-static std::string label_of(const Kind& kind, const std::vector<Kind>& kinds) {
-  std::string label = value_in(kind, "wiring");
-  for (const auto& [name, value] : kind.key.items()) {
-    const auto has_it = [&, n = name, v = value](const Kind& other) { return other.key[n] == v; };
-    if (name != "wiring" && !std::all_of(kinds.begin(), kinds.end(), has_it))
-      label += (label.empty() ? "" : ", ") + name + " " + value_in(kind, name);
+// The wiring, and what else is not the same for all arms.
+static std::string label_of(const Arm& arm, const std::vector<Arm>& arms) {
+  std::string label = value_in(arm, "wiring");
+  for (const auto& [name, value] : arm.key.items()) {
+    const auto has_it = [&, n = name, v = value](const Arm& other) { return other.key[n] == v; };
+    if (name != "wiring" && !std::all_of(arms.begin(), arms.end(), has_it))
+      label += (label.empty() ? "" : ", ") + name + " " + value_in(arm, name);
   }
   return label;
 }
 
-// Kind::other_validation. Without -m 0 validation reads so many micro-batches (-b) of the data, and with `memory` the
+// Arm::other_validation. Without -m 0 validation reads so many micro-batches (-b) of the data, and with `memory` the
 // beginnings of as many streams as all ranks have rows.
-static std::string other_validation(const Kind& kind, const Kind& first) {
-  const auto has_memory = [](const Kind& k) { return value_in(k, "wiring").find("memory(") != std::string::npos; };
-  const bool reads_all = value_in(kind, "val_batches") == "0" && value_in(first, "val_batches") == "0";
+static std::string other_validation(const Arm& arm, const Arm& first) {
+  const auto has_memory = [](const Arm& k) { return value_in(k, "wiring").find("memory(") != std::string::npos; };
+  const bool reads_all = value_in(arm, "val_batches") == "0" && value_in(first, "val_batches") == "0";
   std::vector<std::string> all;
-  if (differ(kind, first, val_checksum_key)) all.push_back("other data (-j)");
+  if (differ(arm, first, val_checksum_key)) all.push_back("other data (-j)");
   for (const auto& [name, what, matters] : {std::tuple("val_batches", "-m", true),
                                             {"seq_len", "-t", true},
                                             {"micro_batch", "-b", !reads_all},
-                                            {"ranks", "ranks", !reads_all && has_memory(kind)}})
-    if (matters && differ(kind, first, name))
-      all.push_back(what + (" " + value_in(kind, name)) + " in place of " + value_in(first, name));
-  if (has_memory(kind) != has_memory(first) && !reads_all) all.push_back("other places, for `memory` reads streams");
+                                            {"ranks", "ranks", !reads_all && has_memory(arm)}})
+    if (matters && differ(arm, first, name))
+      all.push_back(what + (" " + value_in(arm, name)) + " in place of " + value_in(first, name));
+  if (has_memory(arm) != has_memory(first) && !reads_all) all.push_back("other places, for `memory` reads streams");
   std::string text;
   for (const std::string& what : all) text += (text.empty() ? "" : ", ") + what;
   return text;
@@ -95,13 +95,13 @@ Comparison::Comparison(const std::vector<RunHistory>& the_runs) : runs(the_runs)
   for (size_t i = 0; i < runs.size(); i++) {
     const RunHistory& run = runs[i];
     const nlohmann::json& key = keys[i];
-    auto it = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& kind) { return kind.key == key; });
-    if (it == kinds.end()) {
-      it = kinds.insert(kinds.end(), Kind());
+    auto it = std::find_if(arms.begin(), arms.end(), [&](const Arm& arm) { return arm.key == key; });
+    if (it == arms.end()) {
+      it = arms.insert(arms.end(), Arm());
       it->key = key, it->kv_bytes = run.number("kv_bytes_per_token", NAN);
       it->flops_per_token = run.number("flops_per_token", NAN);
     }
-    kind_of_run.push_back(int(it - kinds.begin()));
+    arm_of_run.push_back(int(it - arms.begin()));
     if (!run.is_finished() || !std::isfinite(run.final_loss())) continue;
     it->losses.emplace(int64_t(run.number("seed", 0)), run.final_loss());
     it->validations.emplace(int64_t(run.number("seed", 0)), run.validations);
@@ -110,27 +110,27 @@ Comparison::Comparison(const std::vector<RunHistory>& the_runs) : runs(the_runs)
     it->speeds.push_back(median(speeds));
     if (!run.positions.empty()) it->positions.emplace(int64_t(run.number("seed", 0)), run.positions);
   }
-  for (Kind& kind : kinds) {
-    kind.label = label_of(kind, kinds);
-    kind.other_validation = other_validation(kind, kinds[0]);
+  for (Arm& arm : arms) {
+    arm.label = label_of(arm, arms);
+    arm.other_validation = other_validation(arm, arms[0]);
   }
 }
 
 std::vector<std::string> comparison_warnings(const Comparison& c) {
   std::vector<std::string> lines;
-  const Kind& first = c.kinds[0];
-  for (const Kind& kind : c.kinds) {
-    const bool same_tokens = !value_in(kind, val_checksum_key).empty() &&
-                             value_in(kind, val_checksum_key) == value_in(first, val_checksum_key);
-    if (!kind.other_validation.empty())
-      lines.push_back(kind.label + ": validation does not read what that of the first runs does (" +
-                      kind.other_validation + "): losses cannot be compared, and no difference is tested.");
-    if (differ(kind, first, "vocab_size") && !same_tokens)
-      lines.push_back(kind.label + ": the vocabulary is not that of the first runs: losses in nats a token cannot be "
-                                   "compared; bits a byte can, if both validate the same text.");
-    if (differ(kind, first, train_checksum_key))
-      lines.push_back(kind.label + ": trained on other data (-i) than the first runs: training losses cannot be "
-                                   "compared, and a difference in validation may be that of the data.");
+  const Arm& first = c.arms[0];
+  for (const Arm& arm : c.arms) {
+    const bool same_tokens = !value_in(arm, val_checksum_key).empty() &&
+                             value_in(arm, val_checksum_key) == value_in(first, val_checksum_key);
+    if (!arm.other_validation.empty())
+      lines.push_back(arm.label + ": validation does not read what that of the first runs does (" +
+                      arm.other_validation + "): losses cannot be compared, and no difference is tested.");
+    if (differ(arm, first, "vocab_size") && !same_tokens)
+      lines.push_back(arm.label + ": the vocabulary is not that of the first runs: losses in nats a token cannot be "
+                                  "compared; bits a byte can, if both validate the same text.");
+    if (differ(arm, first, train_checksum_key))
+      lines.push_back(arm.label + ": trained on other data (-i) than the first runs: training losses cannot be "
+                                  "compared, and a difference in validation may be that of the data.");
   }
   return lines;
 }
@@ -153,16 +153,16 @@ static std::vector<OptionalColumn> known_columns(const std::vector<RunHistory>& 
   return known;
 }
 
-// The run that a run's loss is compared with: the first of the first kind that has the same seed; -1 without one.
+// The run that a run's loss is compared with: the first of the first arm that has the same seed; -1 without one.
 static int reference_of(const Comparison& c, size_t i) {
-  if (!c.kinds[size_t(c.kind_of_run[i])].other_validation.empty()) return -1;
+  if (!c.arms[size_t(c.arm_of_run[i])].other_validation.empty()) return -1;
   for (size_t first = 0; first < c.runs.size(); first++)
-    if (c.kind_of_run[first] == 0 && c.runs[first].number("seed", 0) == c.runs[i].number("seed", 0)) return int(first);
+    if (c.arm_of_run[first] == 0 && c.runs[first].number("seed", 0) == c.runs[i].number("seed", 0)) return int(first);
   return -1;
 }
 
 std::string final_losses(const Comparison& c) {
-  const auto& [runs, names, kinds, kind_of_run] = c;
+  const auto& [runs, names, arms, arm_of_run] = c;
   std::vector<std::string> head = {"run", "wiring", "seed", "validation loss", "less the first wiring's, same seed"};
   const std::vector<OptionalColumn> optional_columns = known_columns(runs);
   for (const OptionalColumn& column : optional_columns) head.push_back(column.head);
@@ -177,9 +177,9 @@ std::string final_losses(const Comparison& c) {
     const bool timed = std::isfinite(run.seconds()) && run.seconds() > 0;
     const int reference = reference_of(c, i);
     std::vector<std::string> cells = {format("<span class=\"key\" style=\"background:var(--series-%d)\"></span>",
-                                             kind_of_run[i] % 8) +
+                                             arm_of_run[i] % 8) +
                                           html(names[i]),
-                                      html(value_in(kinds[size_t(kind_of_run[i])], "wiring")),
+                                      html(value_in(arms[size_t(arm_of_run[i])], "wiring")),
                                       html(string_in(run.description, "seed")), loss_text(run.final_loss()),
                                       reference == int(i) ? ""
                                       : reference < 0
@@ -197,7 +197,7 @@ std::string final_losses(const Comparison& c) {
   return "<div class=\"wide\"><table class=\"runs\">\n" + rows + "</table></div>\n";
 }
 
-// In words, what a difference to the first kind shows. `p` is Holm's.
+// In words, what a difference to the first arm shows. `p` is Holm's.
 static std::string verdict(const Estimate& difference, double p, size_t pairs) {
   if (!std::isfinite(difference.interval)) return "one pair shows nothing about other seeds";
   if (p < 0.05) return difference.mean < 0 ? "lower" : "higher";
@@ -228,24 +228,24 @@ static std::string seeds_for(double squares, int freedom, bool is_the_papers) {
   return text + ".</p>\n";
 }
 
-// Kinds whose losses have pairs with the first kind's, and what these show.
+// Arms whose losses have pairs with the first arm's, and what these show.
 struct PairedDifference {
   Estimate of;
   size_t pairs;
   double holm_p = NAN;
 };
 
-static std::map<const Kind*, PairedDifference> paired_differences(const std::vector<Kind>& kinds) {
-  std::map<const Kind*, PairedDifference> found;
+static std::map<const Arm*, PairedDifference> paired_differences(const std::vector<Arm>& arms) {
+  std::map<const Arm*, PairedDifference> found;
   std::vector<PairedDifference*> tested;
   std::vector<double> ps;
-  for (size_t k = 1; k < kinds.size(); k++) {
+  for (size_t k = 1; k < arms.size(); k++) {
     std::vector<double> differences;
-    for (const auto& [seed, loss] : kinds[k].losses)
-      if (const auto first = kinds[0].losses.find(seed); first != kinds[0].losses.end())
+    for (const auto& [seed, loss] : arms[k].losses)
+      if (const auto first = arms[0].losses.find(seed); first != arms[0].losses.end())
         differences.push_back(loss - first->second);
-    if (differences.empty() || !kinds[k].other_validation.empty()) continue;
-    PairedDifference& d = found[&kinds[k]] = {estimate(differences), differences.size()};
+    if (differences.empty() || !arms[k].other_validation.empty()) continue;
+    PairedDifference& d = found[&arms[k]] = {estimate(differences), differences.size()};
     if (std::isfinite(d.of.p)) tested.push_back(&d), ps.push_back(d.of.p);
   }
   ps = holm(ps);
@@ -253,10 +253,10 @@ static std::map<const Kind*, PairedDifference> paired_differences(const std::vec
   return found;
 }
 
-// The bits a byte of a kind's finished runs; empty if one does not know them.
-static std::vector<double> bits_of(const Kind& kind) {
+// The bits a byte of an arm's finished runs; empty if one does not know them.
+static std::vector<double> bits_of(const Arm& arm) {
   std::vector<double> bits;
-  for (const auto& [seed, points] : kind.validations) bits.push_back(points.back().bits_per_byte);
+  for (const auto& [seed, points] : arm.validations) bits.push_back(points.back().bits_per_byte);
   const bool are_known = std::all_of(bits.begin(), bits.end(), [](double b) { return std::isfinite(b); });
   return are_known ? bits : std::vector<double>();
 }
@@ -266,12 +266,12 @@ static std::string with_interval(const Estimate& e, const std::string& mean) {
 }
 
 // What the table over seeds says besides its numbers.
-static std::string how_to_read(const std::vector<Kind>& kinds, size_t tests) {
+static std::string how_to_read(const std::vector<Arm>& arms, size_t tests) {
   const auto same = [&](const char* key) {
-    return std::all_of(kinds.begin(), kinds.end(),
-                       [&](const Kind& k) { return value_in(k, key) == value_in(kinds[0], key); });
+    return std::all_of(arms.begin(), arms.end(),
+                       [&](const Arm& k) { return value_in(k, key) == value_in(arms[0], key); });
   };
-  const std::string rate = value_in(kinds[0], "learning_rate");
+  const std::string rate = value_in(arms[0], "learning_rate");
   return "<p>Means with 95 % confidence intervals by Student's t, each for itself; differences are of runs with the "
          "same seed, and p that of the paired t-test" +
          (tests > 1 ? format(", by Holm's correction for %zu tests", tests) : std::string()) +
@@ -282,13 +282,13 @@ static std::string how_to_read(const std::vector<Kind>& kinds, size_t tests) {
          "</p>\n";
 }
 
-std::string over_seeds(const std::vector<Kind>& kinds, const std::map<int, std::string>& published) {
-  if (std::none_of(kinds.begin(), kinds.end(), [](const Kind& kind) { return kind.losses.size() > 1; })) return "";
-  const std::map<const Kind*, PairedDifference> differences = paired_differences(kinds);
+std::string over_seeds(const std::vector<Arm>& arms, const std::map<int, std::string>& published) {
+  if (std::none_of(arms.begin(), arms.end(), [](const Arm& arm) { return arm.losses.size() > 1; })) return "";
+  const std::map<const Arm*, PairedDifference> differences = paired_differences(arms);
   double squares = 0;
   int freedom = 0;
   size_t tests = 0;
-  for (const auto& [kind, d] : differences)
+  for (const auto& [arm, d] : differences)
     if (d.pairs > 1)
       squares += d.of.deviation * d.of.deviation * double(d.pairs - 1), freedom += int(d.pairs) - 1, tests++;
   std::vector<std::string> heads = {"runs that differ by seed alone",
@@ -303,25 +303,25 @@ std::string over_seeds(const std::vector<Kind>& kinds, const std::map<int, std::
   if (!published.empty()) heads.push_back("difference, published");
   std::string rows = row(heads, "th");
   bool is_the_papers = true;  // plain and sla alone
-  for (size_t k = 0; k < kinds.size(); k++) {
-    const Kind& kind = kinds[k];
+  for (size_t k = 0; k < arms.size(); k++) {
+    const Arm& arm = arms[k];
     std::vector<double> losses;
-    for (const auto& [seed, loss] : kind.losses) losses.push_back(loss);
-    const Estimate mean = estimate(losses), bits = estimate(bits_of(kind));
-    std::vector<std::string> cells = {html(kind.label), format("%zu", losses.size()),
+    for (const auto& [seed, loss] : arm.losses) losses.push_back(loss);
+    const Estimate mean = estimate(losses), bits = estimate(bits_of(arm));
+    std::vector<std::string> cells = {html(arm.label), format("%zu", losses.size()),
                                       with_interval(mean, loss_text(mean.mean))};
     if (std::isfinite(bits.mean))
       cells[2] += "<br><span class=\"quiet\">" + with_interval(bits, loss_text(bits.mean)) + " bits a byte</span>";
     cells.resize(9);
-    if (const auto found = differences.find(&kind); found != differences.end()) {
+    if (const auto found = differences.find(&arm); found != differences.end()) {
       const PairedDifference& d = found->second;
       cells[3] = with_interval(d.of, signed_text(d.of.mean));
       cells[4] = format("%zu", d.pairs);
       cells[5] = std::isfinite(d.holm_p) ? format("%.3g", d.holm_p) : "-";
       cells[8] = verdict(d.of, d.holm_p, d.pairs);
     }
-    if (!kind.other_validation.empty()) cells[8] = "not compared: other validation data";
-    const double speed = median(kind.speeds) / median(kinds[0].speeds), kv = kind.kv_bytes / kinds[0].kv_bytes;
+    if (!arm.other_validation.empty()) cells[8] = "not compared: other validation data";
+    const double speed = median(arm.speeds) / median(arms[0].speeds), kv = arm.kv_bytes / arms[0].kv_bytes;
     if (k > 0 && std::isfinite(speed)) cells[6] = format("%.2f", speed);
     if (k > 0 && std::isfinite(kv)) cells[7] = format("%.1f %%", 100 * kv);
     if (!published.empty()) {
@@ -329,26 +329,26 @@ std::string over_seeds(const std::vector<Kind>& kinds, const std::map<int, std::
       cells.push_back(found == published.end() ? "" : html(found->second));
     }
     rows += row(cells);
-    const std::string wiring = value_in(kind, "wiring");
+    const std::string wiring = value_in(arm, "wiring");
     is_the_papers &= wiring == "plain" || (begins_with(wiring, "sla(") && wiring.find(" ") == std::string::npos);
   }
-  return how_to_read(kinds, tests) + "<div class=\"wide\"><table class=\"seeds\">\n" + rows + "</table></div>\n" +
+  return how_to_read(arms, tests) + "<div class=\"wide\"><table class=\"seeds\">\n" + rows + "</table></div>\n" +
          seeds_for(squares, freedom, is_the_papers);
 }
 
-// The loss at the positions of `range` in the run of a kind with this seed; NaN where it has not been measured.
-static double loss_at(const Kind& kind, int64_t seed, const PositionRange& range) {
-  const auto run = kind.positions.find(seed);
-  if (run == kind.positions.end()) return NAN;
+// The loss at the positions of `range` in the run of an arm with this seed; NaN where it has not been measured.
+static double loss_at(const Arm& arm, int64_t seed, const PositionRange& range) {
+  const auto run = arm.positions.find(seed);
+  if (run == arm.positions.end()) return NAN;
   for (const PositionRange& r : run->second)
     if (r.first == range.first && r.last == range.last) return r.loss;
   return NAN;
 }
 
 // Means over seeds of the losses by position; with `first`, of the differences to those of its runs with the same seed.
-static std::vector<PositionRange> mean_by_position(const Kind& kind, const Kind* first) {
+static std::vector<PositionRange> mean_by_position(const Arm& arm, const Arm* first) {
   std::map<std::pair<int64_t, int64_t>, std::vector<double>> values;  // of each range
-  for (const auto& [seed, positions] : kind.positions)
+  for (const auto& [seed, positions] : arm.positions)
     for (const PositionRange& range : positions) {
       const double loss = range.loss - (first == nullptr ? 0 : loss_at(*first, seed, range));
       if (std::isfinite(loss)) values[{range.first, range.last}].push_back(loss);
@@ -358,7 +358,7 @@ static std::vector<PositionRange> mean_by_position(const Kind& kind, const Kind*
   return means;
 }
 
-// A curve of a kind: its run's, or the mean of several at the steps that all of them have, in a band from the lowest to
+// A curve of an arm: its run's, or the mean of several at the steps that all of them have, in a band from the lowest to
 // the highest.
 template <class Point, class Values>
 json kind_series(const std::vector<const RunHistory*>& runs, std::vector<Point> RunHistory::*points, Values values_of,
@@ -391,11 +391,11 @@ json kind_series(const std::vector<const RunHistory*>& runs, std::vector<Point> 
   return s;
 }
 
-// The finished runs of a kind; all of them if none is.
-static std::vector<const RunHistory*> runs_to_draw(const Comparison& c, size_t kind) {
+// The finished runs of an arm; all of them if none is.
+static std::vector<const RunHistory*> runs_to_draw(const Comparison& c, size_t arm) {
   std::vector<const RunHistory*> all, finished;
   for (size_t i = 0; i < c.runs.size(); i++) {
-    if (size_t(c.kind_of_run[i]) != kind) continue;
+    if (size_t(c.arm_of_run[i]) != arm) continue;
     all.push_back(&c.runs[i]);
     if (c.runs[i].is_finished()) finished.push_back(&c.runs[i]);
   }
@@ -403,12 +403,12 @@ static std::vector<const RunHistory*> runs_to_draw(const Comparison& c, size_t k
 }
 
 json comparison_charts(const Comparison& c, size_t runs_of_page) {
-  const auto& [runs, names, kinds, kind_of_run] = c;
+  const auto& [runs, names, arms, arm_of_run] = c;
   const size_t buckets = std::clamp<size_t>(6000 / runs_of_page, 50, buckets_of_a_run);
   std::vector<json> val, accuracy, train, scatter;
   int64_t shortest = INT64_MAX, longest = 0;  // what is drawn, in steps
   bool any_band = false;
-  for (size_t k = 0; k < kinds.size(); k++) {
+  for (size_t k = 0; k < arms.size(); k++) {
     const std::vector<const RunHistory*> drawn = runs_to_draw(c, k);
     const auto validations = [](double ValPoint::*what) {
       return [what](const RunHistory& run) {
@@ -418,7 +418,7 @@ json comparison_charts(const Comparison& c, size_t runs_of_page) {
       };
     };
     const auto training = [](const RunHistory& run) { return smoothed(run, &TrainPoint::loss); };
-    const std::string name = kinds[k].label.empty() ? names[0] : kinds[k].label;
+    const std::string name = arms[k].label.empty() ? names[0] : arms[k].label;
     const int colour = int(k);
     val.push_back(styled(kind_series(drawn, &RunHistory::validations, validations(&ValPoint::loss), buckets), name,
                          colour, "points"));
@@ -428,7 +428,7 @@ json comparison_charts(const Comparison& c, size_t runs_of_page) {
     any_band |= drawn.size() > 1;
     json dots = {{"x", json::array()}, {"y", json::array()}};
     for (size_t i = 0; i < runs.size(); i++) {
-      if (size_t(kind_of_run[i]) != k) continue;
+      if (size_t(arm_of_run[i]) != k) continue;
       const double kv = runs[i].number("kv_bytes_per_token", NAN);
       dots["x"].push_back(rounded(kv)), dots["y"].push_back(std::isfinite(kv) ? rounded(runs[i].final_loss()) : json());
       shortest = std::min(shortest, runs[i].last_step()), longest = std::max(longest, runs[i].last_step());
@@ -447,11 +447,10 @@ json comparison_charts(const Comparison& c, size_t runs_of_page) {
   add_losses("Training loss, smoothed", std::move(train));
   add_chart(charts, "Final validation loss against K/V", "validation loss", std::move(scatter), "bytes of K/V a token");
   std::vector<json> positions, differences;
-  for (size_t k = 0; k < kinds.size(); k++) {
-    positions.push_back(styled(by_position(mean_by_position(kinds[k], nullptr)), kinds[k].label, int(k), "points"));
-    if (k > 0 && kinds[k].other_validation.empty())
-      differences.push_back(
-          styled(by_position(mean_by_position(kinds[k], &kinds[0])), kinds[k].label, int(k), "points"));
+  for (size_t k = 0; k < arms.size(); k++) {
+    positions.push_back(styled(by_position(mean_by_position(arms[k], nullptr)), arms[k].label, int(k), "points"));
+    if (k > 0 && arms[k].other_validation.empty())
+      differences.push_back(styled(by_position(mean_by_position(arms[k], &arms[0])), arms[k].label, int(k), "points"));
   }
   add_position_chart(charts, "Loss by position, mean over seeds", std::move(positions));
   add_position_chart(charts, "The same, minus the first's", std::move(differences));
@@ -517,7 +516,7 @@ std::string comparison_page(const std::vector<RunHistory>& runs, std::vector<std
   }
   return page(format("%zu runs", runs.size()),
               format("<h1>%zu runs side by side</h1>\n", runs.size()) + warning_lines(lines) + all_notices +
-                  shared_facts(compared) + section("Over seeds", over_seeds(compared.kinds)) + "<h2>Curves</h2>\n" +
+                  shared_facts(compared) + section("Over seeds", over_seeds(compared.arms)) + "<h2>Curves</h2>\n" +
                   axes + chart_places + section("Final losses", final_losses(compared)) +
                   section("Wirings", pictures.empty() ? "" : "<div class=\"wirings\">" + pictures + "</div>\n"),
               comparison_charts(compared, runs.size()));

@@ -134,10 +134,10 @@ void add_position_chart(json& charts, const std::string& title, std::vector<json
 // Runs side by side
 
 // Runs that differ by their seed alone.
-struct Kind {
+struct Arm {
   nlohmann::json key;  // the description without the seed
   std::string label;
-  // What validation read otherwise than for the first kind, so that losses cannot be compared; "" if nothing.
+  // What validation read otherwise than for the first arm, so that losses cannot be compared; "" if nothing.
   std::string other_validation;
   std::map<int64_t, double> losses;  // by seed: the final ones of runs that are finished
   std::vector<double> speeds;  // tokens/s of those runs, each its median step's: other programs' bursts do not count
@@ -150,8 +150,8 @@ struct Kind {
 struct Comparison {
   const std::vector<RunHistory>& runs;
   std::vector<std::string> names;  // the last part of each path, or the paths where those are not different
-  std::vector<Kind> kinds;         // in the order of the runs
-  std::vector<int> kind_of_run;    // of which kind each run is
+  std::vector<Arm> arms;           // in the order of the runs
+  std::vector<int> arm_of_run;     // of which arm each run is
 
   explicit Comparison(const std::vector<RunHistory>& the_runs);
 };
@@ -164,9 +164,9 @@ std::string warning_lines(const std::vector<std::string>& lines);
 
 std::string final_losses(const Comparison& c);
 
-// Means over seeds; nothing if no kind has two. `published`: of some kinds, by their number, the difference that a
+// Means over seeds; nothing if no arm has two. `published`: of some arms, by their number, the difference that a
 // publication found.
-std::string over_seeds(const std::vector<Kind>& kinds, const std::map<int, std::string>& published = {});
+std::string over_seeds(const std::vector<Arm>& arms, const std::map<int, std::string>& published = {});
 
 // runs_of_page: how many runs the page has curves of, that all together are below 2 MB.
 json comparison_charts(const Comparison& c, size_t runs_of_page);

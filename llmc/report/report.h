@@ -15,7 +15,7 @@ std::string report_page(const RunHistory& run);
 
 // Runs side by side: what they share, their losses, K/V bytes a token against loss, losses by position; and where runs
 // differ by their seed alone, means with 95 % confidence intervals and, by seeds, differences to the runs of the first
-// one's kind with a paired t-test. `warnings` gets what the page says of losses that cannot be compared.
+// one's arm with a paired t-test. `warnings` gets what the page says of losses that cannot be compared.
 std::string comparison_page(const std::vector<RunHistory>& runs, std::vector<std::string>* warnings = nullptr);
 
 // A part of a page: a heading, paragraphs, and runs to compare.

@@ -54,36 +54,36 @@ namespace {
 
 struct Column {
   std::string title;
-  std::vector<Kind> kinds;
+  std::vector<Arm> arms;
   std::string task;  // of which it is a level; empty: of none
   int64_t level;
   double chance;  // NaN: not known
 
   // Null if the wiring has no run.
-  const Kind* kind(const std::string& wiring) const {
-    const auto found = std::find_if(kinds.begin(), kinds.end(), [&](const Kind& k) { return k.label == wiring; });
-    return found == kinds.end() ? nullptr : &*found;
+  const Arm* arm(const std::string& wiring) const {
+    const auto found = std::find_if(arms.begin(), arms.end(), [&](const Arm& k) { return k.label == wiring; });
+    return found == arms.end() ? nullptr : &*found;
   }
 };
 
-double flops_at(const Kind& kind, const ValPoint& point) { return kind.flops_per_token * point.tokens; }
+double flops_at(const Arm& arm, const ValPoint& point) { return arm.flops_per_token * point.tokens; }
 
 // The least FLOPs that a finished run of the column's took; NaN if there is none.
 double least_flops(const Column& column) {
   double least = NAN;
-  for (const Kind& kind : column.kinds)
-    for (const auto& [seed, points] : kind.validations)
-      if (!points.empty()) least = std::fmin(least, flops_at(kind, points.back()));
+  for (const Arm& arm : column.arms)
+    for (const auto& [seed, points] : arm.validations)
+      if (!points.empty()) least = std::fmin(least, flops_at(arm, points.back()));
   return least;
 }
 
 // The accuracy of the last validation that took no more than `flops`, of each seed.
-std::vector<double> accuracies_at(const Kind& kind, double flops) {
+std::vector<double> accuracies_at(const Arm& arm, double flops) {
   std::vector<double> found;
-  for (const auto& [seed, points] : kind.validations) {
+  for (const auto& [seed, points] : arm.validations) {
     double accuracy = NAN;
     for (const ValPoint& point : points)
-      if (flops_at(kind, point) <= flops) accuracy = point.accuracy;
+      if (flops_at(arm, point) <= flops) accuracy = point.accuracy;
     if (std::isfinite(accuracy)) found.push_back(accuracy);
   }
   return found;
@@ -100,11 +100,11 @@ constexpr double solved = 0.99;
 
 // The median over seeds of the step of the first validation above 0.99, where half of them have one; how many have one
 // if not all. A run without one was watched to its last validation.
-std::string solved_cell(const Kind& kind) {
+std::string solved_cell(const Arm& arm) {
   std::vector<Watched> runs;
   size_t count = 0;
   int64_t last = 0;
-  for (const auto& [seed, points] : kind.validations) {
+  for (const auto& [seed, points] : arm.validations) {
     if (points.empty()) continue;
     const auto first =
         std::find_if(points.begin(), points.end(), [](const ValPoint& point) { return point.accuracy > solved; });
@@ -123,9 +123,9 @@ std::string hardest_cell(const std::vector<Column>& columns, const std::string& 
   int64_t by_all = -1, by_some = -1;
   std::string seeds;  // that solve `by_some`
   for (const Column& column : columns) {
-    const Kind* kind = column.task == task ? column.kind(wiring) : nullptr;
-    if (kind == nullptr) continue;
-    const std::vector<double> accuracies = accuracies_at(*kind, INFINITY);
+    const Arm* arm = column.task == task ? column.arm(wiring) : nullptr;
+    if (arm == nullptr) continue;
+    const std::vector<double> accuracies = accuracies_at(*arm, INFINITY);
     const auto count = size_t(std::count_if(accuracies.begin(), accuracies.end(), [](double a) { return a > solved; }));
     if (count == 0) continue;
     if (count == accuracies.size()) by_all = std::max(by_all, column.level);
@@ -144,8 +144,8 @@ std::string hardest_cell(const std::vector<Column>& columns, const std::string& 
 std::vector<std::string> wirings_of(const std::vector<Column>& columns) {
   std::vector<std::string> wirings;
   for (const Column& column : columns)
-    for (const Kind& kind : column.kinds)
-      if (std::find(wirings.begin(), wirings.end(), kind.label) == wirings.end()) wirings.push_back(kind.label);
+    for (const Arm& arm : column.arms)
+      if (std::find(wirings.begin(), wirings.end(), arm.label) == wirings.end()) wirings.push_back(arm.label);
   return wirings;
 }
 
@@ -165,13 +165,13 @@ std::string map_of(const std::vector<std::string>& wirings, const std::vector<st
 }
 
 std::string map_of(const std::vector<Column>& columns,
-                   const std::function<std::string(const Column&, const Kind&)>& cell,
+                   const std::function<std::string(const Column&, const Arm&)>& cell,
                    const std::string& last_row = "") {
   std::vector<std::string> titles;
   for (const Column& column : columns) titles.push_back(column.title);
   const auto cell_of = [&](size_t column, const std::string& wiring) {
-    const Kind* kind = columns[column].kind(wiring);
-    return kind == nullptr ? "<td>-</td>" : cell(columns[column], *kind);
+    const Arm* arm = columns[column].arm(wiring);
+    return arm == nullptr ? "<td>-</td>" : cell(columns[column], *arm);
   };
   return map_of(wirings_of(columns), titles, cell_of, last_row);
 }
@@ -209,28 +209,25 @@ std::string hardest_map(const std::vector<Column>& columns) {
 
 std::string accuracy_maps(const std::vector<Column>& columns) {
   const auto has_accuracy = [](const Column& column) {
-    return std::any_of(column.kinds.begin(), column.kinds.end(),
-                       [](const Kind& kind) { return !accuracies_at(kind, INFINITY).empty(); });
+    return std::any_of(column.arms.begin(), column.arms.end(),
+                       [](const Arm& arm) { return !accuracies_at(arm, INFINITY).empty(); });
   };
   if (std::none_of(columns.begin(), columns.end(), has_accuracy)) return "";
   const std::string chance = chance_row(columns);
   return "<h2>Accuracy after the last update</h2>\n<p>Percent of the scored tokens of validation; means over seeds "
          "with 95 % intervals. Only runs that are finished count.</p>\n" +
          map_of(
-             columns, [](const Column&, const Kind& kind) { return share_cell(accuracies_at(kind, INFINITY)); },
-             chance) +
+             columns, [](const Column&, const Arm& arm) { return share_cell(accuracies_at(arm, INFINITY)); }, chance) +
          "<h2>Accuracy at equal FLOPs</h2>\n<p>Of each run's last validation that took no more FLOPs than the "
          "column's cheapest run takes in all.</p>\n" +
          map_of(
              columns,
-             [](const Column& column, const Kind& kind) {
-               return share_cell(accuracies_at(kind, least_flops(column)));
-             },
+             [](const Column& column, const Arm& arm) { return share_cell(accuracies_at(arm, least_flops(column))); },
              chance) +
          "<h2>Updates until solved</h2>\n<p>The step after which half of the seeds have had a validation with an "
          "accuracy above 99 %, by Kaplan and Meier's estimate; in parentheses how many of the seeds have had one, if "
          "not all.</p>\n" +
-         map_of(columns, [](const Column&, const Kind& kind) { return solved_cell(kind); }) + hardest_map(columns);
+         map_of(columns, [](const Column&, const Arm& arm) { return solved_cell(arm); }) + hardest_map(columns);
 }
 
 }  // namespace
@@ -258,18 +255,18 @@ std::string sections_page(const std::string& title, const std::vector<ReportSect
       continue;
     }
     const Comparison compared(runs);
-    columns.push_back({sections[i].title, compared.kinds, sections[i].task, sections[i].level, sections[i].chance});
+    columns.push_back({sections[i].title, compared.arms, sections[i].task, sections[i].level, sections[i].chance});
     const std::vector<std::string> lines = comparison_warnings(compared);
     for (size_t line = 0; warnings != nullptr && line < lines.size(); line++)
       warnings->push_back(sections[i].title + ": " + lines[line]);
     body += warning_lines(lines);
     for (const RunHistory& run : runs) body += notices(run);
-    std::map<int, std::string> published;  // by kind
+    std::map<int, std::string> published;  // by arm
     for (size_t run = 0; run < runs.size(); run++) {
       const auto found = sections[i].published.find(folders[run]);
-      if (found != sections[i].published.end()) published[compared.kind_of_run[run]] = found->second;
+      if (found != sections[i].published.end()) published[compared.arm_of_run[run]] = found->second;
     }
-    const std::string over = over_seeds(compared.kinds, published);
+    const std::string over = over_seeds(compared.arms, published);
     body +=
         (over.empty() ? final_losses(compared) : over) + format("<div class=\"charts\" id=\"charts-%zu\"></div>\n", i);
     for (json& chart : comparison_charts(compared, runs_of_page)) {

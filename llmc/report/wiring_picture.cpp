@@ -6,10 +6,10 @@
 
 namespace {
 
-enum class Kind { own, source, below, several, map };
+enum class Use { own, source, below, several, map };
 
 struct Head {
-  Kind kind;
+  Use use;
   std::string text;  // in the cell
   int layer;         // the layer whose K/V, or attention map, it uses: gives the colour
   bool is_masked;
@@ -32,33 +32,33 @@ bool is_used_above(const WiringTable& t, int layer, int head, bool k, bool v) {
 std::vector<Head> boxes_of(const WiringTable& t, int l, int i) {
   const int map = t.map_layer[l];
   const bool is_masked = !t.mask(map, i).is_causal();
-  if (map != l) return {{Kind::map, std::to_string(map), map, is_masked}};
+  if (map != l) return {{Use::map, std::to_string(map), map, is_masked}};
   const std::vector<KVSource>& sources = t.sources(l, i);
   if (sources.size() > 1) {
     std::string text;
     for (const KVSource& source : sources) text += (text.empty() ? "" : "+") + source_text(source, -1);
-    return {{Kind::several, text, sources[0].k, is_masked}};
+    return {{Use::several, text, sources[0].k, is_masked}};
   }
   auto box_of = [&](int layer, bool k, bool v) {
-    const Kind kind = layer != l ? Kind::below : is_used_above(t, l, i, k, v) ? Kind::source : Kind::own;
-    return Head{kind, std::to_string(layer), layer, is_masked && k};
+    const Use use = layer != l ? Use::below : is_used_above(t, l, i, k, v) ? Use::source : Use::own;
+    return Head{use, std::to_string(layer), layer, is_masked && k};
   };
   const auto [k, v] = sources[0];
   if (k == v) return {box_of(k, true, true)};
   return {box_of(k, true, false), box_of(v, false, true)};
 }
 
-// The rectangle of a kind; its own projection is filled, what comes from elsewhere hatched.
+// A head's rectangle: its own projection is filled, what comes from elsewhere hatched.
 std::string box(const Head& h, double x, double y, double size, double height, const std::string& id) {
   const std::string colour = format("var(--source-%d)", h.layer % num_colours);
   std::string style = "fill:var(--cell);stroke:var(--quiet)";
-  if (h.kind == Kind::source)
+  if (h.use == Use::source)
     style = format("fill:%s;fill-opacity:.35;stroke:%s;stroke-width:2", colour.c_str(), colour.c_str());
-  if (h.kind == Kind::below)
+  if (h.use == Use::below)
     style = format("fill:url(#%s-%d);stroke:%s", id.c_str(), h.layer % num_colours, colour.c_str());
-  if (h.kind == Kind::several)
+  if (h.use == Use::several)
     style = format("fill:url(#%s-%d);stroke:%s;stroke-width:2.5", id.c_str(), h.layer % num_colours, colour.c_str());
-  if (h.kind == Kind::map) style = format("fill:none;stroke:%s;stroke-width:2;stroke-dasharray:4 2", colour.c_str());
+  if (h.use == Use::map) style = format("fill:none;stroke:%s;stroke-width:2;stroke-dasharray:4 2", colour.c_str());
   std::string svg = format("<rect x=\"%g\" y=\"%g\" width=\"%g\" height=\"%g\" rx=\"3\" style=\"%s\"/>", x, y, size,
                            height, style.c_str());
   if (h.is_masked) svg += format("<path d=\"M%g %gh5l-5 5z\" style=\"fill:var(--ink)\"/>", x + 1.5, y + 1.5);
@@ -77,13 +77,13 @@ std::string patterns(const std::string& id) {
   return svg + "</defs>\n";
 }
 
-const char* words_of(Kind kind) {
-  switch (kind) {
-    case Kind::own: return "attends to the K/V that its own layer projects";
-    case Kind::source: return "likewise, and layers above use it too";
-    case Kind::below: return "attends to the K/V of the layer named, and projects none";
-    case Kind::several: return "attends to the K/V of all layers named, in one softmax";
-    case Kind::map: return "own v, by the attention map of the layer named";
+const char* words_of(Use use) {
+  switch (use) {
+    case Use::own: return "attends to the K/V that its own layer projects";
+    case Use::source: return "likewise, and layers above use it too";
+    case Use::below: return "attends to the K/V of the layer named, and projects none";
+    case Use::several: return "attends to the K/V of all layers named, in one softmax";
+    case Use::map: return "own v, by the attention map of the layer named";
   }
   return "";
 }
@@ -114,7 +114,7 @@ std::string svg_text(double x, double y, const char* anchor, const std::string& 
 
 std::string wiring_picture(const Wiring& wiring, int num_layers, int num_heads, const std::string& id) {
   const WiringTable t = wiring_table(wiring, num_layers, num_heads);
-  std::map<Kind, Head> kinds;  // a head of each kind that occurs
+  std::map<Use, Head> uses;  // a head of each use that occurs
   bool any_masked = false, any_apart = false;
   std::string svg = patterns(id) + svg_text(left, 14, "start", format("heads 0 to %d", num_heads - 1));
   for (int l = num_layers - 1; l >= 0; l--) {
@@ -131,7 +131,7 @@ std::string wiring_picture(const Wiring& wiring, int num_layers, int num_heads, 
         svg += box(head, x, top_of_box, cell, height, id) + svg_text(x + cell / 2.0, top_of_box + baseline, "middle",
                                                                      head.text, "--ink",
                                                                      is_apart || head.text.size() > 2 ? 8 : 11);
-        kinds.emplace(head.kind, head);
+        uses.emplace(head.use, head);
         any_masked |= head.is_masked;
       }
       any_apart |= is_apart;
@@ -144,11 +144,11 @@ std::string wiring_picture(const Wiring& wiring, int num_layers, int num_heads, 
     svg += picture + svg_text(30, y + 11, "start", words);
     y += 20;
   };
-  for (auto& [kind, head] : kinds) {
+  for (auto& [use, head] : uses) {
     head.is_masked = false;
-    add_row(box(head, 8, y, 14, 14, id), words_of(kind));
+    add_row(box(head, 8, y, 14, 14, id), words_of(use));
   }
-  if (any_masked) add_row(box({Kind::own, "", 0, true}, 8, y, 14, 14, id), "does not see all earlier positions");
+  if (any_masked) add_row(box({Use::own, "", 0, true}, 8, y, 14, 14, id), "does not see all earlier positions");
   if (any_apart) add_row("", "two boxes in one: keys above, values below");
   for (const std::string& line : notes(t)) add_row("", line);
   const int width = std::max(left + num_heads * step + 4, 420);
