@@ -38,6 +38,7 @@ template <int pending>
 __device__ inline void wait_for_groups() {}
 __device__ inline void copies_for_wgmma() {}
 __device__ inline void keep_here(float&) {}
+__device__ inline void keep_here(unsigned&) {}
 template <bool by_columns, bool added>
 __device__ inline void wgmma(float (&)[8][4], const unsigned (&)[4], uint64_t) {}
 template <bool added>
@@ -61,6 +62,7 @@ __device__ inline void copies_for_wgmma() { asm volatile("fence.proxy.async.shar
 
 // The compiler keeps what it computes x from before this, and what it computes from x after this.
 __device__ inline void keep_here(float& x) { asm volatile("" : "+f"(x)::"memory"); }
+__device__ inline void keep_here(unsigned& x) { asm volatile("" : "+r"(x)::"memory"); }
 
 __device__ inline unsigned wgmma_address(int offset) { return shared_address(offset); }
 
@@ -158,6 +160,25 @@ __device__ inline void keep_here(Accumulator<M, N>& acc) {
       for (float& x : n) keep_here(x);
 }
 
+template <int M, int K>
+__device__ inline void keep_here(RegisterTile<M, K>& a) {
+#pragma unroll
+  for (auto& m : a.x)
+    for (auto& k : m)
+      for (unsigned& x : k) keep_here(x);
+}
+
+// The same rows, as something that is computed here: `zero` is 0, which the compiler must not know. Rows that a loop's
+// products read from registers, and which come from before the loop, are defined anew in each of its rounds: else ptxas
+// (12.9, 13.0) may use their registers for other values, and multiply those from the second round on.
+template <int M, int K>
+__device__ inline void define_anew(RegisterTile<M, K>& a, unsigned zero) {
+#pragma unroll
+  for (auto& m : a.x)
+    for (auto& k : m)
+      for (unsigned& x : k) x ^= zero;
+}
+
 // Columns [64 i, 64 i + 64) of an accumulator.
 template <int N>
 __device__ inline float (&columns_from(Accumulator<1, N>& acc, int i))[8][4] {
@@ -191,9 +212,10 @@ __device__ inline void start_ABt(Accumulator<1, N>& acc, const A& a, SplitTile<D
 
 // Starts acc (64 x D) += a (64 x 16 K) b, b: rows [0, 16 K) of the tile.
 template <int K, int N, int D, int Rows>
-__device__ inline void start_AB(Accumulator<1, N>& acc, const RegisterTile<1, K>& a, SplitTile<D, Rows> b) {
+__device__ inline void start_AB(Accumulator<1, N>& acc, RegisterTile<1, K> a, SplitTile<D, Rows> b) {
   static_assert(8 * N == D, "all channels");
   keep_here(acc);
+  keep_here(a);  // what packs them stays before the fence
   wgmma_fence();
 #pragma unroll
   for (int n = 0; n < N / 8; n++)
