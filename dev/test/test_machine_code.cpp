@@ -231,23 +231,25 @@ TEST(Products, AreRightWhereRowsAndResultsAreLeftAlone) {
   EXPECT_EQ(faults_of("", "LOP3.LUT R153, R153, R40, RZ, 0x3c, !PT;MOV R154, R154;"), "") << "defined anew, and copied";
 }
 
-// Each of them is wrong from the second round on.
+// Each of them is wrong from the second round on; the last register that it overwrites.
 TEST(Products, AreWrongWhereRowsOfLaterRoundsAreOverwritten) {
-  const std::vector<std::string> planted = {
-      "FMUL R155, R24, R25;",                   // by a number,
-      "F2FP.BF16.F32.PACK_AB R154, R24, R25;",  // by scores,
-      "LDS.128 R152, [R0+0x10];",               // by the registers after the first of a wide load,
-      "LDS.64 R154, [R0+0x10];",
-      "LDG.E.128 R149, desc[UR4][R2.64];",
-      "IMAD.WIDE R154, R3, R4, R6;",  // of a wide product,
-      "CS2R R154, SRZ;",
-      "SHFL.BFLY PT, R155, R24, 0x1, 0x1f;",     // by an instruction with a predicate before its result,
-      "MOV R155, R184;",                         // by a copy of something else,
-      "@P1 FMUL R155, R24, R25;",                // on one of two paths,
-      "HMMA.16816.F32.BF16 R152, R4, R8, R12;",  // by a product's results.
-      "HGMMA.64x64x16.F32.BF16 R128, gdesc[UR4], RZ, !UPT, gsb0;WARPGROUP.DEPBAR.LE gsb0, 0x0;",
+  const std::vector<std::pair<const char*, int>> planted = {
+      {"FMUL R155, R24, R25;", 155},                                   // by a number,
+      {"F2FP.BF16.F32.PACK_AB R154, R24, R25;", 154},                  // by scores,
+      {"LDS.128 R152, [R0+0x10];", 155},                               // by all registers of a wide load,
+      {"LDS.64 R154, [R0+0x10];", 155},                                //
+      {"LDG.E.128 R149, desc[UR4][R2.64];", 152},                      //
+      {"IMAD.WIDE R154, R3, R4, R6;", 155},                            // of a wide product,
+      {"CS2R R154, SRZ;", 155},                                        //
+      {"SHFL.BFLY PT, R155, R24, 0x1, 0x1f;", 155},                    // after a predicate,
+      {"MOV R155, R184;", 155},                                        // by a copy of something else,
+      {"@P1 FMUL R155, R24, R25;", 155},                               // on one of two paths,
+      {"FMUL R155, R24, R25;@P1 LDSM.16.M88.4 R152, [R0+UR4];", 155},  // and loaded again on one alone,
+      {"HMMA.16816.F32.BF16 R152, R4, R8, R12;", 155},                 // by a product's results.
+      {"HGMMA.64x64x16.F32.BF16 R128, gdesc[UR4], RZ, !UPT, gsb0;WARPGROUP.DEPBAR.LE gsb0, 0x0;", 155},
   };
-  for (const std::string& i : planted) EXPECT_NE(faults_of("", i).find("overwrites R15"), std::string::npos) << i;
+  for (const auto& [instructions, last] : planted)
+    EXPECT_NE(faults_of("", instructions).find(format("overwrites R%d\n", last)), std::string::npos) << instructions;
   EXPECT_EQ(faults_of("", "FMUL R156, R24, R25;LDS.64 R150, [R0];IMAD.WIDE R150, R3, R4, R6;"), "");
 }
 
@@ -256,6 +258,7 @@ TEST(Products, AreWrongWhereTheyAreTouchedUnderWay) {
     EXPECT_NE(faults_of(planted, after_wait).find(what), std::string::npos) << planted << after_wait;
   };
   finds("rows under way: FMUL", "FMUL R152, R4, R5;");
+  finds("rows under way: FMUL", "FMUL R155, R4, R5;");
   finds("rows under way: LDSM", "LDSM.16.M88.4 R149, [R0];");
   finds("results under way: FMUL", "FMUL R3, R4, R55;");
   finds("results under way: FMUL", "FMUL R24, R4, R5;");
