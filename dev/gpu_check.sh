@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make gpu-check`: everything that only a GPU can show. STEPS; all are done unless STEPS names some:
+# `make gpu-check`: everything that only a GPU can show. STEPS; all but `tune` are done unless STEPS names some:
 #
 #   build      the programs, with nvcc for this GPU
 #   tests      the model and its operations in both precisions, a golden case, the largest micro-batch
@@ -9,6 +9,8 @@
 #   bench      the benchmark
 #   torch      the same model and attention in PyTorch, if python3 has one that sees the GPU; it compiles the model for
 #              each shape
+#   tune       what is fastest where there is a choice: algorithms of matmuls, and attention's kernels beside each other
+#              and beside PyTorch's
 #
 # for example STEPS=tests,bench. Each step has a time limit; LIMIT=seconds is another for all of them. Results go to
 # dev/bench/results/<gpu>.{md,json}: a row as soon as its step has ended, so that a run that is killed leaves what it
@@ -29,7 +31,7 @@ die() { echo "error: gpu-check: $*" >&2; exit 1; }
 all_parts=(build tests nccl sanitize bench torch)
 IFS=, read -ra parts <<<"${STEPS:-build,tests,nccl,sanitize,bench,torch}"
 for part in "${parts[@]}"; do
-  [[ " ${all_parts[*]} " = *" $part "* ]] || die "STEPS=$STEPS: $part is none of ${all_parts[*]}"
+  [[ " ${all_parts[*]} tune " = *" $part "* ]] || die "STEPS=$STEPS: $part is none of ${all_parts[*]} tune"
 done
 [[ ${LIMIT:-1} =~ ^[1-9][0-9]*$ ]] || die "LIMIT=$LIMIT: it must be a number of seconds"
 name=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
@@ -64,9 +66,9 @@ write_report() {
   {
     printf '# %s\n\n`make gpu-check`, %s,\ndriver %s, %s.\n\n' "$name" "$source_of" "$driver" "$(date -u +%Y-%m-%d)"
     printf '| step | | time | |\n| --- | --- | --: | --- |\n'
-    for part in "${all_parts[@]}"; do cat "$state/$part.rows" 2>/dev/null; done
+    for part in "${all_parts[@]}" tune; do cat "$state/$part.rows" 2>/dev/null; done
     echo
-    for part in bench torch; do cat "$state/$part.tables" 2>/dev/null; done
+    for part in bench torch tune; do cat "$state/$part.tables" 2>/dev/null; done
     echo
     if grep -qs '^|[^|]*| RED |' "$state"/*.rows; then
       echo "Not all green."
@@ -160,7 +162,9 @@ part_tests() {
     test_model $p ""
   done
   if has_wgmma; then
-    SLA_ATTENTION=wgmma begin 300 "test_attention, bf16, wgmma" "$build/bf16/test_attention"
+    for p in wgmma wgmma-registers; do
+      SLA_ATTENTION=$p begin 300 "test_attention, bf16, $p" "$build/bf16/test_attention"
+    done
     SLA_ATTENTION=wgmma test_model bf16 ", wgmma"
   fi
   finish
@@ -287,20 +291,30 @@ part_bench() { step 400 "benchmark" benchmark; }
 # torch <arguments>: a table of PyTorch's figures beside the benchmark's.
 torch() { echo && python3 dev/bench/torch_sla.py "$@" --ours "$ours"; }
 torch_attention() { torch attention --heads 12 --head-size 64 "$@" && torch attention --heads 6 --head-size 128 "$@"; }
-to_tables() { "$@" >>"$state/torch.tables"; }
+to_tables() { "${@:2}" >>"$state/$1.tables"; }
+has_torch() {
+  python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null && return
+  row "| PyTorch | not timed | | python3 has no PyTorch that sees the GPU |"
+  false
+}
 part_torch() {
-  if ! python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
-    row "| PyTorch | not timed | | python3 has no PyTorch that sees the GPU |"
-    return
-  fi
+  has_torch || return
   step 120 "PyTorch computes the same function" python3 dev/bench/torch_sla.py check dev/test/golden
   if [ ! -e "$ours" ]; then
     row "| PyTorch | RED | | there are no figures of the benchmark to compare with: STEPS=bench,torch |"
     return
   fi
-  step 240 "PyTorch, attention" to_tables torch_attention --seq-lens 1024,4096,8192,16384 --tokens 32768
-  step 540 "PyTorch, training" to_tables torch train --model d12 --wiring plain --wiring 'sla(9,9)' \
+  step 240 "PyTorch, attention" to_tables torch torch_attention --seq-lens 1024,4096,8192,16384 --tokens 32768
+  step 540 "PyTorch, training" to_tables torch torch train --model d12 --wiring plain --wiring 'sla(9,9)' \
     --seq-len 1024,4096,8192,16384 --micro-batch 32,8,4,2
+}
+
+part_tune() {
+  local -x ours=$state/tune.json
+  step 300 "tuning" to_tables tune "$build/bf16/bench_gpu" --tune --json "$ours" || return
+  has_torch || return
+  step 150 "PyTorch, attention, beside the fastest" to_tables tune torch_attention --seq-lens 1024,4096,16384 \
+    --tokens 32768
 }
 
 export -f build_programs largest_micro_batch sanitized has_tests

@@ -3,10 +3,12 @@
 // shares of the GEMM rate; and operations and steps beside what they should take by arithmetic (gpu_model.h). `make
 // gpu-check` runs it.
 //
-//   bench_gpu [--tiny] [--json FILE]
+//   bench_gpu [--tune] [--tiny] [--json FILE]
 //
-// With --tiny it takes a model of a few thousand parameters, to see that the benchmark itself runs. Markdown goes to
-// stdout, the same figures as JSON to FILE. The exit status is 1 if a matmul does not give the same bits each time.
+// With --tune it measures only where there is a choice, between algorithms of matmuls and between attention's kernels,
+// and says what is fastest. With --tiny it takes a model of a few thousand parameters, to see that the benchmark itself
+// runs. Markdown goes to stdout, the same figures as JSON to FILE. The exit status is 1 if a matmul does not give the
+// same bits each time.
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 
@@ -30,6 +32,7 @@ struct Scale {
   double seconds_per_operation;  // timed for about so long
   double seconds_per_training;
   size_t least_runs;  // that are timed
+  bool tunes = false;
 };
 
 Scale scale_124m() {
@@ -228,13 +231,13 @@ struct GemmBench {
   void set_outputs() const { c.fill(out_values), aux.fill(out_values); }
   void run(const cublasLtMatmulAlgo_t& algo) const { run_gemm(shape, plan, algo, a.data, b.data, c.data); }
 
-  // Whether the algorithm that training uses gives the same bits each time.
-  bool has_the_same_bits(int repeats) const {
+  // Whether an algorithm gives the same bits each time.
+  bool has_the_same_bits(const cublasLtMatmulAlgo_t& algo, int repeats) const {
     const DeviceBytes first_c(c.size), first_aux(aux.size);
     const DeviceArray<int> differ(std::vector<int>{0});
     for (int i = 0; i < repeats; i++) {
       set_outputs();
-      run(plan.algo);
+      run(algo);
       if (i == 0) first_c.fill(c), first_aux.fill(aux);
       compare_bits(differ.data, c, first_c);
       if (aux.size > 0) compare_bits(differ.data, aux, first_aux);
@@ -244,20 +247,22 @@ struct GemmBench {
 };
 
 // Every shape of matmuls that bench_operations has called: whether its bits are the same each time, and what choosing
-// the fastest of the first eight algorithms by measurement would win over the one that the heuristic puts first, which
-// training uses. Shapes are column-major, as cuBLASLt gets them.
+// the fastest of the heuristic's first eight algorithms would win over its first. Training uses that, or the one that
+// gemm_choices.h has; its lines for this GPU follow. Shapes are column-major, as cuBLASLt gets them.
 json bench_algorithms(const Scale& scale) {
   json results = json::array();
   double sum_of_first = 0, sum_of_fastest = 0;
+  std::string choices;
   printf("\n| matmul: m, n, k | operations | epilogue | bits of %d runs | first algorithm, us | TFLOP/s | fastest, us "
          "| which |\n"
          "| --- | --- | --: | --- | --: | --: | --: | --: |\n",
          scale.repeats);
   for (const auto& [shape, plan] : gemm_plans()) {
     const GemmBench bench(shape, plan);
-    const bool same = bench.has_the_same_bits(scale.repeats);
+    const bool same = bench.has_the_same_bits(plan.algo, scale.repeats);
+    const auto algorithms = gemm_algorithms(shape, plan, 8);
     std::vector<double> seconds;
-    for (const cublasLtMatmulHeuristicResult_t& result : gemm_algorithms(shape, plan, 8))
+    for (const cublasLtMatmulHeuristicResult_t& result : algorithms)
       seconds.push_back(time_of(
           GpuTimer(), [&] { bench.run(result.algo); }, scale.seconds_per_operation, scale.least_runs));
     const size_t fastest = size_t(std::min_element(seconds.begin(), seconds.end()) - seconds.begin());
@@ -268,6 +273,14 @@ json bench_algorithms(const Scale& scale) {
            shape.epilogue, same ? "the same" : "NOT THE SAME", seconds[0] * 1e6, flops / seconds[0] * 1e-12,
            seconds[fastest] * 1e6, fastest + 1, seconds.size());
     fflush(stdout);
+    constexpr double least_gain = 0.02;
+    if (seconds[fastest] < (1 - least_gain) * seconds[0] &&
+        bench.has_the_same_bits(algorithms[fastest].algo, scale.repeats)) {
+      const GemmChoice c = gemm_choice(shape, int(fastest));
+      choices += format("{\"%s\", %zu, '%c', '%c', %lld, %lld, %lld, %d, %d, %d, %s, %d},\n", c.gpu.c_str(), c.cublaslt,
+                        c.op_a, c.op_b, (long long)c.m, (long long)c.n, (long long)c.k, c.type, c.out_type, c.epilogue,
+                        c.accumulate ? "true" : "false", c.algorithm);
+    }
     results.push_back({{"m", shape.m},
                        {"n", shape.n},
                        {"k", shape.k},
@@ -279,6 +292,7 @@ json bench_algorithms(const Scale& scale) {
   }
   printf("\nEach once: %.1f us by the first algorithms, %.1f us by the fastest of the first eight, %.1f %% less.\n",
          sum_of_first * 1e6, sum_of_fastest * 1e6, 100 * (1 - sum_of_fastest / sum_of_first));
+  if (!choices.empty()) printf("\nFor llmc/cuda/gemm_choices.h:\n\n```\n%s```\n", choices.c_str());
   return results;
 }
 
@@ -292,15 +306,22 @@ json bench_algorithms(const Scale& scale) {
 json bench_attention(const Scale& scale) {
   json results = json::array();
   const AttentionBy asked_for = gpu().attention_by;
+  std::vector<std::pair<AttentionBy, std::string>> ways = {{AttentionBy::mma, ""}};
+  if (gpu().has_wgmma) ways.push_back({AttentionBy::wgmma, ", wgmma"});
+  if (gpu().has_wgmma && scale.tunes) ways.push_back({AttentionBy::wgmma_registers, ", wgmma-registers"});
+  // By shape and pass the fastest way.
+  std::string suggested;
   printf("\n| B | T | attention alone | forward, us | TFLOP/s | forward + backward, us | TFLOP/s |\n"
          "| --: | --: | --- | --: | --: | --: | --: |\n");
   for (int heads : {scale.config.num_heads, scale.config.num_heads / 2}) {
     for (int T : scale.lengths) {
       ModelConfig config = scale.config;
       config.num_heads = heads, config.num_layers = 2, config.max_seq_len = T;
-      for (const std::string& wiring : wirings_of(config)) {
+      for (const std::string& wiring : scale.tunes ? std::vector<std::string>{"plain"} : wirings_of(config)) {
         config.wiring = parse_wiring(wiring);
         const int B = scale.tokens / T;
+        double least_forward = INFINITY, least_backward = INFINITY;
+        std::string forward_by, backward_by;
         GPT2 model;
         gpt2_declare(model, config, {B, T});
         gpt2_allocate(model);
@@ -311,9 +332,8 @@ json bench_attention(const Scale& scale) {
 
         AttentionArgs<floatX> attention = attention_args(attention_of_layer(model.sublayers, 1), 0, {B, T});
         attention.dout = model.hidden_states();  // some gradient
-        for (const bool wgmma : {false, true}) {
-          if (wgmma && !gpu().has_wgmma) continue;
-          gpu().attention_by = wgmma ? AttentionBy::wgmma : AttentionBy::mma;
+        for (const auto& [by, way] : ways) {
+          gpu().attention_by = by;
           const auto forward = [&] { attention_forward(attention); };
           const auto forward_backward = [&] {
             forward();
@@ -324,7 +344,7 @@ json bench_attention(const Scale& scale) {
               time_of(GpuTimer(), forward_backward, scale.seconds_per_operation, scale.least_runs);
           const double flops = attention_flops_of(model, 1, B, T);
           const double rate = flops / seconds, both_rate = 3.5 * flops / both_seconds;
-          const std::string name = config.wiring.text + (wgmma ? ", wgmma" : "");
+          const std::string name = config.wiring.text + way;
           printf("| %d | %d | %d heads of %d, %s | %.1f | %.1f | %.1f | %.1f |\n", B, T, heads, config.head_size(),
                  name.c_str(), seconds * 1e6, rate * 1e-12, both_seconds * 1e6, both_rate * 1e-12);
           fflush(stdout);
@@ -337,11 +357,20 @@ json bench_attention(const Scale& scale) {
                              {"forward_flops", rate},
                              {"forward_backward_seconds", both_seconds},
                              {"forward_backward_flops", both_rate}});
+          if (seconds < least_forward) least_forward = seconds, forward_by = way;
+          if (both_seconds - seconds < least_backward) least_backward = both_seconds - seconds, backward_by = way;
         }
+        const auto name_of = [](const std::string& way) { return way.empty() ? "mma" : way.substr(2); };
+        suggested += format("| %d | %d | %s | %.1f | %s | %.1f |\n", config.head_size(), T, name_of(forward_by).c_str(),
+                            least_forward * 1e6, name_of(backward_by).c_str(), least_backward * 1e6);
       }
     }
   }
   gpu().attention_by = asked_for;
+  if (scale.tunes)
+    printf("\n| channels of a head | T | fastest forward | us | fastest backward | us |\n"
+           "| --: | --: | --- | --: | --- | --: |\n%s",
+           suggested.c_str());
   return results;
 }
 
@@ -485,14 +514,18 @@ json compare_with_model(const Scale& scale, const Ceilings& ceilings, const json
 
 int main(int argc, char** argv) {
   try {
-    Scale scale = scale_124m();
+    bool is_tiny = false, tunes = false;
     std::string json_path;
     for (int i = 1; i < argc; i++) {
       const std::string argument = argv[i];
-      if (argument == "--tiny") scale = scale_tiny();
+      if (argument == "--tiny") is_tiny = true;
+      else if (argument == "--tune") tunes = true;
       else if (argument == "--json" && i + 1 < argc) json_path = argv[++i];
-      else user_error("%s: bench_gpu takes --tiny and --json FILE", argv[i]);
+      else user_error("%s: bench_gpu takes --tune, --tiny and --json FILE", argv[i]);
     }
+    Scale scale = is_tiny ? scale_tiny() : scale_124m();
+    if (tunes && !is_tiny) scale.lengths = {1024, 4096, 16384};
+    scale.tunes = tunes;
     const Ceilings ceilings = {copy_bandwidth(scale.copy_bytes, 0.2), gemm_peak(0.3)};
     printf("%s, %s. Ceilings of this run: copy %.0f GB/s, GEMM %.1f TFLOP/s.\n\n", device_name(), precision_name,
            ceilings.copy * 1e-9, ceilings.gemm * 1e-12);
@@ -504,8 +537,9 @@ int main(int argc, char** argv) {
     report["operations"] = bench_operations(scale, ceilings);
     report["algorithms"] = bench_algorithms(scale);
     report["attention"] = bench_attention(scale);
-    report["training"] = bench_training(scale, ceilings);
-    if (has_master_weights) report["modelled"] = compare_with_model(scale, ceilings, report);  // the model is of bf16
+    if (!scale.tunes) report["training"] = bench_training(scale, ceilings);
+    if (has_master_weights && !scale.tunes)  // the model is of bf16
+      report["modelled"] = compare_with_model(scale, ceilings, report);
     if (!json_path.empty()) write_file_durably(json_path, report.dump(2) + "\n");
     for (const json& matmul : report["algorithms"])
       if (!matmul["same_bits"])

@@ -307,6 +307,8 @@ const char* cublasLtGetStatusString(cublasStatus_t status) {
   return "unknown status";
 }
 
+size_t cublasLtGetVersion() { return 130000; }
+
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
   *handle = new cublasLtContext;
   return CUBLAS_STATUS_SUCCESS;

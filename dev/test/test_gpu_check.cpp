@@ -136,7 +136,8 @@ TEST_F(LongGpuCheck, RunsEachStepOnTheEmulatedGpu) {
   for (const char* tool : {"memcheck", "racecheck"})
     for (const char* what : {"test_ops, bf16", "test_tile, bf16", "test_attention, bf16"})
       steps.push_back(format("compute-sanitizer %s, %s", tool, what));
-  steps.push_back("test_attention, bf16, wgmma"), steps.push_back("test_gpt2_sla, bf16, wgmma, 2 of 3");
+  for (const char* by : {"wgmma", "wgmma-registers"}) steps.push_back(format("test_attention, bf16, %s", by));
+  steps.push_back("test_gpt2_sla, bf16, wgmma, 2 of 3");
   for (const char* tool : {"memcheck", "racecheck"})
     steps.push_back(format("compute-sanitizer %s, test_attention, bf16, wgmma", tool));
   steps.push_back("benchmark");
@@ -152,6 +153,20 @@ TEST_F(LongGpuCheck, RunsEachStepOnTheEmulatedGpu) {
   const json figures = json::parse(read_file(in("results/emulated-gpu-9000.json")));
   for (const char* part : {"operations", "attention", "training", "modelled"})
     EXPECT_FALSE(figures.at(part).empty()) << part;
+}
+
+// The emulated GPU has no kernels by wgmma.
+TEST_F(LongGpuCheck, SaysWhatIsFastestWhenItIsToTune) {
+  setenv("STEPS", "build,tune", 1);
+  write_nvcc("[ $x = bench_gpu ] || exit 0\nexec build/bf16/bench_gpu_emu --tiny \"$@\"");
+  const Outcome o = check();
+  EXPECT_EQ(o.exit_status, 0) << o.out << o.err;
+  const std::string text = read_file(report);
+  for (const char* part :
+       {"| tuning | green |", "| PyTorch | not timed |", "\n| matmul: m, n, k |", "\n| 8 | 64 | mma | ",
+        "\n| 16 | 128 | mma | ", "\nGreen so far; not done: tests nccl sanitize bench torch.\n"})
+    EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+  EXPECT_EQ(text.find("ms/step"), std::string::npos) << "whole steps are the benchmark's";
 }
 
 // What is not under test does nothing here, with success.

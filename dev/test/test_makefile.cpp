@@ -204,7 +204,8 @@ TEST_F(MakefileTest, LeavesOutPrecisionsAndArm) {
   for (const char* left_out :
        {"build/bf16/test_ops_cpu", "build/fp16/test_ops_emu", "build/test_amx", "build/test_arm64"})
     EXPECT_EQ(command.find(left_out), std::string::npos) << command;
-  EXPECT_NE(run("make -n list-tests LEAVE_OUT='fp32 tests'").err.find("it must be of fp32, bf16, fp16 and what follows test_"),
+  EXPECT_NE(run("make -n list-tests LEAVE_OUT='fp32 tests'")
+                .err.find("it must be of fp32, bf16, fp16 and what follows test_"),
             std::string::npos);
 }
 

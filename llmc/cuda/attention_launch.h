@@ -1,6 +1,6 @@
 // Which of attention's kernels on tensor cores are launched: attention_mma.h's, by mma.sync, or on an H100, for plain
-// attention over many tokens, attention_wgmma.h's. SLA_ATTENTION=mma and SLA_ATTENTION=wgmma choose the
-// one or the other for all lengths.
+// attention over many tokens, attention_wgmma.h's. SLA_ATTENTION=mma, wgmma and wgmma-registers choose one of them for
+// all lengths.
 //
 // Kernels are compiled for D, the head size rounded up to one that there are tiles for (for_head_size); for Kind, what
 // attention has beside the causal mask (attention_tiles.h); and for Large, tiles for GPUs where a block can have
@@ -67,7 +67,7 @@ bool for_wgmma_head_size(const AttentionArgs<floatX>& a, WgmmaLengths from, F f)
     for_head_size(a.HS, [&](auto D) {
       if constexpr (D % 64 == 0) {
         const int64_t first = D == 64 ? from.of_64_channels : from.of_128_channels;
-        is_used = gpu().attention_by == AttentionBy::wgmma || a.T >= first;
+        is_used = wgmma_is_asked_for() || a.T >= first;
         if (is_used) f(D);
       }
     });
@@ -88,8 +88,13 @@ inline bool launch_wgmma_backward(const AttentionArgs<floatX>& a) {
   return for_wgmma_head_size(a, wgmma_backward_from, [&](auto D) {
     launch(attention_dq_wgmma_kernel<D>, attention_grid(a, a.NH, a.T, wgmma_rows), wgmma_threads,
            WgmmaDqTiles<D>::bytes, a, score_scale(a));
-    launch(attention_dkdv_wgmma_kernel<D>, attention_grid(a, a.num_kv_heads, a.T, wgmma_rows), wgmma_threads,
-           WgmmaDkdvTiles<D>::bytes, a, score_scale(a));
+    const auto launch_dkdv = [&](auto kernel) {
+      launch(kernel, attention_grid(a, a.num_kv_heads, a.T, wgmma_rows), wgmma_threads, WgmmaDkdvTiles<D>::bytes, a,
+             score_scale(a));
+    };
+    if (D == 64 && gpu().attention_by == AttentionBy::wgmma_registers)
+      launch_dkdv(attention_dkdv_wgmma_kernel<D, D == 64>);
+    else launch_dkdv(attention_dkdv_wgmma_kernel<D, false>);
   });
 }
 

@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1)
 // Backward
 
 // dq's products read the block's own rows from registers, with more than 64 channels from shared memory; dk's and dv's
-// products always read them from shared memory.
+// products from shared memory, or with `InRegisters` from registers.
 template <int D>
 struct WgmmaDqTiles {
   static constexpr int keys = 64;
@@ -165,10 +165,10 @@ struct WgmmaDqTiles {
   static constexpr size_t bytes = 2 * Q::bytes + 2 * buffers * KV::bytes;  // D = 64: 112 KB, 128: 224 KB
 };
 
-// What the block's own rows are as an A operand: with few channels a register tile that this loads, else the tile.
-template <int D, int Rows>
+// What the block's own rows are as an A operand: a register tile that this loads, or the tile.
+template <bool InRegisters, int D, int Rows>
 __device__ inline auto own_rows(SplitTile<D, Rows> tile) {
-  if constexpr (D <= 64) {
+  if constexpr (InRegisters) {
     RegisterTile<1, D / 16> rows;
     load_register_tile(rows, tile.from_row(warp_index() * 16));
     return rows;
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(At
   }
   if (tiles.contains(third)) copy_barrier<1>();
   else copy_barrier();
-  const auto q_rows = own_rows(q_tile), dout_rows = own_rows(dout_tile);
+  const auto q_rows = own_rows<(D <= 64)>(q_tile), dout_rows = own_rows<(D <= 64)>(dout_tile);
   Accumulator<1, D / 8> acc = {};
 
   const int warpgroup = warpgroup_index();
@@ -273,7 +273,7 @@ struct WgmmaDkdvTiles {
 // the warp's fragments. The scores are transposed, with a key per row. For two accumulators of scores and two of dp
 // there are not enough registers beside dk and dv: here the products of one tile run beside the start of the next one,
 // and one warpgroup's beside the other's exponentials.
-template <int D>
+template <int D, bool InRegisters>
 __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(AttentionArgs<floatX> a, float scale) {
   if (!compiled_for_wgmma) return trap();
   using Tiles = WgmmaDkdvTiles<D>;
@@ -307,10 +307,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
   else copy_barrier();
 
   const int warpgroup = warpgroup_index();
-  // From shared memory: in registers, which each round of the loop reads again, ptxas 13.0 overwrites them with
-  // probabilities.
-  const auto k_rows = k_tile.from_row(warpgroup * warpgroup_rows);
-  const auto v_rows = v_tile.from_row(warpgroup * warpgroup_rows);
+  auto k_rows = own_rows<InRegisters>(k_tile), v_rows = own_rows<InRegisters>(v_tile);
   // The barrier, and then the start of loading the tile after the next one, if there is one.
   auto barrier_and_load_second = [&](QueryTile tile) {
     copy_barrier();
@@ -323,6 +320,10 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
     if (warpgroup == 0) barrier_and_load_second(tile);
     const int q0 = tiles.q0(tile), b = buffer(tile);
     Accumulator<1, N> s, dp;
+    if constexpr (InRegisters) {
+      const unsigned zero = unsigned(T) >> 31;
+      define_anew(k_rows, zero), define_anew(v_rows, zero);
+    }
     start_ABt(s, k_rows, q_tiles.next(b));
     commit_products();
     start_ABt(dp, v_rows, dout_tiles.next(b));

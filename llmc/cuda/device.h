@@ -48,8 +48,9 @@ inline bool can_use_wgmma(const cudaDeviceProp& gpu) {
 }
 
 // The instructions that multiply in attention: mma.sync, or where there are kernels with it wgmma, or for each shape
-// those that are faster.
-enum class AttentionBy { fastest, mma, wgmma };
+// those that are faster. With wgmma_registers dk and dv of up to 64 channels read K and V from registers, too: no GPU
+// has shown yet whether that is faster.
+enum class AttentionBy { fastest, mma, wgmma, wgmma_registers };
 
 // What SLA_ATTENTION asks for. The emulated GPU is believed to have wgmma's code if that is asked for: it executes
 // nvcc's.
@@ -58,15 +59,16 @@ inline AttentionBy attention_asked_for(const cudaDeviceProp& gpu) {
   if (text == nullptr) return can_use_wgmma(gpu) ? AttentionBy::fastest : AttentionBy::mma;
   const std::string by = text;
   if (by == "mma") return AttentionBy::mma;
-  if (by != "wgmma") user_error("SLA_ATTENTION=%s: it must be mma or wgmma", by.c_str());
+  if (by != "wgmma" && by != "wgmma-registers")
+    user_error("SLA_ATTENTION=%s: it must be mma, wgmma or wgmma-registers", by.c_str());
   if (gpu.major != 9 || gpu.minor != 0)
-    user_error("SLA_ATTENTION=wgmma: it needs a GPU of compute capability 9.0 (H100, H200), and this one has %d.%d",
-               gpu.major, gpu.minor);
+    user_error("SLA_ATTENTION=%s: it needs a GPU of compute capability 9.0 (H100, H200), and this one has %d.%d",
+               by.c_str(), gpu.major, gpu.minor);
 #ifndef SLA_EMU
   if (!can_use_wgmma(gpu))
-    user_error("SLA_ATTENTION=wgmma: this program has no code for sm_90a; build it with GPU_ARCH=sm_90");
+    user_error("SLA_ATTENTION=%s: this program has no code for sm_90a; build it with GPU_ARCH=sm_90", by.c_str());
 #endif
-  return AttentionBy::wgmma;
+  return by == "wgmma" ? AttentionBy::wgmma : AttentionBy::wgmma_registers;
 }
 
 // Says so, before the first kernel is launched, if the driver will compile this program for the GPU, or cannot.
@@ -140,7 +142,7 @@ struct Gpu {
     has_large_shared_memory = shared_bytes >= large_shared_bytes;
     has_tf32 = properties.major >= 8;
     attention_by = attention_asked_for(properties);
-    has_wgmma = attention_by == AttentionBy::wgmma || can_use_wgmma(properties);
+    has_wgmma = wgmma_is_asked_for() || can_use_wgmma(properties);
     fuses_gelu_backward = is_16_bit && properties.major == 9;
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaMalloc(&gemm_workspace, gemm_workspace_bytes));
@@ -150,6 +152,9 @@ struct Gpu {
       CUDA_CHECK(cudaEventCreateWithFlags(&uploaded[i], cudaEventDisableTiming));
       CUDA_CHECK(cudaEventCreateWithFlags(&consumed[i], cudaEventDisableTiming));
     }
+  }
+  bool wgmma_is_asked_for() const {
+    return attention_by == AttentionBy::wgmma || attention_by == AttentionBy::wgmma_registers;
   }
 };
 
@@ -173,7 +178,7 @@ void for_tiles_that_fit(size_t bytes, F f) {
 }
 
 inline const char* device_name() { return gpu().name.c_str(); }
-inline bool wgmma_is_asked_for() { return gpu().attention_by == AttentionBy::wgmma; }
+inline bool wgmma_is_asked_for() { return gpu().wgmma_is_asked_for(); }
 
 inline void configure_threads(char**, const char* = nullptr) {}  // the host's threads have little to do
 

@@ -10,6 +10,7 @@
 #include "llmc/ops/batched_gemm.h"
 #include "activation.h"
 #include "column_sums.h"
+#include "gemm_choices.h"
 #include "vec.h"
 
 // ----------------------------------------------------------------------------
@@ -163,16 +164,29 @@ inline std::map<GemmShape, GemmPlan>& gemm_plans() {
   return plans;
 }
 
-// The GemmPlan of a shape, with the algorithm that the heuristic puts first: the same in every run with one version of
-// cuBLASLt on one kind of GPU, and with it the bits. The fastest by measurement would not be: where two are about as
-// fast, each run would choose anew, so that choices would have to be stored with the run. What they would win,
-// dev/bench/bench_gpu.cu measures.
+// A shape as gemm_choices.h has it, with the algorithm `index`.
+inline GemmChoice gemm_choice(const GemmShape& s, int index) {
+  return {gpu().name, cublasLtGetVersion(), s.op_a,          s.op_b,     s.m,          s.n,
+          s.k,        int(s.type),          int(s.out_type), s.epilogue, s.accumulate, index};
+}
+// Which of the heuristic's algorithms a shape takes.
+inline int chosen_algorithm(const GemmShape& shape) {
+  for (const GemmChoice& choice : gemm_choices())
+    if (choice.key() == gemm_choice(shape, 0).key()) return choice.algorithm;
+  return 0;
+}
+
+// The GemmPlan of a shape, with the algorithm that gemm_choices.h has for it, or the heuristic's first: the same in
+// every run with one version of cuBLASLt on one kind of GPU, and with it the bits. The fastest by measurement would not
+// be: where two are about as fast, each run would choose anew.
 inline const GemmPlan& gemm_plan(const GemmShape& shape, const GemmEpilogue& epilogue) {
   auto it = gemm_plans().find(shape);
   if (it != gemm_plans().end()) return it->second;
   GemmPlan plan = describe_gemm(shape);
   set_epilogue_pointers(plan, epilogue);
-  plan.algo = gemm_algorithms(shape, plan, 1)[0].algo;
+  const size_t chosen = size_t(chosen_algorithm(shape));
+  const auto algorithms = gemm_algorithms(shape, plan, int(chosen) + 1);
+  plan.algo = algorithms[chosen < algorithms.size() ? chosen : 0].algo;
   return gemm_plans().emplace(shape, plan).first->second;
 }
 

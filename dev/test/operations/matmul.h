@@ -105,6 +105,35 @@ TEST(Matmul, ChoosesAnAlgorithmForTheAlignmentOfBiasAndGelu) {
     EXPECT_LE(relative_error(out.to_host(), expected), two_roundings);
   }
 }
+
+// The emulated heuristic's first algorithm adds up k products in one sequence, the second in two.
+TEST(Matmul, TakesTheAlgorithmThatIsChosenForAShape) {
+  const int64_t m = 16, n = 24, k = 64;
+  const DeviceArray<floatX> a(random_values<floatX>(size_t(m * k), 1)), b(random_values<floatX>(size_t(k * n), 2));
+  std::vector<std::vector<float>> results;
+  const auto run = [&](const std::vector<GemmChoice>& choices) {
+    gemm_plans().clear(), gemm_choices() = choices;
+    const DeviceArray<float> c(nans<float>(size_t(m * n)));
+    gemm('N', 'N', m, n, k, a.data, k, b.data, n, false, c.data, n);
+    gemm_choices().clear();
+    return c.to_host();
+  };
+  const std::vector<float> first = run({});
+  const GemmChoice second = gemm_choice(gemm_plans().begin()->first, 1),
+                   missing = gemm_choice(gemm_plans().begin()->first, 7);
+  EXPECT_FALSE(same_bits(run({second}), first));
+  EXPECT_TRUE(same_bits(run({missing}), first)) << "an algorithm that there is no more";
+  for (auto change :
+       std::vector<void (*)(GemmChoice&)>{[](GemmChoice& c) { c.gpu += "x"; }, [](GemmChoice& c) { c.cublaslt++; },
+                                          [](GemmChoice& c) { c.k++; },
+                                          [](GemmChoice& c) { c.op_a = c.op_a == 'N' ? 'T' : 'N'; },
+                                          [](GemmChoice& c) { c.accumulate = true; },
+                                          [](GemmChoice& c) { c.epilogue++; }, [](GemmChoice& c) { c.out_type++; }}) {
+    GemmChoice other = second;
+    change(other);
+    EXPECT_TRUE(same_bits(run({other}), first)) << "another GPU, version or shape";
+  }
+}
 #endif
 
 TEST(Matmul, BackwardSetsTheInputsGradientAndAddsToTheWeights) {
