@@ -24,7 +24,7 @@ echo "$commit, CUDA $release, sm_$2" >"$packed/build/prebuilt"
 cp dev/gpu_check.sh "$packed/dev"
 cp dev/gpu_bundle_run.sh "$packed/run.sh"
 cp scripts/launch.sh "$packed/scripts"
-cp dev/bench/torch_sla.py "$packed/dev/bench"
+cp dev/bench/{torch_sla,kernel_times}.py "$packed/dev/bench"
 cp -r dev/test/golden/paper_default "$packed/dev/test/golden"
 cp -r llmc/formats/huggingface "$packed/llmc/formats"
 cp -L "$(${CXX:-g++} -print-file-name=libgomp.so.1)" "$packed/lib"  # OpenMP, which comes with a compiler

@@ -10,7 +10,7 @@
 #   torch      the same model and attention in PyTorch, if python3 has one that sees the GPU; it compiles the model for
 #              each shape
 #   tune       what is fastest where there is a choice: algorithms of matmuls, and attention's kernels beside each other
-#              and beside PyTorch's
+#              and beside PyTorch's; and what ncu says of an update's kernels
 #
 # for example STEPS=tests,bench. Each step has a time limit; LIMIT=seconds is another for all of them. Results go to
 # dev/bench/results/<gpu>.{md,json}: a row as soon as its step has ended, so that a run that is killed leaves what it
@@ -312,6 +312,12 @@ part_torch() {
 part_tune() {
   local -x ours=$state/tune.json
   step 300 "tuning" to_tables tune "$build/bf16/bench_gpu" --tune --json "$ours" || return
+  if command -v ncu >/dev/null; then
+    step 120 "an update's kernels" to_tables tune python3 dev/bench/kernel_times.py "$build/bf16/train_gpt2_sla" \
+      -e d12 -b 32 -t 1024
+  else
+    row "| an update's kernels | not timed | | there is no ncu |"
+  fi
   has_torch || return
   step 150 "PyTorch, attention, beside the fastest" to_tables tune torch_attention --seq-lens 1024,4096,16384 \
     --tokens 32768

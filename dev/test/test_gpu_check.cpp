@@ -69,13 +69,16 @@ class LongGpuCheck : public CommandLine {
   const std::string takes_one_rank_on_a_gpu = R"sh(
     [ -z "${NCCL_MULTI_RANK_GPU_ENABLE-}" ] || { echo "error: NCCL takes one rank on a GPU, and ..." >&2; exit 1; }
 )sh";
-  // A trainer as packed for another machine, where nothing is built: STEPS=nccl.
+  // A program as packed for another machine, where nothing is built.
+  void write_packed(const std::string& path, const std::string& program) const {
+    fs::create_directories(fs::path(in("build/" + path)).parent_path());
+    write_file(in("build/prebuilt"), "abc, CUDA 99.9, sm_90\n");
+    write_file(in("build/" + path), "#!/usr/bin/env bash\n" + program + "\n");
+    chmod(in("build/" + path).c_str(), 0755);
+  }
   void write_packed_trainer(const std::string& program) const {
     setenv("STEPS", "nccl", 1);
-    fs::create_directories(in("build/nccl/bf16"));
-    write_file(in("build/prebuilt"), "abc, CUDA 99.9, sm_90\n");
-    write_file(in("build/nccl/bf16/train_gpt2_sla"), "#!/usr/bin/env bash\n" + program + "\n");
-    chmod(in("build/nccl/bf16/train_gpt2_sla").c_str(), 0755);
+    write_packed("nccl/bf16/train_gpt2_sla", program);
   }
   // Expects the rows of the part nccl, all green, after a run that has just ended.
   void expect_nccl_is_green(const std::string& text) const {
@@ -155,16 +158,37 @@ TEST_F(LongGpuCheck, RunsEachStepOnTheEmulatedGpu) {
     EXPECT_FALSE(figures.at(part).empty()) << part;
 }
 
-// The emulated GPU has no kernels by wgmma.
+// The emulated GPU has no kernels by wgmma, and no ncu: one that runs the trainer and writes a table as ncu does.
 TEST_F(LongGpuCheck, SaysWhatIsFastestWhenItIsToTune) {
-  setenv("STEPS", "build,tune", 1);
-  write_nvcc("[ $x = bench_gpu ] || exit 0\nexec build/bf16/bench_gpu_emu --tiny \"$@\"");
+  setenv("STEPS", "tune", 1);
+  const std::string here = fs::current_path().string() + "/build/bf16/";
+  write_packed("bf16/bench_gpu", "exec '" + here + "bench_gpu_emu' --tiny \"$@\"");
+  write_packed("bf16/train_gpt2_sla", "shift 6\nexec '" + here +
+                                          "train_gpt2_sla_cpu' --layers 1 --heads 1 --channels 8 "
+                                          "--vocab-size 256 --max-seq-len 8 -b 1 \"$@\"");
+  write_tool("python3", "[ \"$1\" != -c ] || exit 1\nexec '" + python + "' \"$@\"");  // without PyTorch
+  write_tool("ncu", R"sh(
+    options="--clock-control none --csv --metrics gpu__time_duration.sum --log-file"
+    [ "$1 $2 $3 $4 $5 $6" = "$options" ] || exit 3
+    log=$7
+    shift 7
+    "$@" || exit
+    metric='"gpu__time_duration.sum"' forward='"void attention_forward_kernel<64, 0, 1>(AttentionArgs<a, b>, float)"'
+    echo '==PROF== Connected to process 1
+"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"' >"$log"
+    for row in "$forward,$metric,\"us\",\"1,250.5\"" "$forward,$metric,\"ns\",\"500\"" \
+      "\"adamw_kernel(float *)\",$metric,\"ms\",\"3.749\""; do
+      echo "\"0\",$row" >>"$log"
+    done)sh");
   const Outcome o = check();
   EXPECT_EQ(o.exit_status, 0) << o.out << o.err;
   const std::string text = read_file(report);
   for (const char* part :
-       {"| tuning | green |", "| PyTorch | not timed |", "\n| matmul: m, n, k |", "\n| 8 | 64 | mma | ",
-        "\n| 16 | 128 | mma | ", "\nGreen so far; not done: tests nccl sanitize bench torch.\n"})
+       {"| tuning | green |", "| an update's kernels | green |", "| PyTorch | not timed |", "\n| matmul: m, n, k |",
+        "\n| 8 | 64 | mma | ", "\n| 16 | 128 | mma | ",
+        "\n| adamw_kernel | 1 | 3.749 | 75.0 % |\n| attention_forward_kernel | 2 | 1.251 | 25.0 % |\n",
+        "\n3 launches, the first update's, 5.00 ms; an update takes ", "; nvidia-smi shows no clock.\n",
+        "\nGreen so far; not done: build tests nccl sanitize bench torch.\n"})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   EXPECT_EQ(text.find("ms/step"), std::string::npos) << "whole steps are the benchmark's";
 }
