@@ -139,8 +139,8 @@ largest_micro_batch() {
   local tokens=$state/tokens.bin plan b trainer=$build/bf16/train_gpt2_sla
   local model=(-e d12 -i "$tokens" -t 1024 -v 0)
   yes $'\001' | tr '\n' '\0' | head -c 8000000 >"$tokens"
-  plan=$("$trainer" "${model[@]}" -b 1 --dry-run) || return
-  b=$(sed -n 's/.*the largest micro-batch that fits is //p' <<<"$plan")
+  plan=$("$trainer" "${model[@]}" -b 1 --json --dry-run) || return
+  b=$(sed -n '1s/.*"largest_micro_batch":\([0-9]*\).*/\1/p' <<<"$plan")
   echo "$b sequences"
   "$trainer" "${model[@]}" -b "$b" -x 3
 }

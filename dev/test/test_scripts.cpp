@@ -272,7 +272,11 @@ class LongTrain : public Scripts {
     write_program("sleep", "exec /bin/sleep 0.2");
     write_program("nvidia-smi", "exit 9");
     write_program("r [x]/train_gpt2_sla_cpu", R"(
-      case "$*" in *'-x 11 '*) echo 'step 1/11 | loss 1 | 95 ms | 1 tok/s'; exit ;; esac
+      case "$*" in *'-x 11 '*)
+        mkdir -p "${!#}"
+        for ms in 107.3 95.8; do echo "{\"step\":1,\"loss\":1,\"ms\":$ms,\"data_ms\":0}"; done >"${!#}/log.jsonl"
+        exit ;;
+      esac
       while [ "$1" != -x ]; do shift; done
       mkdir -p "$4"
       trap 'echo stopped; exit 0' USR1

@@ -152,20 +152,12 @@ constexpr uint64_t sixteen_columns = 16 * sizeof(floatX) / 16, sixteen_rows = 16
 // ----------------------------------------------------------------------------
 // Products
 
-template <int M, int N>
-__device__ inline void keep_here(Accumulator<M, N>& acc) {
+template <class Fragments>  // Accumulator, RegisterTile
+__device__ inline void keep_here(Fragments& fragments) {
 #pragma unroll
-  for (auto& m : acc.x)
+  for (auto& m : fragments.x)
     for (auto& n : m)
-      for (float& x : n) keep_here(x);
-}
-
-template <int M, int K>
-__device__ inline void keep_here(RegisterTile<M, K>& a) {
-#pragma unroll
-  for (auto& m : a.x)
-    for (auto& k : m)
-      for (unsigned& x : k) keep_here(x);
+      for (auto& x : n) keep_here(x);
 }
 
 // The same rows, as something that is computed here: `zero` is 0, which the compiler must not know. Rows that a loop's
