@@ -90,9 +90,11 @@ fi
 if [ -z "$STEPS" ]; then
   say "how fast this machine is"
   trial=$(mktemp -d)
-  "$trainer" "${options[@]}" -x 11 -v 0 -o "$trial/run" >/dev/null || { rm -r "$trial"; exit 1; }
+  trap 'rm -rf "$trial"' EXIT
+  "$trainer" "${options[@]}" -x 11 -v 0 -o "$trial/run" >/dev/null
   ms=$(sed -n 's/^{"step":.*"ms":\([0-9]*\).*/\1/p' "$trial/run/log.jsonl" | sort -n | head -n 1)
   rm -r "$trial"
+  trap - EXIT
   [ -n "$ms" ] || die "$trainer -x 11 tells no time of an update"
   STEPS=$(choose $((longest / (ms + 1))))
   minutes() { echo $((($1 * (ms + 1) * 8 / 7 + 30000) / 60000)); }

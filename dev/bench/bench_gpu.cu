@@ -5,10 +5,10 @@
 //
 //   bench_gpu [--tune] [--tiny] [--json FILE]
 //
-// With --tune it measures only where there is a choice, between algorithms of matmuls and between attention's kernels,
-// and says what is fastest. With --tiny it takes a model of a few thousand parameters, to see that the benchmark itself
-// runs. Markdown goes to stdout, the same figures as JSON to FILE. The exit status is 1 if a matmul does not give the
-// same bits each time.
+// With --tune it leaves out whole steps and all wirings but plain, takes each kind of attention's kernels, and says
+// what is fastest. With --tiny it takes a model of a few thousand parameters, to see that the benchmark itself runs.
+// Markdown goes to stdout, the same figures as JSON to FILE. The exit status is 1 if a matmul does not give the same
+// bits each time.
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 
@@ -306,11 +306,10 @@ json bench_algorithms(const Scale& scale) {
 json bench_attention(const Scale& scale) {
   json results = json::array();
   const AttentionBy asked_for = gpu().attention_by;
-  std::vector<std::pair<AttentionBy, std::string>> ways = {{AttentionBy::mma, ""}};
-  if (gpu().has_wgmma) ways.push_back({AttentionBy::wgmma, ", wgmma"});
-  if (gpu().has_wgmma && scale.tunes) ways.push_back({AttentionBy::wgmma_registers, ", wgmma-registers"});
-  // By shape and pass the fastest way.
-  std::string suggested;
+  std::vector<std::pair<AttentionBy, std::string>> ways = {{AttentionBy::mma, "mma"}};  // by their names
+  if (gpu().has_wgmma) ways.push_back({AttentionBy::wgmma, "wgmma"});
+  if (gpu().has_wgmma && scale.tunes) ways.push_back({AttentionBy::wgmma_registers, "wgmma-registers"});
+  std::string fastest;  // rows: by shape and pass, the way
   printf("\n| B | T | attention alone | forward, us | TFLOP/s | forward + backward, us | TFLOP/s |\n"
          "| --: | --: | --- | --: | --: | --: | --: |\n");
   for (int heads : {scale.config.num_heads, scale.config.num_heads / 2}) {
@@ -344,7 +343,7 @@ json bench_attention(const Scale& scale) {
               time_of(GpuTimer(), forward_backward, scale.seconds_per_operation, scale.least_runs);
           const double flops = attention_flops_of(model, 1, B, T);
           const double rate = flops / seconds, both_rate = 3.5 * flops / both_seconds;
-          const std::string name = config.wiring.text + way;
+          const std::string name = config.wiring.text + (by == AttentionBy::mma ? "" : ", " + way);
           printf("| %d | %d | %d heads of %d, %s | %.1f | %.1f | %.1f | %.1f |\n", B, T, heads, config.head_size(),
                  name.c_str(), seconds * 1e6, rate * 1e-12, both_seconds * 1e6, both_rate * 1e-12);
           fflush(stdout);
@@ -360,9 +359,8 @@ json bench_attention(const Scale& scale) {
           if (seconds < least_forward) least_forward = seconds, forward_by = way;
           if (both_seconds - seconds < least_backward) least_backward = both_seconds - seconds, backward_by = way;
         }
-        const auto name_of = [](const std::string& way) { return way.empty() ? "mma" : way.substr(2); };
-        suggested += format("| %d | %d | %s | %.1f | %s | %.1f |\n", config.head_size(), T, name_of(forward_by).c_str(),
-                            least_forward * 1e6, name_of(backward_by).c_str(), least_backward * 1e6);
+        fastest += format("| %d | %d | %s | %.1f | %s | %.1f |\n", config.head_size(), T, forward_by.c_str(),
+                          least_forward * 1e6, backward_by.c_str(), least_backward * 1e6);
       }
     }
   }
@@ -370,7 +368,7 @@ json bench_attention(const Scale& scale) {
   if (scale.tunes)
     printf("\n| channels of a head | T | fastest forward | us | fastest backward | us |\n"
            "| --: | --: | --- | --: | --- | --: |\n%s",
-           suggested.c_str());
+           fastest.c_str());
   return results;
 }
 

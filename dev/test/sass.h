@@ -1,5 +1,7 @@
-// Machine code of attention's kernels, as nvdisasm prints it: instructions, blocks, loops, and what becomes of the
-// registers of products by wgmma.
+// Machine code of attention's kernels (SASS), as nvdisasm prints it: instructions, blocks, loops, and what becomes of
+// the registers of products by wgmma. Its words: HMMA and HGMMA are mma.sync and wgmma, which multiply; LDSM is
+// ldmatrix, F2FP packs two numbers into 32 bits, LDGSTS is cp.async; "gsb0" at a product commits the group that it
+// ends.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -37,9 +39,8 @@ struct Instruction {
   std::string name, operands, target;  // LDSM.16.M88.4; "R152, [R0+UR4]"; the label that it jumps to, or ""
 
   bool is(const char* operation) const { return name == operation || name.rfind(std::string(operation) + ".", 0) == 0; }
-  bool jumps() const {
-    return is("BRA") || (is("CALL") && is_predicated && !target.empty());
-  }  // ptxas leaves some loops by such a call
+  // ptxas leaves some loops by a call that has a condition.
+  bool jumps() const { return is("BRA") || (is("CALL") && is_predicated && !target.empty()); }
   bool ends() const { return is("EXIT") || is("RET") || is("BRX") || is("JMP"); }
 };
 

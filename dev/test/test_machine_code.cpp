@@ -206,20 +206,18 @@ static std::string faults_of(const std::string& planted, const std::string& afte
   auto lines = [](const std::string& text) {
     std::string result;
     std::istringstream instructions(text);
-    for (std::string i; std::getline(instructions, i, ';');) result += "        /*0000*/ " + i + " ;\n";
+    for (std::string i; std::getline(instructions >> std::ws, i, ';');) result += "        /*0000*/ " + i + " ;\n";
     return result;
   };
   const std::string text = ".text._Z24attention_dq_wgmma_kernelILi64EEv16AttentionArgsI:\n" +
-                           lines("LDSM.16.M88.4 R152, [R0+UR4];S2R R40, SR_TID.X;FMUL R5, R6, R7;F2FP.BF16.F32.PACK_AB "
-                                 "R184, R5, R6;"
-                                 "F2FP.BF16.F32.PACK_AB R185, R5, R6;F2FP.BF16.F32.PACK_AB R186, R5, "
-                                 "R6;F2FP.BF16.F32.PACK_AB R187, R5, R6") +
+                           lines(R"(LDSM.16.M88.4 R152, [R0+UR4]; S2R R40, SR_TID.X; FMUL R5, R6, R7;
+      F2FP.BF16.F32.PACK_AB R184, R5, R6; F2FP.BF16.F32.PACK_AB R185, R5, R6;
+      F2FP.BF16.F32.PACK_AB R186, R5, R6; F2FP.BF16.F32.PACK_AB R187, R5, R6;)") +
                            ".L_x_1:\n" +
-                           lines("WARPGROUP.ARRIVE;HGMMA.64x64x16.F32.BF16 R24, R152, gdesc[UR16], RZ, !UPT, gsb0;" +
-                                 planted + "WARPGROUP.DEPBAR.LE gsb0, 0x0;" + after_wait +
-                                 "WARPGROUP.ARRIVE;HGMMA.64x64x16.F32.BF16 R88, R184, gdesc[UR8].tnspB, R88, gsb0;"
-                                 "WARPGROUP.DEPBAR.LE gsb0, 0x0;@!P0 BRA `(.L_x_1)") +
-                           lines("EXIT");
+                           lines("WARPGROUP.ARRIVE; HGMMA.64x64x16.F32.BF16 R24, R152, gdesc[UR16], RZ, !UPT, gsb0;" +
+                                 planted + "WARPGROUP.DEPBAR.LE gsb0, 0x0;" + after_wait + R"(
+      WARPGROUP.ARRIVE; HGMMA.64x64x16.F32.BF16 R88, R184, gdesc[UR8].tnspB, R88, gsb0;
+      WARPGROUP.DEPBAR.LE gsb0, 0x0; @!P0 BRA `(.L_x_1); EXIT;)");
   std::string all;
   for (const auto& [kernel, code] : read_code(text))
     for (const std::string& fault : faults_of_products(code)) all += kernel + " " + fault + "\n";

@@ -142,7 +142,7 @@ struct Gpu {
     has_large_shared_memory = shared_bytes >= large_shared_bytes;
     has_tf32 = properties.major >= 8;
     attention_by = attention_asked_for(properties);
-    has_wgmma = wgmma_is_asked_for() || can_use_wgmma(properties);
+    has_wgmma = attention_by != AttentionBy::mma || can_use_wgmma(properties);
     fuses_gelu_backward = is_16_bit && properties.major == 9;
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaMalloc(&gemm_workspace, gemm_workspace_bytes));
@@ -152,9 +152,6 @@ struct Gpu {
       CUDA_CHECK(cudaEventCreateWithFlags(&uploaded[i], cudaEventDisableTiming));
       CUDA_CHECK(cudaEventCreateWithFlags(&consumed[i], cudaEventDisableTiming));
     }
-  }
-  bool wgmma_is_asked_for() const {
-    return attention_by == AttentionBy::wgmma || attention_by == AttentionBy::wgmma_registers;
   }
 };
 
@@ -178,7 +175,9 @@ void for_tiles_that_fit(size_t bytes, F f) {
 }
 
 inline const char* device_name() { return gpu().name.c_str(); }
-inline bool wgmma_is_asked_for() { return gpu().wgmma_is_asked_for(); }
+inline bool wgmma_is_asked_for() {
+  return gpu().attention_by == AttentionBy::wgmma || gpu().attention_by == AttentionBy::wgmma_registers;
+}
 
 inline void configure_threads(char**, const char* = nullptr) {}  // the host's threads have little to do
 

@@ -171,9 +171,10 @@ inline GemmChoice gemm_choice(const GemmShape& s, int index) {
 }
 // Which of the heuristic's algorithms a shape takes.
 inline int chosen_algorithm(const GemmShape& shape) {
+  const GemmChoice first = gemm_choice(shape, 0);
   for (const GemmChoice& choice : gemm_choices())
-    if (choice.key() == gemm_choice(shape, 0).key()) return choice.algorithm;
-  return 0;
+    if (choice.key() == first.key()) return choice.algorithm;
+  return first.algorithm;
 }
 
 // The GemmPlan of a shape, with the algorithm that gemm_choices.h has for it, or the heuristic's first: the same in

@@ -110,7 +110,6 @@ TEST(Matmul, ChoosesAnAlgorithmForTheAlignmentOfBiasAndGelu) {
 TEST(Matmul, TakesTheAlgorithmThatIsChosenForAShape) {
   const int64_t m = 16, n = 24, k = 64;
   const DeviceArray<floatX> a(random_values<floatX>(size_t(m * k), 1)), b(random_values<floatX>(size_t(k * n), 2));
-  std::vector<std::vector<float>> results;
   const auto run = [&](const std::vector<GemmChoice>& choices) {
     gemm_plans().clear(), gemm_choices() = choices;
     const DeviceArray<float> c(nans<float>(size_t(m * n)));
