@@ -162,7 +162,7 @@ part_tests() {
     test_model $p ""
   done
   if has_wgmma; then
-    for p in wgmma wgmma-registers; do
+    for p in wgmma candidates candidates-ds; do
       SLA_ATTENTION=$p begin 300 "test_attention, bf16, $p" "$build/bf16/test_attention"
     done
     SLA_ATTENTION=wgmma test_model bf16 ", wgmma"

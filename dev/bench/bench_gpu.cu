@@ -141,8 +141,22 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
             matmul_activation_backward(mlp.activation, mlp.dfch, mlp.g.projw, mlp.g.projb, a.dresidual, mlp.fch_act,
                                        mlp.fch, mlp.w.projw, N, H, C, fused);
           });
-  bench("matmul_backward, fc", 0, 2 * matmul(C, H),
-        [&] { matmul_backward(mlp.din, mlp.g.fcw, mlp.g.fcb, mlp.dfch, mlp.in, mlp.w.fcw, N, C, H); });
+  const bool in_matmul = gpu().bias_gradients_in_matmul;
+  for (bool bias_in_matmul : scale.tunes ? std::vector<bool>{false, true} : std::vector<bool>{in_matmul}) {
+    gpu().bias_gradients_in_matmul = bias_in_matmul;
+    const std::string way = bias_in_matmul ? ", bias in the matmul" : "";
+    try {
+      bench(("matmul_backward, qkv" + way).c_str(), 0, 2 * matmul(C, QKV),
+            [&] { projection_backward(att.projection, batch); });
+      bench(("matmul_backward, attproj" + way).c_str(), 0, 2 * matmul(C, C),
+            [&] { matmul_backward(att.datt, att.g.projw, att.g.projb, a.dresidual, att.att, att.w.projw, N, C, C); });
+      bench(("matmul_backward, fc" + way).c_str(), 0, 2 * matmul(C, H),
+            [&] { matmul_backward(mlp.din, mlp.g.fcw, mlp.g.fcb, mlp.dfch, mlp.in, mlp.w.fcw, N, C, H); });
+    } catch (const UserError& e) {  // a cuBLASLt that has no such epilogue for a shape
+      printf("| matmul_backward%s | %s ||||\n", way.c_str(), e.what());
+    }
+  }
+  gpu().bias_gradients_in_matmul = in_matmul;
   bench("layernorm_backward", N * (4 * C * x + 8), 0, [&] { norm_backward(ln2, N); });
   bench("attention_backward", 0, 2.5 * attention_flops, [&] { attention_backward(attention); });
   bench("embedding_backward", N * (C * x + 4), 0,
@@ -306,9 +320,8 @@ json bench_algorithms(const Scale& scale) {
 json bench_attention(const Scale& scale) {
   json results = json::array();
   const AttentionBy asked_for = gpu().attention_by;
-  std::vector<std::pair<AttentionBy, std::string>> ways = {{AttentionBy::mma, "mma"}};  // by their names
-  if (gpu().has_wgmma) ways.push_back({AttentionBy::wgmma, "wgmma"});
-  if (gpu().has_wgmma && scale.tunes) ways.push_back({AttentionBy::wgmma_registers, "wgmma-registers"});
+  std::vector<std::pair<std::string, AttentionBy>> ways(std::begin(attention_ways), std::end(attention_ways));
+  ways.resize(!gpu().has_wgmma ? 1 : scale.tunes ? ways.size() : 2);
   std::string fastest;  // rows: by shape and pass, the way
   printf("\n| B | T | attention alone | forward, us | TFLOP/s | forward + backward, us | TFLOP/s |\n"
          "| --: | --: | --- | --: | --: | --: | --: |\n");
@@ -331,7 +344,7 @@ json bench_attention(const Scale& scale) {
 
         AttentionArgs<floatX> attention = attention_args(attention_of_layer(model.sublayers, 1), 0, {B, T});
         attention.dout = model.hidden_states();  // some gradient
-        for (const auto& [by, way] : ways) {
+        for (const auto& [way, by] : ways) {
           gpu().attention_by = by;
           const auto forward = [&] { attention_forward(attention); };
           const auto forward_backward = [&] {

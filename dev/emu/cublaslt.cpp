@@ -59,6 +59,8 @@ static_assert(sizeof(Algo) <= sizeof(cublasLtMatmulAlgo_t));
 
 size_t element_bytes(cudaDataType type) { return type == CUDA_R_32F ? 4 : 2; }
 bool has_bias(const Desc& desc) { return (desc.epilogue & CUBLASLT_EPILOGUE_BIAS) != 0; }
+bool has_bias_gradient(const Desc& desc) { return desc.epilogue == CUBLASLT_EPILOGUE_BGRADB; }
+bool uses_bias(const Desc& desc) { return has_bias(desc) || has_bias_gradient(desc); }
 bool has_aux(const Desc& desc) { return (desc.epilogue & 128) != 0; }
 bool same_layout(const Layout& a, const Layout& b) {
   return a.type == b.type && a.rows == b.rows && a.cols == b.cols && a.ld == b.ld && a.batch == b.batch &&
@@ -68,7 +70,7 @@ bool same_layout(const Layout& a, const Layout& b) {
 bool is_epilogue(int epilogue) {
   return epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS ||
          epilogue == CUBLASLT_EPILOGUE_GELU_AUX || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
-         epilogue == CUBLASLT_EPILOGUE_DGELU;
+         epilogue == CUBLASLT_EPILOGUE_DGELU || epilogue == CUBLASLT_EPILOGUE_BGRADB;
 }
 
 // Shapes that fit together, and a combination of types that is emulated.
@@ -86,7 +88,7 @@ cublasStatus_t check_problem(const Desc& desc, const Layout& a, const Layout& b,
   if (a.type != b.type || c.type != d.type || (d.type != CUDA_R_32F && d.type != a.type))
     return CUBLAS_STATUS_NOT_SUPPORTED;
   if (desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a.type != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
-  if (has_bias(desc) && desc.bias_type != -1 && desc.bias_type != d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (uses_bias(desc) && desc.bias_type != -1 && desc.bias_type != d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (has_aux(desc)) {
     if (desc.aux_type != -1 && desc.aux_type != d.type) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (desc.aux_ld < int64_t(d.rows) || desc.aux_ld % 8 != 0) return CUBLAS_STATUS_NOT_SUPPORTED;  // as documented
@@ -181,8 +183,9 @@ void check_operands(const Matmul& m) {
   check_matrix("cublasLtMatmul: B", m.b, m.b_layout);
   if (m.beta != 0.0f) check_matrix("cublasLtMatmul: C", m.c, m.c_layout);
   check_matrix("cublasLtMatmul: D", m.d, m.d_layout);
-  if (has_bias(m.desc))
-    emu::check_device_range("cublasLtMatmul: bias", m.desc.bias, m.d_layout.rows * element_bytes(m.d_layout.type));
+  if (uses_bias(m.desc))
+    emu::check_device_range("cublasLtMatmul: bias", m.desc.bias,
+                            (has_bias(m.desc) ? m.d_layout.rows : m.d_layout.cols) * element_bytes(m.d_layout.type));
   if (has_aux(m.desc))
     check_matrix("cublasLtMatmul: epilogue's aux", m.desc.aux,
                  {m.d_layout.type, m.d_layout.rows, m.d_layout.cols, m.desc.aux_ld});
@@ -220,8 +223,20 @@ std::vector<float> product_of(const Matmul& m) {
   return sum;
 }
 
+// bias = the sums of op(B) along k.
+void sum_bias_gradient(const Matmul& m) {
+  const bool transposed = m.desc.op_b != CUBLAS_OP_N;
+  const int64_t k = int64_t(transposed ? m.b_layout.cols : m.b_layout.rows), ld = m.b_layout.ld;
+  for (int64_t j = 0; j < int64_t(m.d_layout.cols); j++) {
+    float sum = 0;
+    for (int64_t i = 0; i < k; i++) sum += get(m.b, m.b_layout.type, transposed ? i * ld + j : j * ld + i);
+    set(const_cast<void*>(m.desc.bias), m.d_layout.type, j, sum);
+  }
+}
+
 // One product of a batch.
 void run_one(const Matmul& m) {
+  if (has_bias_gradient(m.desc)) sum_bias_gradient(m);
   const std::vector<float> product = product_of(m);
   const int64_t rows = int64_t(m.d_layout.rows), cols = int64_t(m.d_layout.cols);
   const cudaDataType type = m.d_layout.type;
@@ -386,9 +401,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   if (const cublasStatus_t status = check_problem(*desc, *a, *b, *c, *d)) return status;
   // The real one takes null for a pointer with every alignment, and may choose an algorithm that the later pointer does
   // not suit.
-  if ((has_bias(*desc) && desc->bias == nullptr) || (has_aux(*desc) && desc->aux == nullptr))
+  if ((uses_bias(*desc) && desc->bias == nullptr) || (has_aux(*desc) && desc->aux == nullptr))
     return CUBLAS_STATUS_INVALID_VALUE;
-  const uint32_t align_bias = has_bias(*desc) ? alignment_of(desc->bias) : 256,
+  const uint32_t align_bias = uses_bias(*desc) ? alignment_of(desc->bias) : 256,
                  align_aux = has_aux(*desc) ? alignment_of(desc->aux) : 256;
   if (align_bias < 16 || align_aux < 16) return CUBLAS_STATUS_NOT_SUPPORTED;
   for (uint32_t bytes : preference->alignment)
@@ -450,7 +465,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   check_alignment("B", b, *b_layout, chosen.alignment[1]);
   if (m.beta != 0.0f) check_alignment("C", c, *c_layout, chosen.alignment[2]);
   check_alignment("D", d, *d_layout, chosen.alignment[3]);
-  if (has_bias(*desc)) check_alignment("bias", desc->bias, chosen.alignment[4]);
+  if (uses_bias(*desc)) check_alignment("bias", desc->bias, chosen.alignment[4]);
   if (has_aux(*desc)) check_alignment("the epilogue's aux", desc->aux, chosen.alignment[5]);
   if (chosen.workspace_bytes != 0) check_alignment("workspace", workspace, 16);
   check_operands(m);

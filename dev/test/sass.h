@@ -18,7 +18,8 @@
 // attention_forward_kernel<64, 0, true> of its mangled name as "forward<64,0,1>"; "" if `text` holds none of
 // attention's kernels.
 inline std::string kernel_in(const std::string& text) {
-  for (const char* name : {"forward", "topk", "dq", "dkdv", "dr", "forward_wgmma", "dq_wgmma", "dkdv_wgmma"}) {
+  for (const char* name : {"forward", "topk", "dq", "dkdv", "dr", "forward_wgmma", "forward_producer_wgmma", "dq_wgmma",
+                           "dq_from_ds_wgmma", "dkdv_wgmma"}) {
     const std::string prefix = format("attention_%s_kernelI", name);
     size_t at = text.find(prefix);
     if (at == std::string::npos) continue;
@@ -166,10 +167,11 @@ inline std::vector<std::set<size_t>> loops_of(const std::vector<Block>& blocks) 
   return result;
 }
 
-// The main loop's instructions: the shortest of the loops that multiply on tensor cores and start copies of tiles.
+// The main loop's instructions: the shortest of the loops that multiply on tensor cores and start copies of tiles, or
+// that multiply where other warps start the copies.
 inline std::vector<Instruction> main_loop(const Code& code) {
   const std::vector<Block> blocks = blocks_of(code);
-  std::vector<Instruction> shortest;
+  std::vector<Instruction> shortest, shortest_without_copies;
   for (const std::set<size_t>& loop : loops_of(blocks)) {
     std::vector<Instruction> instructions;
     for (size_t b : loop)
@@ -178,10 +180,10 @@ inline std::vector<Instruction> main_loop(const Code& code) {
     auto has = [&](const char* name) {
       return std::any_of(instructions.begin(), instructions.end(), [&](auto& i) { return i.is(name); });
     };
-    if ((has("HMMA") || has("HGMMA")) && has("LDGSTS") && (shortest.empty() || instructions.size() < shortest.size()))
-      shortest = instructions;
+    std::vector<Instruction>& result = has("LDGSTS") ? shortest : shortest_without_copies;
+    if ((has("HMMA") || has("HGMMA")) && (result.empty() || instructions.size() < result.size())) result = instructions;
   }
-  return shortest;
+  return shortest.empty() ? shortest_without_copies : shortest;
 }
 
 // ----------------------------------------------------------------------------

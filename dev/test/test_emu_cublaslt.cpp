@@ -84,7 +84,9 @@ static double gelu(double x) { return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_P
 static cublasStatus_t run_matmul(const Problem& p, double* worst_error = nullptr,
                                  std::vector<double>* result_d = nullptr) {
   const int m = 9, n = 7, k = 11;
-  const bool with_bias = p.epilogue & CUBLASLT_EPILOGUE_BIAS, with_aux = p.epilogue & 128;
+  const bool sums_b = p.epilogue == CUBLASLT_EPILOGUE_BGRADB;
+  const bool with_bias = p.epilogue & CUBLASLT_EPILOGUE_BIAS, uses_bias = with_bias || sums_b,
+             with_aux = p.epilogue & 128;
   const bool dgelu = p.epilogue == CUBLASLT_EPILOGUE_DGELU;
   Matrix a = p.transpose_a ? Matrix(k, m, 12, p.in, 0.1) : Matrix(m, k, 10, p.in, 0.1);
   Matrix b = p.transpose_b ? Matrix(n, k, 8, p.in, 0.2) : Matrix(k, n, 16, p.in, 0.2);
@@ -114,8 +116,8 @@ static cublasStatus_t run_matmul(const Problem& p, double* worst_error = nullptr
   const auto set_aux = [&](int offset) {
     set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<char*>(daux) + offset);
   };
-  if (with_bias && !p.null_bias) set_bias(0);
-  if (with_bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, p.out);
+  if (uses_bias && !p.null_bias) set_bias(0);
+  if (uses_bias) set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, p.out);
   if (with_aux && !p.null_aux) set_aux(0);
   if (with_aux) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, int64_t(aux.ld));
   if (with_aux) set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, p.out);
@@ -137,7 +139,7 @@ static cublasStatus_t run_matmul(const Problem& p, double* worst_error = nullptr
                                                                preference, 8, results, &returned);
   if (status == CUBLAS_STATUS_SUCCESS) {
     EXPECT_LT(int(p.algorithm), returned);
-    if (with_bias) set_bias(p.offset_bias);
+    if (uses_bias) set_bias(p.offset_bias);
     if (with_aux) set_aux(p.offset_aux);
     void* moved_a = static_cast<char*>(da) + p.offset_a * ptrdiff_t(bytes_of(p.in));
     if (p.poison_b) ASAN_POISON_MEMORY_REGION(static_cast<float*>(db) + b.ld * (b.cols - 1) + b.rows - 1, 8);
@@ -149,7 +151,13 @@ static cublasStatus_t run_matmul(const Problem& p, double* worst_error = nullptr
     // Half a unit in the last place of 8 or 11 bits, at most.
     const double of_result = p.out == CUDA_R_16BF ? 0x1p-8 : p.out == CUDA_R_16F ? 0x1p-11 : 0;
     const double of_sum = p.compute == CUBLAS_COMPUTE_32F ? 1e-5 : k * 2.0 / 2048;
+    const std::vector<double> bias_after = download(dbias, bias.values.size(), p.out, stream);
     for (int j = 0; j < n; j++) {
+      double sum_of_b = 0;
+      for (int l = 0; l < k; l++) sum_of_b += p.transpose_b ? b.at(j, l) : b.at(l, j);
+      if (sums_b) {
+        EXPECT_NEAR(bias_after[size_t(j)], sum_of_b, std::abs(sum_of_b) * of_result + of_sum) << j;
+      }
       for (int i = 0; i < m; i++) {
         double x = 0;
         for (int l = 0; l < k; l++)
@@ -186,7 +194,7 @@ TEST(EmuCublasLt, EveryCombinationOfTypesOperationsAndEpiloguesIsTheFormula) {
       for (bool transpose_b : {false, true}) {
         for (cublasLtEpilogue_t epilogue :
              {CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU_AUX,
-              CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU}) {
+              CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_BGRADB}) {
           for (float beta : {0.0f, 1.0f, -0.5f}) {
             SCOPED_TRACE(testing::Message() << "types " << in << " " << out << ", operations " << transpose_a
                                             << transpose_b << ", epilogue " << epilogue << ", beta " << beta);

@@ -28,8 +28,8 @@ static std::vector<PtxRun> ptx_runs() {
     }
   const std::string folder = "build/";
   // The plain kind's kernels by wgmma, which only nvcc's code for sm_90a has.
-  for (const std::string by : {"wgmma", "wgmma-registers"})
-    runs.push_back({"bf16_attention_by_" + (by == "wgmma" ? by : "wgmma_from_registers"),
+  for (const std::string by : {"wgmma", "candidates", "candidates-ds"})
+    runs.push_back({"bf16_attention_by_" + (by == "candidates-ds" ? "candidates_ds" : by),
                     folder + "bf16/test_attention_90a.ptx", folder + "bf16/test_attention_emu",
                     "Attention.*:LongAttention.*", "SLA_EMU_CC=90 SLA_ATTENTION=" + by});
   // A T4, whose blocks have so little shared memory that fp32's kernels have smaller tiles. It has no asynchronous

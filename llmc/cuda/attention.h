@@ -47,9 +47,19 @@
 #include "attention_launch.h"
 #endif
 
-// Blocks own tiles of keys and loop over query heads: nothing is left to be summed.
+// Blocks own tiles of keys and loop over query heads: nothing is left to be summed. The scratch is for dS, of all query
+// heads, where it goes through memory.
+#ifdef PRECISION_FP32
 inline bool has_partial_sums(int64_t) { return false; }
 inline int64_t attention_backward_scratch(int64_t, int64_t, int64_t, int64_t) { return 0; }
+#else
+inline bool has_partial_sums(int64_t) { return gpu().attention_by == AttentionBy::candidates_ds; }
+inline int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t query_heads) {
+  if (query_heads == 0 || !uses_ds(T, HS)) return 0;
+  return DsMatrices::sequences(B, T, query_heads) * DsMatrices::elements_of_sequence(T, query_heads) *
+         int64_t(sizeof(floatX)) / int64_t(sizeof(float));
+}
+#endif
 
 // The term of a wiring that has no kernels on this GPU, or null: a T4's blocks have too little shared memory for some
 // kernels of fp16.

@@ -1,5 +1,5 @@
 // Which of attention's kernels on tensor cores are launched: attention_mma.h's, by mma.sync, or on an H100, for plain
-// attention over many tokens, attention_wgmma.h's. SLA_ATTENTION=mma, wgmma and wgmma-registers choose one of them for
+// attention over many tokens, attention_wgmma.h's. SLA_ATTENTION chooses one of them (attention_ways) for
 // all lengths.
 //
 // Kernels are compiled for D, the head size rounded up to one that there are tiles for (for_head_size); for Kind, what
@@ -13,6 +13,7 @@
 #include "attention_mma_topk.h"
 #include "attention_relative.h"
 #include "attention_wgmma.h"
+#include "attention_wgmma_producer.h"
 #include "device.h"
 
 // ----------------------------------------------------------------------------
@@ -74,27 +75,59 @@ bool for_wgmma_head_size(const AttentionArgs<floatX>& a, WgmmaLengths from, F f)
   return is_used;
 }
 
+// Whether dS goes once through memory. It is one way for each shape of a run, so that its memory can be planned.
+inline bool uses_ds(int64_t T, int64_t HS) {
+  bool has_kernels = false;
+  for_head_size(HS, [&](auto D) { has_kernels = D % 64 == 0; });
+  return gpu().attention_by == AttentionBy::candidates_ds && has_kernels && T <= DsMatrices::most_tokens;
+}
+
 // Returns whether kernels by wgmma are there for these arguments, and have been launched.
 inline bool launch_wgmma_forward(const AttentionArgs<floatX>& a) {
   if (is_general_forward(a)) return false;
   return for_wgmma_head_size(a, wgmma_forward_from, [&](auto D) {
+    if (gpu().attention_by >= AttentionBy::candidates) {
+      const int64_t items = ceil_div(a.queries(), wgmma_rows) * a.NH * a.B;
+      CHECK(items <= INT_MAX);
+      launch(attention_forward_producer_wgmma_kernel<D>, unsigned(std::min<int64_t>(items, gpu().multiprocessors)),
+             producer_block_threads, ProducerTiles<D>::bytes, a, score_scale(a), int(items));
+      return;
+    }
     launch(attention_forward_wgmma_kernel<D>, attention_grid(a, a.NH, a.queries(), wgmma_rows), wgmma_threads,
            WgmmaForwardTiles<D>::bytes, a, score_scale(a));
   });
 }
 
+// dS once through memory, in chunks of sequences.
+template <int D>
+void launch_ds_backward(const AttentionArgs<floatX>& a) {
+  launch(attention_delta_kernel, blocks_of(a.B * a.T * a.NH, delta_threads / 4), delta_threads, 0, a);
+  DsMatrices ds = {reinterpret_cast<floatX*>(a.scratch), 0, a.NH, DsMatrices::rows_of(a.T)};
+  const int64_t sequences = DsMatrices::sequences(a.B, a.T, a.NH);
+  for (int64_t first = 0; first < a.B; first += sequences) {
+    ds.first_sequence = int(first);
+    dim3 grid = attention_grid(a, a.num_kv_heads, a.T, wgmma_rows);
+    grid.y = unsigned(std::min(sequences, a.B - first));
+    launch(attention_dkdv_wgmma_kernel<D, false, true>, grid, wgmma_threads, WgmmaDkdvTiles<D>::bytes_with_ds, a,
+           score_scale(a), ds);
+    grid.x = unsigned(a.NH);
+    launch(attention_dq_from_ds_wgmma_kernel<D>, grid, attention_threads, DsDqTiles<D>::bytes, a, ds, score_scale(a));
+  }
+}
+
 inline bool launch_wgmma_backward(const AttentionArgs<floatX>& a) {
   if (is_general_backward(a)) return false;
   return for_wgmma_head_size(a, wgmma_backward_from, [&](auto D) {
+    if (uses_ds(a.T, a.HS)) return launch_ds_backward<D>(a);
     launch(attention_dq_wgmma_kernel<D>, attention_grid(a, a.NH, a.T, wgmma_rows), wgmma_threads,
            WgmmaDqTiles<D>::bytes, a, score_scale(a));
     const auto launch_dkdv = [&](auto kernel) {
       launch(kernel, attention_grid(a, a.num_kv_heads, a.T, wgmma_rows), wgmma_threads, WgmmaDkdvTiles<D>::bytes, a,
-             score_scale(a));
+             score_scale(a), DsMatrices());
     };
-    if (D == 64 && gpu().attention_by == AttentionBy::wgmma_registers)
-      launch_dkdv(attention_dkdv_wgmma_kernel<D, D == 64>);
-    else launch_dkdv(attention_dkdv_wgmma_kernel<D, false>);
+    if (D == 64 && gpu().attention_by == AttentionBy::candidates)
+      launch_dkdv(attention_dkdv_wgmma_kernel<D, D == 64, false>);
+    else launch_dkdv(attention_dkdv_wgmma_kernel<D, false, false>);
   });
 }
 

@@ -16,6 +16,7 @@
 #include <cmath>
 #include "attention_mma_backward.h"
 #include "attention_tiles.h"
+#include "attention_wgmma_ds.h"
 #include "device.h"
 #include "llmc/ops/attention_args.h"
 #include "tile_wgmma.h"
@@ -70,6 +71,26 @@ struct WgmmaForwardTiles {
   static constexpr int buffers = 5;
   static constexpr size_t bytes = Q::bytes + 2 * buffers * KV::bytes;  // D = 64: 176 KB, 128: 192 KB
 };
+
+// out =, lse =, of a warp's 16 queries from `query` on, as far as they are before `end`. `stage`: as in store_rows.
+template <int N, class Stage>
+__device__ inline void store_outputs(const AttentionArgs<floatX>& a, float scale, int head, int sequence, int query,
+                                     int end, const OnlineSoftmax<1, false>& softmax, Accumulator<1, N>& acc,
+                                     Stage stage) {
+  const int queries = int(a.queries()), first_query = int(a.first_query), HS = int(a.HS);
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    const float sum = warp_sum<4>(softmax.sum.x[0][h]), inverse = 1.0f / sum;
+    for (int n = 0; n < N; n++)
+      for (int i = 2 * h; i < 2 * h + 2; i++) acc.x[0][n][i] *= inverse;
+    const int row = query + acc.row(0, 2 * h);
+    if (first_of_row() && row < end)
+      a.lse[(sequence * a.NH + head) * queries + row - first_query] = softmax.max.x[0][h] * scale + logf(sum);
+  }
+  store_rows({a.out + (sequence * queries * a.NH + head) * HS, a.NH * HS, query - first_query, end - first_query, HS,
+              false},
+             acc, stage);
+}
 
 // out =, lse =. A block owns 128 queries of one head in one sequence, a warp 16 of them, a thread its elements of the
 // warp's fragments.
@@ -138,17 +159,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1)
   add_tiles(tiles, tile, s, other_s, add_tile);
   wait_for_products<0>(acc);
 
-#pragma unroll
-  for (int h = 0; h < 2; h++) {
-    const float sum = warp_sum<4>(softmax.sum.x[0][h]), inverse = 1.0f / sum;
-    for (int n = 0; n < D / 8; n++)
-      for (int i = 2 * h; i < 2 * h + 2; i++) acc.x[0][n][i] *= inverse;
-    const int row = query + acc.row(0, 2 * h);
-    if (first_of_row() && row < end)
-      a.lse[(blockIdx.y * a.NH + head) * queries + row - first_query] = softmax.max.x[0][h] * scale + logf(sum);
-  }
-  store_rows({a.out + (first_row * a.NH + head) * HS, a.NH * HS, query - first_query, end - first_query, HS, false},
-             acc, warp_q);
+  store_outputs(a, scale, head, int(blockIdx.y), query, end, softmax, acc, warp_q);
 }
 
 // ----------------------------------------------------------------------------
@@ -265,21 +276,36 @@ struct WgmmaDkdvTiles {
   using KV = SplitTile<D, wgmma_rows>;
   using Q = SplitTile<D, queries>;
   static constexpr int vector_bytes = queries * int(sizeof(float));  // of lse and of delta
-  // D = 64: 98 KB, 128: 194 KB.
-  static constexpr size_t bytes = 2 * KV::bytes + 2 * buffers * (Q::bytes + vector_bytes);
+  static constexpr int ds_bytes = 16 * Tile<64>::row_bytes;          // of a warp, with StoresDs
+  // D = 64: 98 KB, 128: 194 KB; with StoresDs 16 KB more.
+  static constexpr size_t bytes = 2 * KV::bytes + 2 * buffers * (Q::bytes + vector_bytes),
+                          bytes_with_ds = bytes + size_t(wgmma_threads / warp_size * ds_bytes);
 };
 
+// The warp's 16 rows of dS^T, which lie in `tile`, to rows `stride` apart.
+__device__ inline void store_ds(floatX* to, int64_t stride, Tile<64> tile) {
+  const int row = int(threadIdx.x) % warp_size / tile.chunks, chunk = int(threadIdx.x) % tile.chunks;
+  __syncwarp();
+#pragma unroll
+  for (int i = row; i < 16; i += warp_size / tile.chunks)
+    *reinterpret_cast<uint4*>(to + i * stride + chunk * 8) =
+        *reinterpret_cast<const uint4*>(shared_memory + tile.at(i, chunk));
+  __syncwarp();  // the next tile's rows may come in their place
+}
+
 // dk, dv = or +=. A block owns 128 keys of one K/V head in one sequence, a warp 16 of them, a thread its elements of
-// the warp's fragments. The scores are transposed, with a key per row. For two accumulators of scores and two of dp
-// there are not enough registers beside dk and dv: here the products of one tile run beside the start of the next one,
-// and one warpgroup's beside the other's exponentials.
-template <int D, bool InRegisters>
-__global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(AttentionArgs<floatX> a, float scale) {
+// the warp's fragments. With StoresDs dS^T goes to memory, too. The scores are transposed, with a key per row. For two
+// accumulators of scores and two of dp there are not enough registers beside dk and dv: here the products of one tile
+// run beside the start of the next one, and one warpgroup's beside the other's exponentials.
+template <int D, bool InRegisters, bool StoresDs>
+__global__ void __launch_bounds__(wgmma_threads, 1)
+    attention_dkdv_wgmma_kernel(AttentionArgs<floatX> a, float scale, DsMatrices ds) {
   if (!compiled_for_wgmma) return trap();
   using Tiles = WgmmaDkdvTiles<D>;
   constexpr int N = Tiles::queries / 8;
   const KVHead<floatX>& kv = a.kv_heads[blockIdx.x];
-  const int HS = int(a.HS), T = int(a.T), first_row = int(blockIdx.y) * T;
+  const int sequence = int(blockIdx.y) + (StoresDs ? ds.first_sequence : 0);
+  const int HS = int(a.HS), T = int(a.T), first_row = sequence * T;
   const int64_t C = a.NH * HS;
   const int k0 = int(blockIdx.z) * wgmma_rows, end = min(T, k0 + wgmma_rows), key = k0 + warp_index() * 16;
 
@@ -287,12 +313,13 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
   const typename Tiles::Q q_tiles = {2 * k_tile.bytes}, dout_tiles = q_tiles.next(Tiles::buffers);
   const int lse_tiles = dout_tiles.next(Tiles::buffers).offset,
             delta_tiles = lse_tiles + Tiles::buffers * Tiles::vector_bytes;
-  const QueryTiles<Tiles::queries, floatX, plain_attention> tiles(a, kv, {}, k0, end, int(blockIdx.y));
+  const Tile<64> ds_tile = {delta_tiles + Tiles::buffers * Tiles::vector_bytes + warp_index() * Tiles::ds_bytes};
+  const QueryTiles<Tiles::queries, floatX, plain_attention> tiles(a, kv, {}, k0, end, sequence);
   using QueryTile = decltype(tiles.first());
   auto buffer = [](QueryTile tile) { return int(tile.left % Tiles::buffers); };
   auto start_loading = [&](QueryTile tile) {
     const int head = tiles.head(tile), q0 = tiles.q0(tile), b = buffer(tile);
-    const int64_t first_lse = (blockIdx.y * a.NH + head) * T;
+    const int64_t first_lse = (sequence * a.NH + head) * T;
     load_tile_async<wgmma_threads>(q_tiles.next(b), a.q + first_row * a.q_stride + head * HS, a.q_stride, q0, T, HS);
     load_tile_async<wgmma_threads>(dout_tiles.next(b), a.dout + first_row * C + head * HS, C, q0, T, HS);
     load_vector_async<Tiles::queries>(lse_tiles + b * Tiles::vector_bytes, a.lse + first_lse, q0, T);
@@ -347,8 +374,11 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dkdv_wgmma_kernel(
         const float column_delta = shared_float(delta_tiles + b * Tiles::vector_bytes + column);
         dp.x[0][n][i] = s.x[0][n][i] * (dp.x[0][n][i] - column_delta);  // ds
       }
-    start_AB(dk, to_floatX(dp), q_tiles.next(b));
+    const RegisterTile<1, N / 2> ds_rows = to_floatX(dp);
+    if constexpr (StoresDs) store_register_tile(ds_tile, 0, ds_rows);
+    start_AB(dk, ds_rows, q_tiles.next(b));
     commit_products();
+    if constexpr (StoresDs) store_ds(ds.row(int(blockIdx.y), tiles.head(tile), key) + q0, ds.rows, ds_tile);
     tile = tiles.after(tile);
   } while (tiles.contains(tile));
   wait_for_products<0>(dk, dv);

@@ -8,9 +8,11 @@
 // for everything before it, as does copy_to_device from pageable memory; nothing else that a training step calls does.
 #pragma once
 #include <cuda_runtime.h>
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <initializer_list>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -48,9 +50,14 @@ inline bool can_use_wgmma(const cudaDeviceProp& gpu) {
 }
 
 // The instructions that multiply in attention: mma.sync, or where there are kernels with it wgmma, or for each shape
-// those that are faster. With wgmma_registers dk and dv of up to 64 channels read K and V from registers, too: no GPU
-// has shown yet whether that is faster.
-enum class AttentionBy { fastest, mma, wgmma, wgmma_registers };
+// those that are faster. The candidates are kernels by wgmma that no GPU has been measured with: the forward pass with
+// a warpgroup that loads; and dk and dv of 64 channels with K and V in registers, or with candidates_ds dS once through
+// memory.
+enum class AttentionBy { fastest, mma, wgmma, candidates, candidates_ds };
+constexpr std::pair<const char*, AttentionBy> attention_ways[] = {{"mma", AttentionBy::mma},
+                                                                  {"wgmma", AttentionBy::wgmma},
+                                                                  {"candidates", AttentionBy::candidates},
+                                                                  {"candidates-ds", AttentionBy::candidates_ds}};
 
 // What SLA_ATTENTION asks for. The emulated GPU is believed to have wgmma's code if that is asked for: it executes
 // nvcc's.
@@ -58,9 +65,11 @@ inline AttentionBy attention_asked_for(const cudaDeviceProp& gpu) {
   const char* const text = getenv("SLA_ATTENTION");
   if (text == nullptr) return can_use_wgmma(gpu) ? AttentionBy::fastest : AttentionBy::mma;
   const std::string by = text;
-  if (by == "mma") return AttentionBy::mma;
-  if (by != "wgmma" && by != "wgmma-registers")
-    user_error("SLA_ATTENTION=%s: it must be mma, wgmma or wgmma-registers", by.c_str());
+  const auto way = std::find_if(std::begin(attention_ways), std::end(attention_ways),
+                                [&](const auto& way) { return by == way.first; });
+  if (way == std::end(attention_ways))
+    user_error("SLA_ATTENTION=%s: it must be mma, wgmma, candidates or candidates-ds", by.c_str());
+  if (way->second == AttentionBy::mma) return way->second;
   if (gpu.major != 9 || gpu.minor != 0)
     user_error("SLA_ATTENTION=%s: it needs a GPU of compute capability 9.0 (H100, H200), and this one has %d.%d",
                by.c_str(), gpu.major, gpu.minor);
@@ -68,7 +77,15 @@ inline AttentionBy attention_asked_for(const cudaDeviceProp& gpu) {
   if (!can_use_wgmma(gpu))
     user_error("SLA_ATTENTION=%s: this program has no code for sm_90a; build it with GPU_ARCH=sm_90", by.c_str());
 #endif
-  return by == "wgmma" ? AttentionBy::wgmma : AttentionBy::wgmma_registers;
+  return way->second;
+}
+
+// Whether the gradients of biases are to be the epilogue of a matmul, which no GPU has been measured with.
+inline bool bias_gradients_asked_for() {
+  const char* const text = getenv("SLA_BIAS_GRADIENTS");
+  if (text != nullptr && std::string(text) != "matmul")
+    user_error("SLA_BIAS_GRADIENTS=%s: it must be matmul, or not set", text);
+  return text != nullptr;
 }
 
 // Says so, before the first kernel is launched, if the driver will compile this program for the GPU, or cannot.
@@ -101,7 +118,8 @@ struct Gpu {
   bool has_tf32 = false;                 // matmuls may round to it
   bool has_wgmma = false;                // Hopper's products can be used: attention_wgmma.h
   AttentionBy attention_by = AttentionBy::mma;
-  bool fuses_gelu_backward = false;  // as the epilogue of the matmul before it, which is faster on an H100
+  bool fuses_gelu_backward = false;       // as the epilogue of the matmul before it, which is faster on an H100
+  bool bias_gradients_in_matmul = false;  // as the epilogue of the gradient of the weight: SLA_BIAS_GRADIENTS=matmul
   cudaStream_t stream = nullptr;
   void *gemm_workspace = nullptr, *scratch = nullptr;
   cudaStream_t upload_stream = nullptr;
@@ -144,6 +162,7 @@ struct Gpu {
     attention_by = attention_asked_for(properties);
     has_wgmma = attention_by != AttentionBy::mma || can_use_wgmma(properties);
     fuses_gelu_backward = is_16_bit && properties.major == 9;
+    bias_gradients_in_matmul = bias_gradients_asked_for();
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaMalloc(&gemm_workspace, gemm_workspace_bytes));
     CUDA_CHECK(cudaMalloc(&scratch, scratch_bytes));
@@ -176,7 +195,7 @@ void for_tiles_that_fit(size_t bytes, F f) {
 
 inline const char* device_name() { return gpu().name.c_str(); }
 inline bool wgmma_is_asked_for() {
-  return gpu().attention_by == AttentionBy::wgmma || gpu().attention_by == AttentionBy::wgmma_registers;
+  return gpu().attention_by != AttentionBy::mma && gpu().attention_by != AttentionBy::fastest;
 }
 
 inline void configure_threads(char**, const char* = nullptr) {}  // the host's threads have little to do

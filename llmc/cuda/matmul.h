@@ -54,6 +54,7 @@ struct GemmShape {
   // Products of so many matrices, and elements from one to the next.
   int64_t batch = 1, next_a = 0, next_b = 0, next_c = 0;
 
+  cudaDataType bias_type() const { return epilogue == CUBLASLT_EPILOGUE_BGRADB ? out_type : type; }
   auto key() const {
     return std::tie(op_a, op_b, m, n, k, lda, ldb, ldc, accumulate, type, out_type, epilogue, tf32, align_a, align_b,
                     align_c, align_bias, align_aux, batch, next_a, next_b, next_c);
@@ -61,7 +62,8 @@ struct GemmShape {
   bool operator<(const GemmShape& o) const { return key() < o.key(); }
 };
 
-// What cuBLASLt applies to a product before it writes it. bias (n); aux as the kind of epilogue defines it.
+// What cuBLASLt applies to a product before it writes it. bias (n), which BGRADB writes; aux as the kind of epilogue
+// defines it.
 struct GemmEpilogue {
   cublasLtEpilogue_t kind = CUBLASLT_EPILOGUE_DEFAULT;
   const void* bias = nullptr;
@@ -112,7 +114,7 @@ inline GemmPlan describe_gemm(const GemmShape& s) {
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, op_a);
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, op_b);
   set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
-  if (s.align_bias > 0) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, s.type);
+  if (s.align_bias > 0) set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, s.bias_type());
   if (s.align_aux > 0) {
     set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, s.ldc);
     set_attribute(plan.operation, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, s.out_type);
@@ -315,10 +317,15 @@ inline void bias_backward(float* dbias, const floatX* dout, int64_t N, int64_t O
   bias_backward(dbias, dout, N, OC, OC);
 }
 
+// With gpu().bias_gradients_in_matmul cuBLASLt sums up the rows of dout while it reads them for dweight.
 inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* inp, int64_t N,
                                    int64_t C, int64_t OC) {
-  gemm('T', 'N', OC, C, N, dout, OC, inp, C, true, dweight, C);
-  if (dbias != nullptr) bias_backward(dbias, dout, N, OC);
+  GemmEpilogue epilogue;
+  const bool with_bias = dbias != nullptr && gpu().bias_gradients_in_matmul;
+  if (with_bias) epilogue.kind = CUBLASLT_EPILOGUE_BGRADB, epilogue.bias = device_scratch<float>(OC);
+  gemm('T', 'N', OC, C, N, dout, OC, inp, C, true, dweight, C, epilogue);
+  if (with_bias) add_column_sums(dbias, nullptr, static_cast<const float*>(epilogue.bias), 1, OC, OC);
+  else if (dbias != nullptr) bias_backward(dbias, dout, N, OC);
 }
 
 inline void matmul_backward(floatX* dinp, float* dweight, float* dbias, const floatX* dout, const floatX* inp,

@@ -24,7 +24,7 @@ constexpr bool compiled_for_wgmma = true;
 constexpr bool compiled_for_wgmma = false;
 #endif
 
-constexpr int warpgroup_size = 4 * warp_size, warpgroup_rows = 64;
+constexpr int warpgroup_size = 4 * warp_size, warpgroup_rows = 64, mbarrier_bytes = 8;
 
 // ----------------------------------------------------------------------------
 // Instructions
@@ -39,6 +39,15 @@ __device__ inline void wait_for_groups() {}
 __device__ inline void copies_for_wgmma() {}
 __device__ inline void keep_here(float&) {}
 __device__ inline void keep_here(unsigned&) {}
+__device__ inline void mbarrier_init(int, int) {}
+__device__ inline void arrive(int) {}
+__device__ inline void wait_for_phase(int, unsigned) {}
+template <int threads>
+__device__ inline void arrive_threads(int) {}
+template <int registers>
+__device__ inline void give_back_registers() {}
+template <int registers>
+__device__ inline void take_registers() {}
 template <bool by_columns, bool added>
 __device__ inline void wgmma(float (&)[8][4], const unsigned (&)[4], uint64_t) {}
 template <bool added>
@@ -63,6 +72,44 @@ __device__ inline void copies_for_wgmma() { asm volatile("fence.proxy.async.shar
 // The compiler keeps what it computes x from before this, and what it computes from x after this.
 __device__ inline void keep_here(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 __device__ inline void keep_here(unsigned& x) { asm volatile("" : "+r"(x)::"memory"); }
+
+// A barrier in shared memory at `offset` (mbarrier, 8 bytes), whose phases each end with so many arrivals. One thread
+// calls this, and others use the barrier after __syncthreads.
+__device__ inline void mbarrier_init(int offset, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(offset)), "r"(arrivals) : "memory");
+}
+// One arrival of a warp, after what all its lanes have done.
+__device__ inline void arrive(int offset) {
+  __syncwarp();
+  if (threadIdx.x % warp_size == 0)
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(offset)) : "memory");
+}
+// Waits until the phase with this parity has ended: 0 is the first one's, and 1 has ended at the start.
+__device__ inline void wait_for_phase(int offset, unsigned parity) {
+  unsigned has_ended = 0;
+  while (has_ended == 0)
+    asm volatile("{ .reg .pred ended; mbarrier.try_wait.parity.shared::cta.b64 ended, [%1], %2; "
+                 "selp.u32 %0, 1, 0, ended; }"
+                 : "=r"(has_ended)
+                 : "r"(shared_address(offset)), "r"(parity)
+                 : "memory");
+}
+
+// An arrival at the barrier of sync_threads<threads>, without waiting for the others.
+template <int threads>
+__device__ inline void arrive_threads(int barrier) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(threads) : "memory");
+}
+
+// From here on each thread of a warpgroup has so many registers: fewer than before, or more, as soon as they are free.
+template <int registers>
+__device__ inline void give_back_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers>
+__device__ inline void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
 
 __device__ inline unsigned wgmma_address(int offset) { return shared_address(offset); }
 

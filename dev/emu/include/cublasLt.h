@@ -26,6 +26,7 @@ typedef enum {
   CUBLASLT_EPILOGUE_GELU_AUX = 32 | 128,
   CUBLASLT_EPILOGUE_GELU_AUX_BIAS = CUBLASLT_EPILOGUE_GELU_AUX | CUBLASLT_EPILOGUE_BIAS,
   CUBLASLT_EPILOGUE_DGELU = 64 | 128,
+  CUBLASLT_EPILOGUE_BGRADB = 512,  // bias, of N elements, = the sums of op(B) along k
 } cublasLtEpilogue_t;
 
 typedef enum {

@@ -95,6 +95,30 @@ TEST(Attention, ByWgmmaIsThatByMma) {
       EXPECT_LE(relative_error(results[1][r], results[0][r]), tolerance) << c << ", result " << r;
   }
 }
+
+// The candidates' forward pass has as many blocks as the GPU has multiprocessors, and a block takes any number of tiles
+// of queries; the backward pass with dS in memory takes any number of sequences at once.
+TEST(Attention, HasTheSameBitsInAnyNumberOfBlocksAndChunks) {
+  if (gpu().attention_by < AttentionBy::candidates) GTEST_SKIP() << "SLA_ATTENTION=candidates is not set";
+  const int multiprocessors = gpu().multiprocessors;
+  const int64_t most_bytes = DsMatrices::most_bytes;
+  for (const Case& c : {Case{3, 300, 64, {0, 1, 0}, 1}, Case{2, 90, 128, {0, 1}, 2}}) {
+    std::vector<std::vector<floatX>> first;
+    for (int blocks : {1, 7, 132}) {
+      gpu().multiprocessors = blocks;
+      if (blocks == 7) DsMatrices::most_bytes = 1;  // one sequence at a time
+      if (blocks == 132) DsMatrices::most_bytes = 2 * DsMatrices::elements_of_sequence(c.T, c.NH()) * sizeof(floatX);
+      Layer layer(c);
+      layer.forward();
+      layer.backward();
+      const std::vector<std::vector<floatX>> results = layer.results();
+      if (first.empty()) first = results;
+      for (size_t i = 0; i < results.size(); i++) EXPECT_TRUE(same_bits(results[i], first[i])) << c << ", " << blocks;
+      DsMatrices::most_bytes = most_bytes;
+    }
+  }
+  gpu().multiprocessors = multiprocessors;
+}
 #endif
 
 #ifdef SLA_CPU

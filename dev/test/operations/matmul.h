@@ -135,20 +135,34 @@ TEST(Matmul, TakesTheAlgorithmThatIsChosenForAShape) {
 }
 #endif
 
+// Calls f() with the gradients of biases as sums of their own and, on a GPU, from the matmul.
+template <class F>
+inline void with_bias_gradients_of_both_kinds(F f) {
+  f();
+#ifndef SLA_CPU
+  gpu().bias_gradients_in_matmul = !gpu().bias_gradients_in_matmul;
+  f();
+  gpu().bias_gradients_in_matmul = !gpu().bias_gradients_in_matmul;
+#endif
+}
+
 TEST(Matmul, BackwardSetsTheInputsGradientAndAddsToTheWeights) {
-  for (const Linear& l : {Linear{37, 24, 136}, Linear{203, 8, 520}}) {  // the second: several blocks of bias_backward
-    const auto [dinp, dweight, dbias] = in_any_order([&] {
-      DeviceArray<floatX> dinp(nans<floatX>(l.N * l.C));
-      DeviceArray<float> dweight(l.dweight), dbias(l.dbias);
-      matmul_backward(dinp.data, dweight.data, dbias.data, l.d_dout.data, l.d_inp.data, l.d_weight.data, l.N, l.C,
-                      l.OC);
-      return std::make_tuple(dinp.to_host(), dweight.to_host(), dbias.to_host());
-    });
-    const Linear::Gradients expected = l.gradients();
-    EXPECT_LE(relative_error(dinp, expected.dinp), one_rounding);
-    EXPECT_LE(relative_error(dweight, expected.dweight), of_fp32);
-    EXPECT_LE(relative_error(dbias, expected.dbias), of_fp32);
-  }
+  const Linear layers[] = {{37, 24, 136}, {203, 8, 520}};  // the second: several blocks of bias_backward
+  with_bias_gradients_of_both_kinds([&] {
+    for (const Linear& l : layers) {
+      const auto [dinp, dweight, dbias] = in_any_order([&] {
+        DeviceArray<floatX> dinp(nans<floatX>(l.N * l.C));
+        DeviceArray<float> dweight(l.dweight), dbias(l.dbias);
+        matmul_backward(dinp.data, dweight.data, dbias.data, l.d_dout.data, l.d_inp.data, l.d_weight.data, l.N, l.C,
+                        l.OC);
+        return std::make_tuple(dinp.to_host(), dweight.to_host(), dbias.to_host());
+      });
+      const Linear::Gradients expected = l.gradients();
+      EXPECT_LE(relative_error(dinp, expected.dinp), one_rounding);
+      EXPECT_LE(relative_error(dweight, expected.dweight), of_fp32);
+      EXPECT_LE(relative_error(dbias, expected.dbias), of_fp32);
+    }
+  });
 }
 
 TEST(Matmul, BackwardThroughAnActivationMultipliesWithItsDerivative) {
