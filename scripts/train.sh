@@ -11,8 +11,9 @@ source scripts/stoppable.sh
 DATA=${DATA:-gcide} TEXT=${TEXT:-} STEPS=${STEPS:-} VOCABULARY=${VOCABULARY:-}
 die() { echo "error: $*" >&2; exit 1; }
 [[ ${STEPS:-1} =~ ^[1-9][0-9]{0,8}$ ]] || die "STEPS=$STEPS: it must be a number of updates, at least 1"
-[[ ${VOCABULARY:-257} =~ ^[1-9][0-9]{2,4}$ ]] && ((${VOCABULARY:-257} >= 257 && ${VOCABULARY:-257} <= 65536)) ||
+if [ -n "$VOCABULARY" ] && ! [[ $VOCABULARY =~ ^[1-9][0-9]{2,4}$ && $VOCABULARY -ge 257 && $VOCABULARY -le 65536 ]]; then
   die "VOCABULARY=$VOCABULARY: it must be a number of tokens, 257 to 65536"
+fi
 export TOKENIZER=${VOCABULARY:+bpe$VOCABULARY}
 export TOKENIZER=${TOKENIZER:-bytes}
 say() { printf '\n== %s\n' "$*"; }
@@ -79,7 +80,7 @@ vocab_size=257
 # The text may give fewer tokens than asked for.
 [ -z "$VOCABULARY" ] || vocab_size=$(sed -n 's/.*"vocab_size": \([0-9]*\).*/\1/p' "$data/MANIFEST.json")
 options=(-i "$data/train_*.bin" -j "$data/val_*.bin" --shuffle
-  --layers 8 --heads 8 --channels 256 --vocab-size $vocab_size --max-seq-len 256 --wiring "sla(6,6)"
+  --layers 8 --heads 8 --channels 256 --vocab-size "$vocab_size" --max-seq-len 256 --wiring "sla(6,6)"
   -t 256 -b 4 --optimizer muon -l 4e-3 -c 0.1)
 
 # How many updates: chosen once, so that the same command resumes the same run on whichever machine, and again only if
