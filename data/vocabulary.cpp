@@ -67,32 +67,12 @@ namespace {
 struct Pair {
   int64_t count = 0;
   std::vector<uint32_t> places;  // of the left token's first byte, ascending
-
-  void add(int64_t n, uint32_t place) {
-    count += n;
-    places.push_back(place);
-  }
-};
-
-// The neighbours on one side of the tokens that a merge makes, and the pairs that they form with it.
-struct Neighbours {
-  std::vector<Pair> pairs;  // (vocabulary), by the neighbour's id
-  std::vector<uint16_t> ids;
-
-  Pair& operator[](uint16_t id) {
-    if (pairs[id].count == 0) ids.push_back(id);
-    return pairs[id];
-  }
-  void clear() {
-    for (const uint16_t id : ids) pairs[id] = {};
-    ids.clear();
-  }
 };
 
 class Learner {
  public:
-  Learner(WordCounts words, size_t vocabulary);
-  std::vector<Merge> learn();
+  explicit Learner(WordCounts words);
+  std::vector<Merge> learn(size_t wanted);
 
  private:
   // A byte of text each. A token's id stands at its first and its last byte, and at other bytes no token's that has
@@ -101,28 +81,26 @@ class Learner {
   std::vector<uint32_t> word_of_;
   std::vector<int64_t> counts_;                                      // of the words
   std::vector<uint32_t> lengths_;                                    // of the tokens, in bytes
-  std::unordered_map<uint32_t, Pair> pairs_;                         // those of at least min_count, by key_of
+  std::unordered_map<uint32_t, Pair> pairs_;                         // by key_of
   std::priority_queue<std::pair<int64_t, uint32_t>> most_frequent_;  // counts, maybe from before they fell, and ~keys
-  Neighbours left_, right_;
-  size_t vocabulary_;
 
   static uint32_t key_of(uint16_t left, uint16_t right) { return uint32_t(left) << 16 | right; }
+  void add(uint32_t key, uint32_t place, std::vector<uint32_t>& added);
   void offer(uint32_t key);
-  void remove(uint32_t key, int64_t count);
   void merge(Merge parts);
 };
 
 }  // namespace
 
-Learner::Learner(WordCounts words, size_t vocabulary) : lengths_(257, 1), vocabulary_(vocabulary) {
-  std::string all_bytes(256, '\0');
-  for (int byte = 0; byte < 256; byte++) all_bytes[byte] = char(byte);
+Learner::Learner(WordCounts words) : lengths_(byte_vocab_size, 1) {
+  std::string all_bytes;
+  for (int byte = 0; byte < 256; byte++) all_bytes += char(byte);
   const Tokenizer without_merges = Tokenizer::of_merges({});
   std::vector<uint16_t> byte_ids;
   Encoder(without_merges).encode(all_bytes, byte_ids);
   ids_.reserve(words.bytes() + words.size() + 1);
-  ids_.push_back(0);
   word_of_.reserve(ids_.capacity());
+  ids_.push_back(0);
   for (size_t i = 0; i < words.size(); i++) {
     for (const char byte : words.word(i)) ids_.push_back(byte_ids[uint8_t(byte)]);
     ids_.push_back(0);
@@ -130,45 +108,39 @@ Learner::Learner(WordCounts words, size_t vocabulary) : lengths_(257, 1), vocabu
     counts_.push_back(words.count(i));
   }
   words = {};
-  for (size_t at = 0; at + 1 < ids_.size(); at++)
-    if (ids_[at] != 0 && ids_[at + 1] != 0)
-      pairs_[key_of(ids_[at], ids_[at + 1])].add(counts_[word_of_[at]], uint32_t(at));
-  std::vector<uint32_t> keys;
-  for (const auto& [key, pair] : pairs_) keys.push_back(key);
-  for (const uint32_t key : keys) offer(key);
-  left_.pairs.resize(vocabulary);
-  right_.pairs.resize(vocabulary);
+  std::vector<uint32_t> added;
+  for (uint32_t at = 0; at + 1 < ids_.size(); at++)
+    if (ids_[at] != 0 && ids_[at + 1] != 0) add(key_of(ids_[at], ids_[at + 1]), at, added);
+  for (const uint32_t key : added) offer(key);
 }
 
-// A new pair can be merged if it is frequent enough. Later its count can only fall.
+void Learner::add(uint32_t key, uint32_t place, std::vector<uint32_t>& added) {
+  Pair& pair = pairs_[key];
+  if (pair.places.empty()) added.push_back(key);
+  pair.count += counts_[word_of_[place]];
+  pair.places.push_back(place);
+}
+
+// From now on a pair's count can only fall.
 void Learner::offer(uint32_t key) {
   const auto pair = pairs_.find(key);
-  if (pair == pairs_.end()) return;
   if (pair->second.count < min_count) pairs_.erase(pair);
   else most_frequent_.push({pair->second.count, ~key});
 }
 
-void Learner::remove(uint32_t key, int64_t count) {
-  const auto pair = pairs_.find(key);
-  if (pair != pairs_.end() && (pair->second.count -= count) < min_count) pairs_.erase(pair);
-}
-
-std::vector<Merge> Learner::learn() {
+std::vector<Merge> Learner::learn(size_t wanted) {
   std::vector<Merge> merges;
-  while (lengths_.size() < vocabulary_ && !most_frequent_.empty()) {
+  while (merges.size() < wanted && !most_frequent_.empty()) {
     if (interrupted) user_error("interrupted");
-    const auto [count, key] = most_frequent_.top();
+    const auto [count, not_key] = most_frequent_.top();
     most_frequent_.pop();
-    const auto pair = pairs_.find(~key);
-    if (pair == pairs_.end()) continue;
-    if (pair->second.count < count) {
-      most_frequent_.push({pair->second.count, key});
-      continue;
+    const Merge parts = {uint16_t(~not_key >> 16), uint16_t(~not_key)};
+    if (pairs_[~not_key].count != count) {
+      offer(~not_key);
+    } else if (lengths_[parts.first] + lengths_[parts.second] <= longest_token) {
+      merges.push_back(parts);
+      merge(parts);
     }
-    const Merge parts = {uint16_t(~key >> 16), uint16_t(~key)};
-    if (lengths_[parts.first] + lengths_[parts.second] > longest_token) continue;
-    merges.push_back(parts);
-    merge(parts);
   }
   return merges;
 }
@@ -177,38 +149,26 @@ std::vector<Merge> Learner::learn() {
 void Learner::merge(Merge parts) {
   const auto [a, b] = parts;
   const uint16_t merged = uint16_t(lengths_.size());
-  const uint32_t length = lengths_[a] + lengths_[b];
-  const auto pair = pairs_.find(key_of(a, b));
-  const std::vector<uint32_t> places = std::move(pair->second.places);
-  pairs_.erase(pair);
-  lengths_.push_back(length);
+  lengths_.push_back(lengths_[a] + lengths_[b]);
+  const std::vector<uint32_t> places = std::move(pairs_[key_of(a, b)].places);
+  pairs_.erase(key_of(a, b));
+  std::vector<uint32_t> added;
+  auto remove = [&](uint32_t key, int64_t count) {
+    if (const auto pair = pairs_.find(key); pair != pairs_.end()) pair->second.count -= count;
+  };
   for (const uint32_t at : places) {
-    const uint32_t middle = at + lengths_[a], end = at + length;
+    const uint32_t middle = at + lengths_[a], end = at + lengths_[merged];
     if (ids_[at] != a || ids_[middle] != b) continue;
     const uint16_t before = ids_[at - 1], after = ids_[end];
     const int64_t count = counts_[word_of_[at]];
     ids_[at] = ids_[middle] = ids_[end - 1] = merged;
-    if (before != 0) left_[before].add(count, at - lengths_[before]);
-    if (after != 0) right_[after].add(count, at);
+    if (before != 0) add(key_of(before, merged), at - lengths_[before], added), remove(key_of(before, a), count);
+    if (after != 0) add(key_of(merged, after), at, added), remove(key_of(b, after), count);
   }
-  for (const uint16_t id : left_.ids) {
-    Pair& found = left_.pairs[id];
-    pairs_[key_of(id, merged)] = {found.count, std::move(found.places)};
-  }
-  for (const uint16_t id : right_.ids) {
-    Pair& found = right_.pairs[id];
-    pairs_[key_of(merged, id)] = {found.count, std::move(found.places)};
-  }
-  for (const uint16_t id : left_.ids) remove(key_of(id, a), left_.pairs[id].count);
-  for (const uint16_t id : right_.ids) remove(key_of(b, id), right_.pairs[id].count);
-  for (const uint16_t id : left_.ids) offer(key_of(id, merged));
-  for (const uint16_t id : right_.ids) offer(key_of(merged, id));
-  left_.clear();
-  right_.clear();
+  for (const uint32_t key : added) offer(key);
 }
 
 std::vector<Merge> learn_merges(WordCounts words, size_t wanted) {
-  const size_t vocabulary = size_t(byte_vocab_size) + wanted;
-  CHECK(vocabulary <= size_t(max_vocab_size));
-  return Learner(std::move(words), vocabulary).learn();
+  CHECK(byte_vocab_size + wanted <= size_t(max_vocab_size));
+  return Learner(std::move(words)).learn(wanted);
 }
