@@ -10,8 +10,8 @@ Hugging Face's tokenizers; writes the fixtures of dev/test/test_tokenizer.cpp an
 
 `check` needs GPT-2's ranks in tiktoken's format (r50k_base.tiktoken). It compares every code point alone and between
 letters, digits, spaces and newlines; random byte strings; pieces of up to a megabyte; and the texts, in documents of 8
-MB. encode_records itself checks that bytes come back from their tokens. `train` learns a vocabulary from the texts, in files or folders whose files are a
-document each, by both programs, and says how long each took.
+MB. encode_records itself checks that bytes come back from their tokens. `train` learns a
+vocabulary by both programs from the texts, of which each file is a document, and says how long each took.
 """
 import argparse
 import base64

@@ -11,7 +11,8 @@ source scripts/stoppable.sh
 DATA=${DATA:-gcide} TEXT=${TEXT:-} STEPS=${STEPS:-} VOCABULARY=${VOCABULARY:-}
 die() { echo "error: $*" >&2; exit 1; }
 [[ ${STEPS:-1} =~ ^[1-9][0-9]{0,8}$ ]] || die "STEPS=$STEPS: it must be a number of updates, at least 1"
-if [ -n "$VOCABULARY" ] && ! [[ $VOCABULARY =~ ^[1-9][0-9]{2,4}$ && $VOCABULARY -ge 257 && $VOCABULARY -le 65536 ]]; then
+if [ -n "$VOCABULARY" ] &&
+  ! [[ $VOCABULARY =~ ^[1-9][0-9]{2,4}$ && $VOCABULARY -ge 257 && $VOCABULARY -le 65536 ]]; then
   die "VOCABULARY=$VOCABULARY: it must be a number of tokens, 257 to 65536"
 fi
 export TOKENIZER=${VOCABULARY:+bpe$VOCABULARY}
