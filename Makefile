@@ -87,6 +87,7 @@ help:
 	@echo 'make            build what this machine can build, and say what it is'
 	@echo 'make train      install, build, fetch a corpus, train a small model for up to 5 minutes, sample'
 	@echo '                TEXT=path: your own text file or folder; STEPS=n: so many updates; DATA=tinyshakespeare'
+	@echo '                VOCABULARY=4096: tokens of a vocabulary of that size, learned from the text, not bytes'
 	@echo 'make paper      the tables of the SLA paper and other wirings, over seeds (1.6 hours on 2 cores);'
 	@echo '                make night, evidence, probe: the other files of scripts/experiments'
 	@echo 'make test       install, build and run the tests of every part, those for GPUs on an emulated one'

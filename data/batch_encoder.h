@@ -15,10 +15,12 @@
 #include "llmc/base/text.h"
 #include "llmc/base/utf8.h"
 #include "shards.h"
+#include "vocabulary.h"
 
 // What data/tokenize is asked to do; its --help says what the options are.
 struct TokenizeOptions {
   std::string tokenizer = "bytes";
+  int train_vocabulary = 0;  // tokens of a vocabulary that is learned from the text; 0: `tokenizer` names one
   std::string out;
   std::string separator = "none";
   std::string end_of_text = "before";
@@ -63,14 +65,17 @@ struct EncodedBatch {
   int64_t read = 0;   // bytes of the sources, up to the end of the batch
 };
 
+// With `words`, texts are not encoded, but their words counted there.
 struct BatchEncoder {
   const TokenizeOptions& options;
   const Tokenizer& tokenizer;
+  WordCounts* words;
   Encoder encoder;
   std::string replaced;
   std::vector<std::string> strings;  // of a line of JSON
 
-  BatchEncoder(const TokenizeOptions& o, const Tokenizer& t) : options(o), tokenizer(t), encoder(t) {}
+  BatchEncoder(const TokenizeOptions& o, const Tokenizer& t, WordCounts* w)
+      : options(o), tokenizer(t), words(w), encoder(t) {}
 
   void add_text(std::string_view text, std::vector<uint16_t>& tokens, Counts& counts) {
     counts.bytes += int64_t(text.size());
@@ -79,7 +84,8 @@ struct BatchEncoder {
       if (n > 0) text = replaced;
       counts.replaced += n;
     }
-    encoder.encode(text, tokens);
+    if (words) words->add_text(text);
+    else encoder.encode(text, tokens);
   }
 
   void add(std::string_view text, const Part& part, std::vector<uint16_t>& tokens, Counts& counts) {

@@ -5,13 +5,15 @@ say() { echo "$corpus: $*" >&2; }
 fail() { say "error: $*"; exit 1; }
 trap 'exit 130' INT TERM HUP
 
-# choose_tokenizer <name>: sets $out to data/<name>, or, with TOKENIZER=gpt2 in the environment, to data/<name>-gpt2.
+# choose_tokenizer <name>: sets $out to data/<name>, or, with TOKENIZER=gpt2 or bpe4096 in the environment, to
+# data/<name>-gpt2 or data/<name>-bpe4096.
 choose_tokenizer() {
   tokenizer=${TOKENIZER:-bytes}
   case $tokenizer in
     bytes) out=$root/data/$1 ;;
-    gpt2) out=$root/data/$1-gpt2 ;;
-    *) fail "TOKENIZER=$tokenizer: it must be bytes (the default) or gpt2" ;;
+    gpt2 | bpe[1-9][0-9][0-9] | bpe[1-9][0-9][0-9][0-9] | bpe[1-6][0-9][0-9][0-9][0-9]) out=$root/data/$1-$tokenizer ;;
+    *) fail "TOKENIZER=$tokenizer: it must be bytes (the default) or gpt2, or, as bpe4096, bpe and the size of a" \
+         "vocabulary that is learned from the text" ;;
   esac
 }
 
@@ -25,12 +27,15 @@ exit_if_done() {
 }
 
 # run <program> <arguments...>: runs data/tokenize or data/convert with the vocabulary that $tokenizer names. Builds the
-# program and fetches the vocabulary if they are missing.
+# program and fetches the vocabulary if they are missing. data/tokenize alone can learn one.
 run() {
   [[ -x $root/data/$1 ]] || make -s -C "$root" "data/$1" >&2
-  local vocabulary=bytes
-  [[ $tokenizer = bytes ]] || vocabulary=$("$root/data/gpt2.sh" | tail -n 1)
-  "$root/data/$1" --tokenizer "$vocabulary" "${@:2}" >&2
+  local option=--tokenizer vocabulary=bytes
+  case $tokenizer in
+    gpt2) vocabulary=$("$root/data/gpt2.sh" | tail -n 1) ;;
+    bpe*) option=--train-vocabulary vocabulary=${tokenizer#bpe} ;;
+  esac
+  "$root/data/$1" "$option" "$vocabulary" "${@:2}" >&2
 }
 
 # download <url> <file> <bytes> <sha256> <hint>: downloads to <file>.part, which is renamed when it is complete and its

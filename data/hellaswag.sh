@@ -5,6 +5,8 @@
 set -euo pipefail
 corpus=hellaswag
 source -- "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
+[[ ${TOKENIZER-} != bpe* ]] || fail "TOKENIZER=$TOKENIZER: it must be gpt2 (the default) or bytes; data/convert makes" \
+  "questions for a model with a vocabulary of its own"
 TOKENIZER=${TOKENIZER:-gpt2} choose_tokenizer hellaswag
 if [[ -e $out/hellaswag_val.bin ]]; then
   say "exists already"

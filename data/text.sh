@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # data/text.sh PATH: any text file, or folder of text files, compressed and in tar files too, as tokens in
 # data/text-<name>-<checksum of the path>/: bytes, or, with TOKENIZER=gpt2, GPT-2's, in that folder with -gpt2 at its
-# end. Made again if the text in PATH is another, by its size and checksum. A document is a file. Prints the folder as
-# its last line.
+# end, or, with TOKENIZER=bpe4096, those of a vocabulary of 4096 tokens that is learned from it, in one with -bpe4096.
+# Made again if the text in PATH is another, by its size and checksum. A document is a file. Prints the folder as its
+# last line.
 # data/text.sh --pairs PATH: JSON lines {"prompt": "...", "answer": "..."}, whose answers are scored, in
 # data/pairs-<name>-<checksum of the path>/.
 set -euo pipefail

@@ -13,6 +13,7 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -35,14 +36,40 @@
 #include "packing.h"
 #include "shards.h"
 #include "source_reader.h"
+#include "vocabulary.h"
 
 using json = nlohmann::ordered_json;
 
 constexpr int64_t few_documents = 200;            // with fewer documents, the split is by bytes
+constexpr size_t words_of_a_thread = 1 << 16;     // counted before they are added to those of all threads
 constexpr size_t max_bytes_in_flight = 64 << 20;  // of text that is read and not yet written; most batches have 1 MiB
 
 // -------------------------------------------------------------------------------------------------------------------
 // The run
+
+// How far a pass over the text is, on stderr: every second on a terminal, every minute elsewhere.
+struct Progress {
+  double start = seconds_now(), shown_at = start;
+
+  void show(const std::vector<SourceFile>& sources, int64_t bytes_read, int64_t bytes_of_text,
+            const std::string& and_what);
+};
+
+void Progress::show(const std::vector<SourceFile>& sources, int64_t bytes_read, int64_t bytes_of_text,
+                    const std::string& and_what) {
+  const bool terminal = isatty(STDERR_FILENO);
+  const double now = seconds_now();
+  if (now - shown_at < (terminal ? 1 : 60)) return;
+  shown_at = now;
+  int64_t all = 0;
+  for (const SourceFile& source : sources) all += source.bytes;
+  const double seconds = now - start, read = double(bytes_read);
+  const double to_read = double(std::max<int64_t>(0, all - bytes_read));
+  const std::string left = read > 0 && all > 0 ? format(", %.0f s left", seconds * to_read / read) : "";
+  fprintf(stderr, "%s%.0f of %.0f MB read, %.1f MB/s of text, %s%s%s", terminal ? "\r" : "", double(bytes_read) / 1e6,
+          double(all) / 1e6, double(bytes_of_text) / 1e6 / seconds, and_what.c_str(), left.c_str(),
+          terminal ? "   " : "\n");
+}
 
 struct Run {
   const TokenizeOptions& options;
@@ -55,7 +82,7 @@ struct Run {
   PackingCounts packing;
   Position position;  // after it
   std::string tokenizer_json;
-  double start = seconds_now();
+  Progress progress;
 
   Run(const TokenizeOptions& o, const Tokenizer& t)
       : options(o), tokenizer(t), sources(list_sources(o.corpus.paths)), folder(o.out) {
@@ -67,13 +94,9 @@ struct Run {
   void choose_split();
   void write_manifest();
   void write(const EncodedBatch& batch);
-  void show_progress(int64_t bytes_read);
   void encode_all();
   void pack_all();
   void print_summary() const;
-
- private:
-  double shown_at_ = seconds_now();
 };
 
 // With fewer than few_documents documents, the last bytes are validation data, which requires counting all bytes first;
@@ -98,12 +121,18 @@ void Run::choose_split() {
 
 // What DIR's tokens depend on beside the text and the vocabulary. An option that is not given is null.
 static json options_of(const TokenizeOptions& o) {
-  json options = {{"separator", o.separator}, {"field", name_as_text(o.field)},
-                  {"pairs", o.pairs},         {"end_of_text", o.end_of_text},
-                  {"val_fraction", nullptr},  {"shard_tokens", o.shard_tokens},
-                  {"pack", nullptr},          {"any_bytes", o.corpus.any_bytes}};
+  json options = {{"separator", o.separator},
+                  {"field", name_as_text(o.field)},
+                  {"pairs", o.pairs},
+                  {"end_of_text", o.end_of_text},
+                  {"val_fraction", nullptr},
+                  {"shard_tokens", o.shard_tokens},
+                  {"pack", nullptr},
+                  {"any_bytes", o.corpus.any_bytes},
+                  {"train_vocabulary", nullptr}};
   if (o.val_fraction) options["val_fraction"] = *o.val_fraction;
   if (o.row_tokens > 0) options["pack"] = o.row_tokens;
+  if (o.train_vocabulary > 0) options["train_vocabulary"] = o.train_vocabulary;
   return options;
 }
 
@@ -154,15 +183,26 @@ static bool is_as_stated(const std::string& path, const json& bytes, const json&
   return checksum && crc32c == crc32c_hex(*checksum);
 }
 
-// How the tokens in DIR differ from what these options would make of the text as it is now; "" if they do not.
-static std::string what_differs(const TokenizeOptions& options, const Tokenizer& tokenizer) {
+// Whether a file holds the vocabulary of this checksum.
+static bool is_vocabulary(const std::string& path, const json& crc32c) {
+  try {
+    return crc32c == crc32c_hex(Tokenizer::load(path).checksum());
+  } catch (const UserError&) { return false; }
+}
+
+// How the tokens in DIR differ from what these options would make of the text as it is now; "" if they do not. Without
+// a tokenizer their vocabulary is the one to be learned from the text, if the options and the text are the same.
+static std::string what_differs(const TokenizeOptions& options, const std::optional<Tokenizer>& tokenizer) {
   if (options.update && options.read_stdin()) return "standard input cannot be read twice";
   const std::string of_manifest = options.out + "/MANIFEST.json";
   const std::optional<std::string> text = try_read_file(of_manifest);
   if (!text) return of_manifest + " is missing";
   try {
     const json manifest = parse_json(*text);
-    if (manifest.at("tokenizer").at("crc32c") != crc32c_hex(tokenizer.checksum())) return "their vocabulary is another";
+    const json vocabulary = manifest.at("tokenizer").at("crc32c");
+    if (tokenizer && vocabulary != crc32c_hex(tokenizer->checksum())) return "their vocabulary is another";
+    if (!tokenizer && !is_vocabulary(options.out + "/tokenizer.json", vocabulary))
+      return options.out + "/tokenizer.json is missing or damaged";
     if (const std::string changed = changed_option(recorded_options(manifest), options_of(options)); !changed.empty())
       return "their " + changed;
     const std::vector<SourceFile> sources = list_sources(options.corpus.paths);
@@ -194,7 +234,7 @@ void Run::write_manifest() {
       if (shard.mask_checksum) shards.back()["mask_crc32c"] = crc32c_hex(*shard.mask_checksum);
     }
   json manifest = {{"tokenizer",
-                    {{"vocabulary", name_as_text(options.tokenizer)},
+                    {{"vocabulary", options.train_vocabulary > 0 ? "learned" : name_as_text(options.tokenizer)},
                      {"vocab_size", tokenizer.vocab_size()},
                      {"end_of_text", tokenizer.end_of_text()},
                      {"crc32c", crc32c_hex(tokenizer.checksum())}}},
@@ -234,30 +274,19 @@ void Run::write(const EncodedBatch& batch) {
     if (++counts.files[size_t(note)] <= most_warnings && note != Note::empty)
       print_warning(printable(file, /*one_line=*/true) + ": " + text_of(note));
   position = batch.end;
-  show_progress(batch.read);
-}
-
-// Every second on a terminal, every minute elsewhere.
-void Run::show_progress(int64_t bytes_read) {
-  const bool terminal = isatty(STDERR_FILENO);
-  const double now = seconds_now();
   const int64_t tokens = train->total() + val->total();
-  if (now - shown_at_ < (terminal ? 1 : 60)) return;
-  shown_at_ = now;
-  int64_t all = 0;
-  for (const SourceFile& source : sources) all += source.bytes;
-  const double seconds = now - start, read = double(bytes_read);
-  const double to_read = double(std::max<int64_t>(0, all - bytes_read));
-  const std::string left = read > 0 && all > 0 ? format(", %.0f s left", seconds * to_read / read) : "";
-  fprintf(stderr, "%s%.0f of %.0f MB read, %.1f MB/s of text, %.2f M tokens/s, %lld tokens%s%s", terminal ? "\r" : "",
-          double(bytes_read) / 1e6, double(all) / 1e6, double(counts.bytes) / 1e6 / seconds,
-          double(tokens) / 1e6 / seconds, (long long)tokens, left.c_str(), terminal ? "   " : "\n");
+  const double seconds = seconds_now() - progress.start;
+  progress.show(sources, batch.read, counts.bytes,
+                format("%.2f M tokens/s, %lld tokens", double(tokens) / 1e6 / seconds, (long long)tokens));
 }
 
-// State that the threads share: the corpus, which one thread at a time reads, and the shards, to which batches are
-// written in the corpus's order.
+// State that the threads of a pass over the text share: the corpus, which one thread at a time reads, and what
+// becomes of encoded batches, in the corpus's order. With `words`, the words of the text are counted instead.
 struct Pipeline {
-  Run& run;
+  const TokenizeOptions& options;
+  const Tokenizer& tokenizer;
+  const std::function<void(const EncodedBatch&)> write;
+  WordCounts* words;
   CorpusReader reader;
   std::mutex reading, state;
   std::condition_variable room;             // in_flight has decreased, or there was an error
@@ -268,7 +297,9 @@ struct Pipeline {
   Position end;
   std::exception_ptr error;
 
-  explicit Pipeline(Run& r) : run(r), reader(r.sources, r.options.corpus, r.split, r.tokenizer) {}
+  Pipeline(const TokenizeOptions& o, const Tokenizer& t, std::vector<SourceFile>& sources, const CorpusSplit& split,
+           std::function<void(const EncodedBatch&)> write_batch, WordCounts* w)
+      : options(o), tokenizer(t), write(std::move(write_batch)), words(w), reader(sources, o.corpus, split, t) {}
 
   // Reads the next batch; number: its number; read: bytes of the sources read so far. False at the end, or after an
   // error of any thread.
@@ -295,40 +326,74 @@ struct Pipeline {
     for (auto first = waiting.begin(); first != waiting.end() && first->first == next_written;
          first = waiting.erase(first)) {
       if (error) return;
-      run.write(first->second);
+      write(first->second);
       in_flight -= first->second.memory;
       next_written++;
     }
     room.notify_all();
   }
-  // The body of every thread; one of them makes tokenizer.json first, while the others encode. An exception in one of
-  // them ends all.
-  void work(bool make_tokenizer_json) {
+  void add_words(WordCounts& counted) {
+    if (!words) return;
+    std::lock_guard<std::mutex> lock(state);
+    words->add(counted);
+    counted = {};
+  }
+  // The body of every thread, which does something else first. An exception in one of them ends all.
+  void work(const std::function<void()>& first = [] {}) {
     try {
-      if (make_tokenizer_json) run.tokenizer_json = run.tokenizer.to_json();
-      BatchEncoder encoder(run.options, run.tokenizer);
+      first();
+      WordCounts counted;
+      BatchEncoder encoder(options, tokenizer, words ? &counted : nullptr);
       Batch batch;
       for (int64_t number, read; take(batch, number, read);) {
         EncodedBatch encoded = encoder.encode(batch);
         encoded.read = read;
         put(number, std::move(encoded));
+        if (counted.size() > words_of_a_thread) add_words(counted);
       }
+      add_words(counted);
     } catch (...) {
       std::lock_guard<std::mutex> lock(state);
       if (!error) error = std::current_exception();
       room.notify_all();
     }
   }
+  void run(const std::function<void()>& one_does_first = [] {}) {
+    std::vector<std::thread> threads;
+    for (int i = 1; i < options.threads; i++) threads.emplace_back([&] { work(); });
+    work(one_does_first);
+    for (std::thread& thread : threads) thread.join();
+    if (error) std::rethrow_exception(error);
+  }
 };
 
+// Meanwhile tokenizer.json is made.
 void Run::encode_all() {
-  Pipeline pipeline(*this);
-  std::vector<std::thread> threads;
-  for (int i = 1; i < options.threads; i++) threads.emplace_back([&] { pipeline.work(false); });
-  pipeline.work(true);
-  for (std::thread& thread : threads) thread.join();
-  if (pipeline.error) std::rethrow_exception(pipeline.error);
+  Pipeline pipeline(
+      options, tokenizer, sources, split, [&](const EncodedBatch& batch) { write(batch); }, nullptr);
+  pipeline.run([&] { tokenizer_json = tokenizer.to_json(); });
   position = pipeline.end;
+}
+
+// A vocabulary of options.train_vocabulary tokens, or fewer, that is learned from the whole corpus.
+static Tokenizer learn_vocabulary(const TokenizeOptions& options) {
+  const Tokenizer bytes = Tokenizer::of_merges({});
+  std::vector<SourceFile> sources = list_sources(options.corpus.paths);
+  Progress progress;
+  WordCounts words;
+  int64_t bytes_of_text = 0;
+  auto show = [&](const EncodedBatch& batch) {
+    bytes_of_text += batch.counts.bytes;
+    progress.show(sources, batch.read, bytes_of_text, "counting words");
+  };
+  Pipeline(options, bytes, sources, {}, show, &words).run();
+  const size_t different = words.size();
+  Tokenizer learned =
+      Tokenizer::of_merges(learn_merges(std::move(words), size_t(options.train_vocabulary - bytes.vocab_size())));
+  if (different > 0)
+    printf("learned %d tokens from %zu different words, %.2f s\n", learned.vocab_size(), different,
+           seconds_now() - progress.start);
+  return learned;
 }
 
 // Reads the shards, which are complete, and writes them again in rows; then deletes them.
@@ -358,12 +423,19 @@ void Run::pack_all() {
 }
 
 void Run::print_summary() const {
-  const double seconds = seconds_now() - start;
+  const double seconds = seconds_now() - progress.start;
   if (isatty(STDERR_FILENO)) fprintf(stderr, "\n");
   auto shown = [](const std::string& name) { return printable(name, /*one_line=*/true); };
   printf("%s: documents: %lld, bytes of text: %lld, files read: %lld, vocabulary: %d (%s)\n",
          shown(options.out).c_str(), (long long)documents(), (long long)counts.bytes, (long long)position.files,
-         tokenizer.vocab_size(), tokenizer.is_bytes() ? "byte-level" : shown(options.tokenizer).c_str());
+         tokenizer.vocab_size(),
+         options.train_vocabulary > 0 ? "learned from it"
+         : tokenizer.is_bytes()       ? "byte-level"
+                                      : shown(options.tokenizer).c_str());
+  if (tokenizer.vocab_size() < options.train_vocabulary)
+    print_warning(format("the vocabulary has %d tokens, not %d: no two tokens stand side by side twice any more; more "
+                         "text gives more",
+                         tokenizer.vocab_size(), options.train_vocabulary));
   auto files_with = [&](Note note) { return (long long)counts.files[size_t(note)]; };
   if (files_with(Note::left_out) + files_with(Note::empty) > 0)
     printf("left out: %lld files that are no text, %lld that are empty\n", files_with(Note::left_out),
@@ -383,7 +455,8 @@ void Run::print_summary() const {
 
 // Writes the corpus into options.out. Throws UserError.
 void tokenize(const TokenizeOptions& options) {
-  const Tokenizer tokenizer = Tokenizer::load(options.tokenizer);
+  std::optional<Tokenizer> tokenizer;
+  if (options.train_vocabulary == 0) tokenizer = Tokenizer::load(options.tokenizer);
   if (shards_exist(options.out) && !options.force) {
     const std::string difference = what_differs(options, tokenizer);
     if (difference.empty()) {
@@ -395,11 +468,14 @@ void tokenize(const TokenizeOptions& options) {
                  difference);
     printf("%s is made again: %s\n", options.out.c_str(), difference.c_str());
   }
-  Run run(options, tokenizer);
-  try {
-    run.choose_split();
-    run.encode_all();
-  } catch (const UserError& e) { user_error("%s; nothing was written", e.what()); }
+  const auto or_nothing_is_written = [](const std::function<void()>& pass) {
+    try {
+      pass();
+    } catch (const UserError& e) { user_error("%s; nothing was written", e.what()); }
+  };
+  if (!tokenizer) or_nothing_is_written([&] { tokenizer = learn_vocabulary(options); });
+  Run run(options, *tokenizer);
+  or_nothing_is_written([&] { run.choose_split(), run.encode_all(); });
   if (run.counts.bytes == 0)
     user_error("%s%s: no text in it: %lld files, 0 bytes; left out: %lld files", options.corpus.paths[0],
                options.corpus.paths.size() > 1 ? " and the others" : "", (long long)run.position.files,
@@ -423,15 +499,28 @@ static void check_options(const TokenizeOptions& o) {
   if (o.row_tokens > 0 && o.shard_tokens <= o.row_tokens)
     user_error("--shard-tokens %lld: a shard of --pack %lld has a row and a token more; take at least %lld",
                (long long)o.shard_tokens, (long long)o.row_tokens, (long long)o.row_tokens + 1);
+  if (o.train_vocabulary > 0 && o.read_stdin())
+    user_error("-: standard input cannot be read twice, as --train-vocabulary does; write it to a file first");
 }
 
 void define_options(CLI::App& app, TokenizeOptions& options) {
-  app.add_option("--tokenizer", options.tokenizer,
-                 "bytes: a token is a byte, and 256 is the end of a text; vocabulary 257. Otherwise GPT-2's "
-                 "vocabulary: tiktoken's ranks (r50k_base.tiktoken), vocab.bpe or encoder.json with the other beside "
-                 "it, tokenizer.json, or a folder with these")
-      ->capture_default_str()
-      ->type_name("bytes|PATH");
+  CLI::Option* tokenizer = app.add_option("--tokenizer", options.tokenizer,
+                                          "bytes: a token is a byte, and 256 is the end of a text; vocabulary 257. "
+                                          "Otherwise GPT-2's "
+                                          "vocabulary: tiktoken's ranks (r50k_base.tiktoken), vocab.bpe or "
+                                          "encoder.json with the other beside "
+                                          "it, tokenizer.json, or a folder with these")
+                               ->capture_default_str()
+                               ->type_name("bytes|PATH");
+  app.add_option("--train-vocabulary", options.train_vocabulary,
+                 "learn a vocabulary of so many tokens from all of the text, validation data included: the end of "
+                 "text, "
+                 "the 256 bytes and merges, which are those of Hugging Face's BpeTrainer with min_frequency=2. It "
+                 "takes "
+                 "up to 25 bytes of memory for each byte of different words, of which there may be 128 MB")
+      ->check(CLI::Range(257, max_vocab_size))
+      ->excludes(tokenizer)
+      ->type_name("N");
   app.add_option("--out", options.out,
                  "folder to write; it is created when everything is done. If it exists already, with "
                  "these tokens, nothing happens; with others it is an error")

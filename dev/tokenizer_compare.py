@@ -1,20 +1,24 @@
 #!/usr/bin/env python3
-"""Compares the tokenizer with tiktoken, token for token, and writes the fixture of dev/test/test_tokenizer.cpp.
+"""Compares the tokenizer with tiktoken, token for token, and the vocabularies that data/tokenize learns with those of
+Hugging Face's tokenizers; writes the fixtures of dev/test/test_tokenizer.cpp and test_vocabulary.cpp.
 
     pip install tiktoken tokenizers
-    make build/encode_records
+    make build/encode_records data/tokenize
     dev/tokenizer_compare.py check --vocabulary gpt2.tiktoken [--random 10000000] [TEXT ...]
+    dev/tokenizer_compare.py train [--size 8192] TEXT ...
     dev/tokenizer_compare.py fixture
 
 `check` needs GPT-2's ranks in tiktoken's format (r50k_base.tiktoken). It compares every code point alone and between
 letters, digits, spaces and newlines; random byte strings; pieces of up to a megabyte; and the texts, in documents of 8
-MB. encode_records itself checks that bytes come back from their tokens.
+MB. encode_records itself checks that bytes come back from their tokens. `train` learns a
+vocabulary by both programs from the texts, of which each file is a document, and says how long each took.
 """
 import argparse
 import base64
 import json
 import os
 import random
+import re
 import struct
 import subprocess
 import sys
@@ -133,6 +137,47 @@ def check(arguments):
 
 
 # ----------------------------------------------------------------------------
+# Learning a vocabulary
+
+def files_of(paths):
+    for path in paths:
+        if os.path.isfile(path):
+            yield path
+        for folder, _, names in os.walk(path):
+            yield from (os.path.join(folder, name) for name in names)
+
+
+def learned_by_tokenizers(size, paths):
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(vocab_size=size, min_frequency=2, show_progress=False, special_tokens=[END_OF_TEXT],
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    texts = [open(path, "rb").read().decode("utf-8", errors="replace") for path in files_of(paths)]
+    start = time.time()
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer, time.time() - start
+
+
+def train(arguments):
+    with tempfile.TemporaryDirectory() as folder:
+        out = os.path.join(folder, "out")
+        said = subprocess.run([os.path.join(ROOT, "data/tokenize"), "--train-vocabulary", str(arguments.size), "--out",
+                               out, *arguments.text], stdout=subprocess.PIPE, text=True, check=True).stdout
+        ours = json.load(open(os.path.join(out, "tokenizer.json")))["model"]
+    seconds = float(re.search(r"^learned .*, ([0-9.]+) s$", said, re.MULTILINE)[1])
+    tokenizer, their_seconds = learned_by_tokenizers(arguments.size, arguments.text)
+    theirs = json.loads(tokenizer.to_str())["model"]
+    for number, (our, their) in enumerate(zip(ours["merges"], map(" ".join, theirs["merges"]))):
+        if our != their:
+            sys.exit(f"DIFFERS: merge {number} is {our!r}, and tokenizers' {their!r}")
+    if ours["vocab"] != theirs["vocab"] or len(ours["merges"]) != len(theirs["merges"]):
+        sys.exit(f"DIFFERS: {len(ours['vocab'])} tokens, and tokenizers' {len(theirs['vocab'])}")
+    print(f"same: {len(ours['vocab']):,} tokens, {len(ours['merges']):,} merges; data/tokenize learned them in "
+          f"{seconds:.1f} s, tokenizers in {their_seconds:.1f} s")
+
+
+# ----------------------------------------------------------------------------
 # The fixture: a small vocabulary in each format, and texts with tiktoken's ids.
 
 def train_small_vocabulary():
@@ -188,6 +233,8 @@ def fixture():
         json.dump({**dict(sorted(model["vocab"].items(), key=lambda item: item[1])), END_OF_TEXT: len(ranks)}, f)
     with open(os.path.join(FIXTURE, "vocab.bpe"), "w", encoding="utf-8") as f:
         f.write("#version: 0.2\n" + "".join(" ".join(merge) + "\n" for merge in model["merges"]))
+    learned, _ = learned_by_tokenizers(700, [os.path.join(FIXTURE, "scripts")])
+    learned.save(os.path.join(FIXTURE, "scripts.json"), pretty=False)
     encoding = encoding_of(ranks)
     with open(os.path.join(FIXTURE, "cases.txt"), "w") as f:
         f.write("# A text in hexadecimal, and tiktoken's ids of it with the vocabulary small.tiktoken. "
@@ -208,9 +255,14 @@ def main():
     checking.add_argument("--vocabulary", required=True, help="GPT-2's ranks in tiktoken's format")
     checking.add_argument("--random", type=int, default=100_000, help="random byte strings")
     checking.add_argument("text", nargs="*", help="files, each one document")
+    training = commands.add_parser("train")
+    training.add_argument("--size", type=int, default=8192, help="tokens of the vocabulary")
+    training.add_argument("text", nargs="+", help="files and folders")
     arguments = parser.parse_args()
     if arguments.command == "fixture":
         fixture()
+    elif arguments.command == "train":
+        train(arguments)
     else:
         check(arguments)
 

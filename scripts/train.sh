@@ -2,14 +2,21 @@
 # `make train`: a small byte-level model of skip-layer attention on real text, from nothing to a sample; on a GPU where
 # one is found, and nvcc. It makes 800 updates, or as many as take five minutes on this machine: if it gets slower or
 # faster meanwhile, the run continues to another number of them. Environment: STEPS=n: so many; TEXT=path trains on a
-# text file or folder of yours, DATA=tinyshakespeare on that instead of the dictionary; OUT=folder.
+# text file or folder of yours, DATA=tinyshakespeare on that instead of the dictionary; VOCABULARY=4096: tokens are not
+# bytes, but of a vocabulary of so many that is learned from the text; OUT=folder.
 set -euo pipefail
 source -- "$(dirname -- "$0")/runs.sh"
 enter_root TEXT OUT
 source scripts/stoppable.sh
-DATA=${DATA:-gcide} TEXT=${TEXT:-} STEPS=${STEPS:-}
+DATA=${DATA:-gcide} TEXT=${TEXT:-} STEPS=${STEPS:-} VOCABULARY=${VOCABULARY:-}
 die() { echo "error: $*" >&2; exit 1; }
 [[ ${STEPS:-1} =~ ^[1-9][0-9]{0,8}$ ]] || die "STEPS=$STEPS: it must be a number of updates, at least 1"
+if [ -n "$VOCABULARY" ] &&
+  ! [[ $VOCABULARY =~ ^[1-9][0-9]{2,4}$ && $VOCABULARY -ge 257 && $VOCABULARY -le 65536 ]]; then
+  die "VOCABULARY=$VOCABULARY: it must be a number of tokens, 257 to 65536"
+fi
+export TOKENIZER=${VOCABULARY:+bpe$VOCABULARY}
+export TOKENIZER=${TOKENIZER:-bytes}
 say() { printf '\n== %s\n' "$*"; }
 source scripts/gpu.sh
 trainer=./train_gpt2_sla_cpu
@@ -28,7 +35,7 @@ case $DATA in
   tinyshakespeare) fetching=curl ;;
   *) die "DATA=$DATA: there are gcide and tinyshakespeare; TEXT=path takes any text" ;;
 esac
-if [ -z "$TEXT" ] && [ ! -e "data/$DATA/train_000000.bin" ]; then groups+=("$fetching"); fi
+if [ -z "$TEXT" ] && [ ! -e "data/$DATA${VOCABULARY:+-$TOKENIZER}/train_000000.bin" ]; then groups+=("$fetching"); fi
 scripts/setup.sh "${groups[@]}" --optional extras
 
 say "programs"
@@ -51,14 +58,13 @@ make --no-print-directory -j"$(nproc)" "${targets[@]}" 2>&1 | {
 }
 
 say "corpus"
-export TOKENIZER=bytes
 if [ -n "$TEXT" ]; then data=$(data/text.sh "$TEXT" | tail -n 1); else data=$("data/$DATA.sh" | tail -n 1); fi
 data=${data#"$PWD/"}
 # A micro-batch of validation takes 4 sequences of 256 tokens, and the last tenth of the text is validation data.
 val=$(find "$data" -name 'val_*.bin' -printf '%s\n' | awk '{ n += ($1 - 1024) / 2 } END { print n + 0 }')
 if [ "$val" -lt 1025 ]; then
   die "${TEXT:-$data}: is too little text: $val tokens to validate with, and make train needs 1025, which 10300 bytes" \
-    "of text give; name more text"
+    "of text give${VOCABULARY:+ without VOCABULARY, and about four times as many with it}; name more text"
 fi
 # A run is of one text, which may have changed since the last time, and in one precision: its name has a checksum of the
 # folder's name and of the tokens.
@@ -66,13 +72,16 @@ name=$DATA
 if [ -n "$TEXT" ]; then
   name=$(basename "$data")
   sum=$({ echo "$name"; sed -n '/"shards"/,$s/.*"crc32c": "\(.*\)".*/\1/p' "$data/MANIFEST.json"; } | sha256sum)
-  name=${name#text-} name=${name%-????????}
+  name=${name#text-} name=${name%"-$TOKENIZER"} name=${name%-????????}
   name=$(wiring_name "${name:0:30}")-${sum:0:4}
 fi
-name=runs/$name${PRECISION:+-${PRECISION,,}}${STEPS:+-$STEPS}
+name=runs/$name${VOCABULARY:+-$TOKENIZER}${PRECISION:+-${PRECISION,,}}${STEPS:+-$STEPS}
 OUT=${OUT:-$name}
+vocab_size=257
+# The text may give fewer tokens than asked for.
+[ -z "$VOCABULARY" ] || vocab_size=$(sed -n 's/.*"vocab_size": \([0-9]*\).*/\1/p' "$data/MANIFEST.json")
 options=(-i "$data/train_*.bin" -j "$data/val_*.bin" --shuffle
-  --layers 8 --heads 8 --channels 256 --vocab-size 257 --max-seq-len 256 --wiring "sla(6,6)"
+  --layers 8 --heads 8 --channels 256 --vocab-size "$vocab_size" --max-seq-len 256 --wiring "sla(6,6)"
   -t 256 -b 4 --optimizer muon -l 4e-3 -c 0.1)
 
 # How many updates: chosen once, so that the same command resumes the same run on whichever machine, and again only if
@@ -156,9 +165,12 @@ in_make() { printf '%q' "${1//\$/\$\$}"; }
 same_text=  # what says it is on this text again
 [ "$DATA" = gcide ] || same_text=" DATA=$DATA"
 [ -z "$TEXT" ] || same_text=" TEXT=$(in_make "$TEXT")"
-# The first word of the text, whose tokens are bytes of two: 256 ends a text.
-prompt=$(tail -c +1025 "$data/train_000000.bin" | head -c 2000 | tr -d '\000\001' |
-  grep -aoE '[^[:space:][:cntrl:]]{3,30}' | iconv -c -f UTF-8 -t UTF-8 | head -n 1) || true
+[ -z "$VOCABULARY" ] || same_text+=" VOCABULARY=$VOCABULARY"
+# The first word of the text, whose tokens are bytes of two: 256 ends a text. Of a vocabulary of its own, which begins
+# with what is most frequent, the first longer word, if it is in Latin letters.
+prompt=$(if [ -n "$VOCABULARY" ]; then grep -oE '"Ġ[A-Za-z]{4,}"' "$data/tokenizer.json" | tr -dc 'A-Za-z\n'; else
+  tail -c +1025 "$data/train_000000.bin" | head -c 2000 | tr -d '\000\001' |
+    grep -aoE '[^[:space:][:cntrl:]]{3,30}' | iconv -c -f UTF-8 -t UTF-8; fi | head -n 1) || true
 printf -v again '%q ' --config "$OUT/config.toml" --wiring plain -o "$OUT-plain"
 printf -v sample '%q ' "$last" --prompt "$prompt"
 cat <<END

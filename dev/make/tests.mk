@@ -96,6 +96,7 @@ $(BUILD)/mutants: $(OBJ)/dev/test/mutants.o $(BUILD)/flags
 
 $(BUILD)/test_corpus $(BUILD)/test_text_files $(BUILD)/test_emu_triton: GTEST += -larchive -lz
 $(BUILD)/test_corpus: $(OBJ)/data/shards.o
+$(BUILD)/test_vocabulary: $(OBJ)/data/vocabulary.o
 $(BUILD)/test_text_files: $(OBJ)/data/archive_stream.o
 $(BUILD)/test_%: $(OBJ)/dev/test/test_%.o $(REPORT_LIB) $(HOST_LIB) $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(MPI_LIBS) $(GTEST) -o $@

@@ -396,19 +396,25 @@ TEST_F(Scripts, TextIsTokenizedAgainOnlyWhenItIsAnother) {
   expect_in("no such file or folder", shell(data + "/text.sh /none").output);
 }
 
-// The script itself, with a trainer that says how it was called and nothing to build or install.
-TEST_F(Scripts, TooLittleTextForMakeTrainIsToldSo) {
+// `make train`'s script, with a trainer that says how it was called and nothing to build or install. Returns the folder
+// that it lies in.
+static std::string copy_make_train(const std::string& folder) {
   copy_scripts(folder);
   const std::string root = folder + "/root";
   std::filesystem::create_directory(root + "/scripts");
   std::filesystem::create_directory(root + "/bin");
   for (const char* name : {"train.sh", "gpu.sh", "runs.sh", "stoppable.sh"})
     std::filesystem::copy(std::string("scripts/") + name, root + "/scripts/" + name);
-  for (const char* stub : {"scripts/setup.sh", "bin/make", "train_gpt2_sla_cpu"}) {
-    write(std::string("root/") + stub, "#!/bin/sh\necho called: \"$0\" \"$@\"\n");
-    chmod((root + "/" + stub).c_str(), 0755);
+  for (const char* stub : {"/scripts/setup.sh", "/bin/make", "/train_gpt2_sla_cpu"}) {
+    write_file(root + stub, "#!/bin/sh\necho called: \"$0\" \"$@\"\n");
+    chmod((root + stub).c_str(), 0755);
   }
   std::filesystem::create_directories(root + "/runs/text/step_1");
+  return root;
+}
+
+TEST_F(Scripts, TooLittleTextForMakeTrainIsToldSo) {
+  const std::string root = copy_make_train(folder);
   auto train = [&](const std::string& text) {
     return shell("cd " + root + " && PATH=" + root + "/bin:/usr/bin:/bin STEPS=9 OUT=runs/text TEXT=" + text +
                  " scripts/train.sh");
@@ -420,6 +426,59 @@ TEST_F(Scripts, TooLittleTextForMakeTrainIsToldSo) {
   EXPECT_EQ(refused.exit_code, 1);
   expect_in("error: " + folder + "/little: is too little text: ", refused.output);
   EXPECT_EQ(refused.output.find("called: ./train_gpt2_sla_cpu"), std::string::npos) << refused.output;
+}
+
+TEST_F(Scripts, MakeTrainTakesAVocabularyLearnedFromItsText) {
+  const std::string root = copy_make_train(folder);
+  std::string words;
+  std::mt19937 random(5);
+  while (words.size() < 60000) words += random() % 3 ? " often" : " seldom" + std::to_string(random() % 100);
+  const std::string text = write("mine", words);
+  auto train = [&](const std::string& environment) {
+    return shell("cd " + root + " && PATH=" + root + "/bin:/usr/bin:/bin STEPS=9 TEXT=" + text + " " + environment +
+                 " scripts/train.sh");
+  };
+  const std::string out = "OUT=runs/text ";
+  const Finished done = train(out + "VOCABULARY=300");
+  EXPECT_EQ(done.exit_code, 0) << done.output;
+  expect_in("-bpe300/train_*.bin", done.output);
+  expect_in(" --vocab-size 300 ", done.output);
+  expect_in(" --prompt often ", done.output);
+  expect_in("TEXT=" + text + " VOCABULARY=300 STEPS=4000", done.output);
+  const Finished fewer = train(out + "VOCABULARY=9000");
+  EXPECT_EQ(fewer.output.find("--vocab-size 9000"), std::string::npos) << fewer.output;
+  expect_in("the vocabulary has ", fewer.output);
+  const Finished bytes = train(out);
+  expect_in(" --vocab-size 257 ", bytes.output);
+  EXPECT_EQ(bytes.output.find("VOCABULARY"), std::string::npos) << bytes.output;
+  std::set<std::string> folders = names_in(root + "/data");
+  EXPECT_EQ(std::count_if(folders.begin(), folders.end(), [](const auto& name) { return name.rfind("text-", 0) == 0; }),
+            3);
+  expect_in(" -o runs/mine-", train("VOCABULARY=300").output);
+  for (const char* size : {"256", "65537", "99999999999", "4k", "-300"}) {
+    const Finished refused = train("VOCABULARY=" + std::string(size));
+    EXPECT_EQ(refused.exit_code, 1);
+    EXPECT_EQ(refused.output,
+              "error: VOCABULARY=" + std::string(size) + ": it must be a number of tokens, 257 to 65536\n");
+  }
+}
+
+TEST_F(Scripts, TextOfItsOwnVocabularyIsMadeAgainWhenItChanges) {
+  const std::string data = copy_scripts(folder), text = write("in", "one two one two one two three three");
+  const std::string command = "TOKENIZER=bpe270 " + data + "/text.sh " + text;
+  const Finished done = shell(command);
+  ASSERT_EQ(done.exit_code, 0) << done.output;
+  const std::string out = last_line(done.output), before = read_file(out + "/tokenizer.json");
+  EXPECT_EQ(out.substr(out.size() - 7), "-bpe270");
+  expect_in("exists already", shell(command).output);
+  write("in", "owt eno owt eno owt eno eerht eerht");
+  expect_in("is another text than theirs", shell(command).output);
+  EXPECT_NE(read_file(out + "/tokenizer.json"), before);
+  for (const char* tokenizer : {"bpe", "bpe1", "bpe4k", "bpe0300", "bpe../x"})
+    expect_in("it must be bytes (the default) or gpt2, or, as bpe4096, bpe and",
+              shell("TOKENIZER=" + std::string(tokenizer) + " " + data + "/text.sh " + text).output);
+  expect_in("error: TOKENIZER=bpe270: it must be gpt2 (the default) or bytes",
+            shell("TOKENIZER=bpe270 data/hellaswag.sh").output);
 }
 
 TEST_F(Scripts, TextOfPairsHasAMaskAndAFolderOfItsOwn) {

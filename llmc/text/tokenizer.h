@@ -27,6 +27,8 @@ constexpr uint16_t byte_end_of_text = 256;
 constexpr const char* end_of_text_name = "<|endoftext|>";
 constexpr int max_vocab_size = 65536;  // ids are the uint16 of token shards
 
+using Merge = std::pair<uint16_t, uint16_t>;  // the ids of two tokens that together are another
+
 // (left id, right id) -> the id of the two together, which is the rank of the merge. Open addressing.
 struct PairTable {
   static constexpr uint32_t none = UINT32_MAX;
@@ -82,6 +84,11 @@ struct Tokenizer {
   // Throws UserError, naming the file, for anything else: an unknown or damaged file, a byte that is no token, ids
   // beyond uint16, or a pre-tokenizer, normalizer or order of merges other than GPT-2's.
   static Tokenizer load(const std::string& path);
+
+  // The end of text is token 0; then come the bytes, in the order of the characters that GPT-2's files write them as,
+  // and a token for each merge: what Hugging Face's BpeTrainer makes of special_tokens=["<|endoftext|>"] and
+  // initial_alphabet=ByteLevel.alphabet().
+  static Tokenizer of_merges(const std::vector<Merge>& merges);
 
   // The file in `folder` that load() reads, or "" if there is none.
   static std::string file_in(const std::string& folder);

@@ -1,6 +1,7 @@
 // Vocabularies as tiktoken, OpenAI and Hugging Face write them.
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <unordered_set>
@@ -344,6 +345,18 @@ Tokenizer Tokenizer::load(const std::string& path) {
   if (Tokenizer of_bytes = bytes(); file.tokenizer.tokens_ == of_bytes.tokens_) return of_bytes;
   file.tokenizer.build(path);
   return std::move(file.tokenizer);
+}
+
+Tokenizer Tokenizer::of_merges(const std::vector<Merge>& merges) {
+  Tokenizer t;
+  t.tokens_ = {end_of_text_name};
+  t.added_.push_back({end_of_text_name, 0});
+  std::map<uint32_t, char> bytes;  // by character
+  for (int byte = 0; byte < 256; byte++) bytes[character_of(uint8_t(byte))] = char(byte);
+  for (const auto& [character, byte] : bytes) t.tokens_.emplace_back(1, byte);
+  for (const auto& [left, right] : merges) t.tokens_.push_back(t.tokens_[left] + t.tokens_[right]);
+  t.build("the merges");
+  return t;
 }
 
 // The merge that makes a token is the last one left when its bytes have been merged into tokens of lower ids. The two

@@ -54,7 +54,8 @@ $(HOST_LIB) $(REPORT_LIB):
 	@rm -f $@
 	$(AR) rcs $@ $^
 
-data/tokenize: $(addprefix $(OBJ)/data/,tokenize.o corpus.o archive_stream.o shards.o) $(HOST_LIB) $(BUILD)/flags
+data/tokenize: $(addprefix $(OBJ)/data/,tokenize.o corpus.o archive_stream.o shards.o vocabulary.o) $(HOST_LIB) \
+  $(BUILD)/flags
 	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -larchive -lz -lpthread -o $@
 
 report data/convert: %: $(OBJ)/%.o
