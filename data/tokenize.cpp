@@ -508,16 +508,14 @@ void define_options(CLI::App& app, TokenizeOptions& options) {
                                           "bytes: a token is a byte, and 256 is the end of a text; vocabulary 257. "
                                           "Otherwise GPT-2's "
                                           "vocabulary: tiktoken's ranks (r50k_base.tiktoken), vocab.bpe or "
-                                          "encoder.json with the other beside "
-                                          "it, tokenizer.json, or a folder with these")
+                                          "encoder.json with the other "
+                                          "beside it, tokenizer.json, or a folder with these")
                                ->capture_default_str()
                                ->type_name("bytes|PATH");
   app.add_option("--train-vocabulary", options.train_vocabulary,
                  "learn a vocabulary of so many tokens from all of the text, validation data included: the end of "
-                 "text, "
-                 "the 256 bytes and merges, which are those of Hugging Face's BpeTrainer with min_frequency=2. It "
-                 "takes "
-                 "up to 25 bytes of memory for each byte of different words, of which there may be 128 MB")
+                 "text, the 256 bytes and merges, which are those of Hugging Face's BpeTrainer with min_frequency=2. "
+                 "It takes up to 25 bytes of memory for each byte of different words, of which there may be 128 MB")
       ->check(CLI::Range(257, max_vocab_size))
       ->excludes(tokenizer)
       ->type_name("N");

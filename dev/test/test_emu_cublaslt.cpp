@@ -155,9 +155,7 @@ static cublasStatus_t run_matmul(const Problem& p, double* worst_error = nullptr
     for (int j = 0; j < n; j++) {
       double sum_of_b = 0;
       for (int l = 0; l < k; l++) sum_of_b += p.transpose_b ? b.at(j, l) : b.at(l, j);
-      if (sums_b) {
-        EXPECT_NEAR(bias_after[size_t(j)], sum_of_b, std::abs(sum_of_b) * of_result + of_sum) << j;
-      }
+      if (sums_b) { EXPECT_NEAR(bias_after[size_t(j)], sum_of_b, std::abs(sum_of_b) * of_result + of_sum) << j; }
       for (int i = 0; i < m; i++) {
         double x = 0;
         for (int l = 0; l < k; l++)

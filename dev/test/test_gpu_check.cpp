@@ -139,7 +139,8 @@ TEST_F(LongGpuCheck, RunsEachStepOnTheEmulatedGpu) {
   for (const char* tool : {"memcheck", "racecheck"})
     for (const char* what : {"test_ops, bf16", "test_tile, bf16", "test_attention, bf16"})
       steps.push_back(format("compute-sanitizer %s, %s", tool, what));
-  for (const char* by : {"wgmma", "candidates", "candidates-ds"}) steps.push_back(format("test_attention, bf16, %s", by));
+  for (const char* by : {"wgmma", "candidates", "candidates-ds"})
+    steps.push_back(format("test_attention, bf16, %s", by));
   steps.push_back("test_gpt2_sla, bf16, wgmma, 2 of 3");
   for (const char* tool : {"memcheck", "racecheck"})
     steps.push_back(format("compute-sanitizer %s, test_attention, bf16, wgmma", tool));
