@@ -80,7 +80,8 @@ TEST_F(LongCommandLine, SaysWhichAttentionAGpuCannotCompute) {
   const std::string program = emulated_trainer + "-i " + in("tokens.bin") + small_model + "-x 1";
   Outcome o = run("SLA_ATTENTION=fast " + program);
   EXPECT_NE(o.exit_status, 0);
-  EXPECT_NE(o.err.find("error: SLA_ATTENTION=fast: it must be mma, wgmma, candidates or candidates-ds"), std::string::npos)
+  EXPECT_NE(o.err.find("error: SLA_ATTENTION=fast: it must be mma, wgmma, candidates or candidates-ds"),
+            std::string::npos)
       << o.err;
   o = run("SLA_ATTENTION=wgmma SLA_EMU_CC=80 " + program);
   EXPECT_NE(o.exit_status, 0);
