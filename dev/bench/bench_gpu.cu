@@ -130,9 +130,6 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   bench("activation_forward", N * H * 2 * x, 0, [&] { activation_again(mlp, batch); });
   const double head_flops = 2.0 * double(rows) * double(Vp) * double(C);
   bench("head logits, one chunk", 0, head_flops, [&] { head_forward(model.head(), 0, rows); });
-  bench("classifier, one chunk", rows * Vp * 2 * x, 0, [&] {
-    classifier({a.losses, a.logits, a.tokens, rows, config.vocab_size, Vp, 1e-6f, true});
-  });
   bench("head gradients, one chunk", 0, 2 * head_flops, [&] { head_backward(model.head(), 0, rows); });
   bench("activation_backward", N * H * 3 * x, 0, [&] { activation_backward(mlp.activation, mlp.dfch, mlp.fch, N, H); });
   for (bool fused : gelu_ways)
@@ -141,23 +138,31 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
             matmul_activation_backward(mlp.activation, mlp.dfch, mlp.g.projw, mlp.g.projb, a.dresidual, mlp.fch_act,
                                        mlp.fch, mlp.w.projw, N, H, C, fused);
           });
-  const bool in_matmul = gpu().bias_gradients_in_matmul;
-  for (bool bias_in_matmul : scale.tunes ? std::vector<bool>{false, true} : std::vector<bool>{in_matmul}) {
-    gpu().bias_gradients_in_matmul = bias_in_matmul;
-    const std::string way = bias_in_matmul ? ", bias in the matmul" : "";
-    try {
-      bench(("matmul_backward, qkv" + way).c_str(), 0, 2 * matmul(C, QKV),
-            [&] { projection_backward(att.projection, batch); });
-      bench(("matmul_backward, attproj" + way).c_str(), 0, 2 * matmul(C, C),
-            [&] { matmul_backward(att.datt, att.g.projw, att.g.projb, a.dresidual, att.att, att.w.projw, N, C, C); });
-      bench(("matmul_backward, fc" + way).c_str(), 0, 2 * matmul(C, H),
-            [&] { matmul_backward(mlp.din, mlp.g.fcw, mlp.g.fcb, mlp.dfch, mlp.in, mlp.w.fcw, N, C, H); });
-    } catch (const UserError& e) {  // a cuBLASLt that has no such epilogue for a shape
-      printf("| matmul_backward%s | %s ||||\n", way.c_str(), e.what());
-    }
+  // What has a candidate beside it.
+  const Candidates asked_for = gpu().candidates;
+  for (bool candidate : {false, true}) {
+    if (candidate && !scale.tunes) break;
+    if (scale.tunes) gpu().candidates = {candidate, candidate, candidate};
+    auto bench_both = [&](const std::string& name, int64_t bytes, double flops, const std::function<void()>& run) {
+      const std::string full = name + (candidate ? ", candidate" : "");
+      try {
+        bench(full.c_str(), bytes, flops, run);
+      } catch (const UserError& e) {  // a cuBLASLt that has no such epilogue for a shape
+        printf("| %s | %s ||||\n", full.c_str(), e.what());
+      }
+    };
+    bench_both("classifier, one chunk", rows * Vp * 2 * x, 0, [&] {
+      classifier({a.losses, a.logits, a.tokens, rows, config.vocab_size, Vp, 1e-6f, true});
+    });
+    bench_both("matmul_backward, qkv", 0, 2 * matmul(C, QKV), [&] { projection_backward(att.projection, batch); });
+    bench_both("matmul_backward, attproj", 0, 2 * matmul(C, C), [&] {
+      matmul_backward(att.datt, att.g.projw, att.g.projb, a.dresidual, att.att, att.w.projw, N, C, C);
+    });
+    bench_both("matmul_backward, fc", 0, 2 * matmul(C, H),
+               [&] { matmul_backward(mlp.din, mlp.g.fcw, mlp.g.fcb, mlp.dfch, mlp.in, mlp.w.fcw, N, C, H); });
+    bench_both("layernorm_backward", N * (4 * C * x + 8), 0, [&] { norm_backward(ln2, N); });
   }
-  gpu().bias_gradients_in_matmul = in_matmul;
-  bench("layernorm_backward", N * (4 * C * x + 8), 0, [&] { norm_backward(ln2, N); });
+  gpu().candidates = asked_for;
   bench("attention_backward", 0, 2.5 * attention_flops, [&] { attention_backward(attention); });
   bench("embedding_backward", N * (C * x + 4), 0,
         [&] { embedding_backward(model.grads.wte, model.grads.wpe, a.dresidual, a.tokens, B, T, C); });

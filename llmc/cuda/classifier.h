@@ -5,6 +5,7 @@
 #include <cstdint>
 #include "llmc/ops/step_stats.h"
 #include "llmc/ops/classifier_args.h"
+#include "tile.h"
 #include "vec.h"
 
 // What a chunk of logits may take, in bytes: a GiB, or a 32nd of the GPU's memory where that is less. Each chunk is a
@@ -18,6 +19,7 @@ inline int64_t logit_chunk_bytes(size_t device_memory = device_memory_total()) {
 constexpr int64_t logit_row_multiple = 256;  // rows of the largest tiles of matmuls, none of which is cut then
 
 constexpr int classifier_threads = 1024;  // at most: a byte-level vocabulary takes 64
+constexpr int classifier_sums_bytes = classifier_threads / warp_size * int(sizeof(float));  // of shared memory
 
 // What classifier_kernel does with a row whose target is not scored: loss and gradient = 0. It reads none of it.
 __device__ inline void skip_row(const ClassifierArgs& args, floatX* row) {
@@ -47,8 +49,8 @@ __device__ inline float is_beaten(const floatX* row, int target, float target_lo
 // maximum grows, and all of them once more at the end. The second loop reads the row from L1 or L2 (100 KB of bf16 for
 // GPT-2's vocabulary), so that memory is read once and written once; logits are capped in both. Rows are padded to
 // whole groups: the last one is read whole, and columns from V on count as -inf. `correct` compares logits before they
-// are capped.
-template <bool capped>
+// are capped. With `copies` the row is copied to shared memory at once, by the threads that then read it there.
+template <bool capped, bool copies>
 __global__ void __launch_bounds__(classifier_threads) classifier_kernel(ClassifierArgs args) {
   float* shared = reinterpret_cast<float*>(shared_memory);
   const int V = int(args.V);
@@ -59,11 +61,18 @@ __global__ void __launch_bounds__(classifier_threads) classifier_kernel(Classifi
   if (target == not_scored) return skip_row(args, row);
   const float target_logit = to_float(row[target]);  // read before the barriers, after which the gradient overwrites it
   const float cap = args.cap, over_cap = 1.0f / cap;
+  if (copies) {
+    for (int i = int(threadIdx.x) * 8; i < ld; i += int(blockDim.x) * 8)
+      copy8_async(classifier_sums_bytes + i * int(sizeof(floatX)), row + i);
+    commit_copies();
+    wait_for_copies();
+  }
+  const floatX* const logits = copies ? shared_elements(classifier_sums_bytes) : row;
 
   float max = -INFINITY, sum = 0;  // of this thread's columns
   for (int i = int(threadIdx.x) * 8; i < V; i += int(blockDim.x) * 8) {
     float x[8];
-    load8(x, row + i);
+    load8(x, logits + i);
     if (capped)
       for (int j = 0; j < 8; j++) x[j] = cap * tanhf(x[j] * over_cap);
     if (i + 8 > V)
@@ -81,7 +90,7 @@ __global__ void __launch_bounds__(classifier_threads) classifier_kernel(Classifi
     args.losses[blockIdx.x] =
         logf(row_sum) + (row_max - (capped ? cap * tanhf(target_logit * over_cap) : target_logit));
   if (args.correct != nullptr) {
-    const float beaten = block_max(is_beaten(row, target, target_logit, V), shared);
+    const float beaten = block_max(is_beaten(logits, target, target_logit, V), shared);
     if (threadIdx.x == 0) args.correct[blockIdx.x] = beaten == 0;
   }
   if (!args.write_gradient) return;
@@ -89,7 +98,7 @@ __global__ void __launch_bounds__(classifier_threads) classifier_kernel(Classifi
   const float scale = dloss / row_sum;
   for (int i = int(threadIdx.x) * 8; i < ld; i += int(blockDim.x) * 8) {
     float x[8], slope[8];
-    load8(x, row + i);
+    load8(x, logits + i);
     for (int j = 0; j < 8; j++) {
       const float t = capped ? tanhf(x[j] * over_cap) : 0.0f;
       slope[j] = 1.0f - t * t;
@@ -151,6 +160,11 @@ inline void add_losses(StepStats* stats, const LossRows& rows) {
 inline void classifier(const ClassifierArgs& args) {
   CHECK(args.V <= args.ld && args.ld % 64 == 0);
   const int threads = int(std::min<int64_t>(classifier_threads, ceil_div(args.V, 8 * warp_size) * warp_size));
-  const auto kernel = args.cap > 0 ? classifier_kernel<true> : classifier_kernel<false>;
-  launch(kernel, unsigned(args.rows), unsigned(threads), threads / warp_size * sizeof(float), args);
+  const size_t row_bytes = size_t(args.ld) * sizeof(floatX), sums_bytes = classifier_sums_bytes;
+  // A multiprocessor has room for two blocks.
+  const bool copies = gpu().candidates.classifier && 2 * (sums_bytes + row_bytes) <= gpu().shared_bytes;
+  const auto kernel = args.cap > 0 ? copies ? classifier_kernel<true, true> : classifier_kernel<true, false>
+                      : copies ? classifier_kernel<false, true>
+                                   : classifier_kernel<false, false>;
+  launch(kernel, unsigned(args.rows), unsigned(threads), sums_bytes + (copies ? row_bytes : 0), args);
 }

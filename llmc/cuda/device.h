@@ -14,6 +14,7 @@
 #include <initializer_list>
 #include <iterator>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -80,12 +81,24 @@ inline AttentionBy attention_asked_for(const cudaDeviceProp& gpu) {
   return way->second;
 }
 
-// Whether the gradients of biases are to be the epilogue of a matmul, which no GPU has been measured with.
-inline bool bias_gradients_asked_for() {
-  const char* const text = getenv("SLA_BIAS_GRADIENTS");
-  if (text != nullptr && std::string(text) != "matmul")
-    user_error("SLA_BIAS_GRADIENTS=%s: it must be matmul, or not set", text);
-  return text != nullptr;
+// Ways beside attention's that no GPU has been measured with: SLA_CANDIDATES has the names of those that are taken,
+// with commas between them.
+struct Candidates {
+  bool bias_gradients = false;  // as the epilogue of the matmul for the weight's gradient
+  bool norm = false;            // its backward pass copies rows to shared memory while it computes others
+  bool classifier = false;      // copies its row to shared memory, and reads it from there
+};
+
+inline Candidates candidates_asked_for() {
+  Candidates candidates;
+  const char* const text = getenv("SLA_CANDIDATES");
+  std::istringstream names(text != nullptr ? text : "");
+  for (std::string name; std::getline(names, name, ',');)
+    if (name == "bias-gradients") candidates.bias_gradients = true;
+    else if (name == "norm") candidates.norm = true;
+    else if (name == "classifier") candidates.classifier = true;
+    else user_error("SLA_CANDIDATES=%s: there are bias-gradients, norm and classifier", text);
+  return candidates;
 }
 
 // Says so, before the first kernel is launched, if the driver will compile this program for the GPU, or cannot.
@@ -118,8 +131,8 @@ struct Gpu {
   bool has_tf32 = false;                 // matmuls may round to it
   bool has_wgmma = false;                // Hopper's products can be used: attention_wgmma.h
   AttentionBy attention_by = AttentionBy::mma;
-  bool fuses_gelu_backward = false;       // as the epilogue of the matmul before it, which is faster on an H100
-  bool bias_gradients_in_matmul = false;  // as the epilogue of the gradient of the weight: SLA_BIAS_GRADIENTS=matmul
+  bool fuses_gelu_backward = false;  // as the epilogue of the matmul before it, which is faster on an H100
+  Candidates candidates;
   cudaStream_t stream = nullptr;
   void *gemm_workspace = nullptr, *scratch = nullptr;
   cudaStream_t upload_stream = nullptr;
@@ -162,7 +175,7 @@ struct Gpu {
     attention_by = attention_asked_for(properties);
     has_wgmma = attention_by != AttentionBy::mma || can_use_wgmma(properties);
     fuses_gelu_backward = is_16_bit && properties.major == 9;
-    bias_gradients_in_matmul = bias_gradients_asked_for();
+    candidates = candidates_asked_for();
     CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA_CHECK(cudaMalloc(&gemm_workspace, gemm_workspace_bytes));
     CUDA_CHECK(cudaMalloc(&scratch, scratch_bytes));

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include "llmc/ops/layernorm_args.h"
 #include "column_sums.h"
+#include "tile.h"
 #include "vec.h"
 
 // ----------------------------------------------------------------------------
@@ -92,8 +93,9 @@ __global__ void __launch_bounds__(layernorm_warps* warp_size)
 // threads write to one address. The means of a row, mean(g) and mean(g * xhat), go through shared memory: each warp
 // stores its sums, and after a barrier a lane of each warp adds up one row's sums for one mean, warp by warp,
 // divides, and hands the mean to the others. `together` rows share a barrier, and all their loads are issued before it;
-// the sums alternate between two buffers, so that one barrier per group of rows is enough.
-template <int together, int threads>
+// the sums alternate between two buffers, so that one barrier per group of rows is enough. With several `stages` the
+// rows of the next groups are copied to shared memory meanwhile; a thread copies what it reads itself.
+template <int together, int threads, int stages>
 __global__ void __launch_bounds__(threads)
     layernorm_backward_kernel(LayerNormBackward norm, float* partial, int rows_per_block) {
   const int64_t N = norm.N;
@@ -106,17 +108,39 @@ __global__ void __launch_bounds__(threads)
   const int rows = first + rows_per_block < N ? rows_per_block : int(N - first);
   float w[8] = {}, dw[8] = {}, db[8] = {};
   if (channel < C) load8(w, norm.weight + channel);
+  const int copies = 4 * warps * together * int(sizeof(float)) + channel * int(sizeof(floatX));
+  auto copy_of = [&](int group, int r, int tensor) {
+    return copies + ((group % stages * together + r) * 3 + tensor) * C * int(sizeof(floatX));
+  };
+  auto start_loading = [&](int group) {
+    for (int r = 0; r < together; r++) {
+      if (channel >= C || group * together + r >= rows) continue;
+      const int64_t at = (first + group * together + r) * C + channel;
+      copy8_async(copy_of(group, r, 0), norm.dout + at);
+      copy8_async(copy_of(group, r, 1), norm.inp + at);
+      copy8_async(copy_of(group, r, 2), norm.dinp + at);
+    }
+    commit_copies();
+  };
+  for (int group = 0; group < stages - 1; group++) start_loading(group);
 
   for (int row = 0; row < rows; row += together) {
     // Rows past the end count as 0.
     float d[together][8] = {}, xhat[together][8] = {}, dx[together][8] = {}, s[together] = {};
+    if constexpr (stages > 1) start_loading(row / together + stages - 1), wait_for_copies<stages - 1>();
 #pragma unroll
     for (int r = 0; r < together; r++) {
       if (channel >= C || row + r >= rows) continue;
       const int64_t n = first + row + r, at = n * C + channel;
-      load8(d[r], norm.dout + at);
-      load8(xhat[r], norm.inp + at);
-      load8(dx[r], norm.dinp + at);
+      if constexpr (stages > 1) {
+        load8(d[r], shared_elements(copy_of(row / together, r, 0)));
+        load8(xhat[r], shared_elements(copy_of(row / together, r, 1)));
+        load8(dx[r], shared_elements(copy_of(row / together, r, 2)));
+      } else {
+        load8(d[r], norm.dout + at);
+        load8(xhat[r], norm.inp + at);
+        load8(dx[r], norm.dinp + at);
+      }
       s[r] = norm.rstd[n];
       const float m = norm.mean[n];
       for (int j = 0; j < 8; j++) xhat[r][j] = (xhat[r][j] - m) * s[r];
@@ -217,11 +241,20 @@ inline void layernorm_backward(const LayerNormBackward& norm) {
   const int64_t blocks = ceil_div(N, rows_per_block), warps = ceil_div(C, 8 * warp_size);
   float* partial = device_scratch<float>(blocks * 2 * C);
 
-  auto run = [&](auto kernel, int together) {
-    launch(kernel, unsigned(blocks), unsigned(warps * warp_size), size_t(2 * warps * together) * sizeof(float2), norm,
-           partial, rows_per_block);
+  auto bytes = [&](int together, int stages) {
+    return size_t(2 * warps * together) * sizeof(float2) +
+           size_t((stages > 1 ? stages : 0) * together * 3 * C) * sizeof(floatX);
   };
-  if (warps * warp_size <= two_row_threads) run(layernorm_backward_kernel<2, two_row_threads>, 2);
-  else run(layernorm_backward_kernel<1, 1024>, 1);  // 1,024 threads have 64 registers each, enough for one row
+  auto run = [&](auto kernel, int together, int stages = 1) {
+    launch(kernel, unsigned(blocks), unsigned(warps * warp_size), bytes(together, stages), norm, partial,
+           rows_per_block);
+  };
+  const bool has_two_rows = warps * warp_size <= two_row_threads;
+  constexpr int stages = 3;
+  const size_t blocks_at_once = std::max<size_t>(1, two_row_threads / size_t(warps * warp_size));
+  if (gpu().candidates.norm && has_two_rows && blocks_at_once * bytes(2, stages) <= gpu().shared_bytes)
+    run(layernorm_backward_kernel<2, two_row_threads, stages>, 2, stages);
+  else if (has_two_rows) run(layernorm_backward_kernel<2, two_row_threads, 1>, 2);
+  else run(layernorm_backward_kernel<1, 1024, 1>, 1);  // 1,024 threads have 64 registers each, enough for one row
   add_column_sums(norm.dweight, norm.dbias, partial, blocks, 2 * C, C);
 }

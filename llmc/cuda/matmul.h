@@ -317,11 +317,11 @@ inline void bias_backward(float* dbias, const floatX* dout, int64_t N, int64_t O
   bias_backward(dbias, dout, N, OC, OC);
 }
 
-// With gpu().bias_gradients_in_matmul cuBLASLt sums up the rows of dout while it reads them for dweight.
+// With gpu().candidates.bias_gradients cuBLASLt sums up the rows of dout while it reads them for dweight.
 inline void matmul_backward_weight(float* dweight, float* dbias, const floatX* dout, const floatX* inp, int64_t N,
                                    int64_t C, int64_t OC) {
   GemmEpilogue epilogue;
-  const bool with_bias = dbias != nullptr && gpu().bias_gradients_in_matmul;
+  const bool with_bias = dbias != nullptr && gpu().candidates.bias_gradients;
   if (with_bias) epilogue.kind = CUBLASLT_EPILOGUE_BGRADB, epilogue.bias = device_scratch<float>(OC);
   gemm('T', 'N', OC, C, N, dout, OC, inp, C, true, dweight, C, epilogue);
   if (with_bias) add_column_sums(dbias, nullptr, static_cast<const float*>(epilogue.bias), 1, OC, OC);

@@ -148,6 +148,18 @@ __device__ inline void sync_threads(int barrier) {
 }
 #endif
 
+// The elements from `offset` on.
+__device__ inline const floatX* shared_elements(int offset) {
+  return reinterpret_cast<const floatX*>(shared_memory + offset);
+}
+
+// Starts a copy of eight elements to shared memory.
+__device__ inline void copy8_async(int to, const floatX* from) {
+#pragma unroll
+  for (int i = 0; i < int(sizeof(floatX)) / 2; i++)
+    copy_async<16>(to + 16 * i, reinterpret_cast<const uint4*>(from) + i, true);
+}
+
 // ----------------------------------------------------------------------------
 // Registers
 

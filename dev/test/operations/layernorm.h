@@ -180,6 +180,30 @@ TEST(RmsNorm, TakesNoMeanForwardAndBackward) {
 }
 
 #ifndef SLA_CPU
+// Groups of two rows that are copied beforehand: fewer than there are buffers, as many, more, and a last one of one
+// row.
+TEST(LayerNorm, BackwardHasTheSameBitsFromCopiesOfItsRows) {
+  for (const RowsAndChannels& s : {RowsAndChannels{1, 64}, RowsAndChannels{131, 8}, RowsAndChannels{35, 768},
+                                   RowsAndChannels{2003, 24}, RowsAndChannels{5, 1280}}) {
+    const DeviceArray<floatX> inp(random_values<floatX>(s.N * s.C, 1)), dout(random_values<floatX>(s.N * s.C, 2)),
+        weight(random_values<floatX>(s.C, 3));
+    const DeviceArray<float> mean(random_values<float>(s.N, 4)), rstd(random_values<float>(s.N, 5));
+    const auto run = [&](bool copies) {
+      gpu().candidates.norm = copies;
+      DeviceArray<floatX> dinp(random_values<floatX>(s.N * s.C, 6));
+      DeviceArray<float> dweight(random_values<float>(s.C, 7)), dbias(random_values<float>(s.C, 8));
+      layernorm_backward({dinp.data, dweight.data, dbias.data, dout.data, inp.data, mean.data, rstd.data, weight.data,
+                          nullptr, s.N, s.C});
+      gpu().candidates.norm = false;
+      return std::make_tuple(dinp.to_host(), dweight.to_host(), dbias.to_host());
+    };
+    const auto [dinp, dweight, dbias] = run(false);
+    const auto [dinp_2, dweight_2, dbias_2] = run(true);
+    EXPECT_TRUE(same_bits(dinp, dinp_2) && same_bits(dweight, dweight_2) && same_bits(dbias, dbias_2))
+        << s.N << " x " << s.C;
+  }
+}
+
 // A thread of the kernel may use 65,536 / 640 registers, so that 640 threads fit on a multiprocessor, or the 1,024 of a
 // wide row's block.
 TEST(LayerNorm, BackwardRunsAllItsBlocksAtOnce) {

@@ -140,9 +140,9 @@ template <class F>
 inline void with_bias_gradients_of_both_kinds(F f) {
   f();
 #ifndef SLA_CPU
-  gpu().bias_gradients_in_matmul = !gpu().bias_gradients_in_matmul;
+  gpu().candidates.bias_gradients = true;
   f();
-  gpu().bias_gradients_in_matmul = !gpu().bias_gradients_in_matmul;
+  gpu().candidates.bias_gradients = false;
 #endif
 }
 

@@ -98,6 +98,28 @@ TEST(Classifier, GivesCrossEntropyAndItsGradientForHugeLogits) {
     }
 }
 
+#ifndef SLA_CPU
+TEST(Classifier, HasTheSameBitsFromACopyOfItsRow) {
+  for (int64_t V : {37, 257, 8195})
+    for (float cap : {0.0f, 0.7f}) {
+      const int64_t rows = 3, ld = (V + 63) / 64 * 64;
+      const DeviceArray<int> targets(std::vector<int>{int(V - 1), not_scored, 5});
+      const auto run = [&](bool copies) {
+        gpu().candidates.classifier = copies;
+        DeviceArray<floatX> logits(random_values<floatX>(rows * ld, 1));
+        DeviceArray<float> losses(nans<float>(rows));
+        DeviceArray<uint8_t> correct(std::vector<uint8_t>(size_t(rows), 2));
+        classifier({losses.data, logits.data, targets.data, rows, V, ld, 0.25f, true, correct.data, cap});
+        gpu().candidates.classifier = false;
+        return std::make_tuple(losses.to_host(), logits.to_host(), correct.to_host());
+      };
+      const auto [losses, gradient, correct] = run(false);
+      const auto [losses_2, gradient_2, correct_2] = run(true);
+      EXPECT_TRUE(same_bits(losses, losses_2) && same_bits(gradient, gradient_2) && correct == correct_2) << V;
+    }
+}
+#endif
+
 TEST(Classifier, TakesTheFirstOfTheLargestLogitsForTheAnswer) {
   for (int64_t V : {3, 257, 8195}) {
     const int last = int(V - 1);
