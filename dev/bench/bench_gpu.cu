@@ -241,7 +241,9 @@ struct GemmBench {
         out_values(s.out_type == CUDA_R_32F ? DeviceBytes(random_pattern<float>())
                                             : DeviceBytes(random_pattern<floatX>())),
         a(bytes(s.type, s.lda * (s.op_a == 'T' ? s.m : s.k))), b(bytes(s.type, s.ldb * (s.op_b == 'T' ? s.k : s.n))),
-        c(bytes(s.out_type, s.ldc * s.n)), bias(bytes(s.type, s.align_bias > 0 ? s.m : 0)),
+        c(bytes(s.out_type, s.ldc * s.n)), bias(bytes(s.bias_type(), s.align_bias == 0 ? 0
+                                                                     : s.sums_bias()   ? s.n
+                                                                                       : s.m)),
         aux(s.align_aux > 0 ? c.size : 0) {
     a.fill(in_values), b.fill(in_values), bias.fill(in_values);
     set_outputs();
@@ -252,14 +254,15 @@ struct GemmBench {
 
   // Whether an algorithm gives the same bits each time.
   bool has_the_same_bits(const cublasLtMatmulAlgo_t& algo, int repeats) const {
-    const DeviceBytes first_c(c.size), first_aux(aux.size);
+    const DeviceBytes first_c(c.size), first_aux(aux.size), first_bias(bias.size);
     const DeviceArray<int> differ(std::vector<int>{0});
     for (int i = 0; i < repeats; i++) {
       set_outputs();
       run(algo);
-      if (i == 0) first_c.fill(c), first_aux.fill(aux);
+      if (i == 0) first_c.fill(c), first_aux.fill(aux), first_bias.fill(bias);
       compare_bits(differ.data, c, first_c);
       if (aux.size > 0) compare_bits(differ.data, aux, first_aux);
+      if (shape.sums_bias()) compare_bits(differ.data, bias, first_bias);
     }
     return differ.to_host()[0] == 0;
   }

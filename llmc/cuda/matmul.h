@@ -54,7 +54,8 @@ struct GemmShape {
   // Products of so many matrices, and elements from one to the next.
   int64_t batch = 1, next_a = 0, next_b = 0, next_c = 0;
 
-  cudaDataType bias_type() const { return epilogue == CUBLASLT_EPILOGUE_BGRADB ? out_type : type; }
+  bool sums_bias() const { return epilogue == CUBLASLT_EPILOGUE_BGRADB; }
+  cudaDataType bias_type() const { return sums_bias() ? out_type : type; }
   auto key() const {
     return std::tie(op_a, op_b, m, n, k, lda, ldb, ldc, accumulate, type, out_type, epilogue, tf32, align_a, align_b,
                     align_c, align_bias, align_aux, batch, next_a, next_b, next_c);
