@@ -24,6 +24,7 @@ fi
 cuda=$($nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9]*\.[0-9]*\).*/\1/p') || true
 if [ -z "$cuda" ]; then
   nvcc='' gpu_problem="no nvcc is on PATH, in CUDA_HOME or in /usr/local/cuda; CUDA 12.3 or later has it"
+  gpu_problem+="; see scripts/TROUBLES.md"
 elif [ $((${cuda%.*} * 100 + ${cuda#*.})) -lt 1203 ]; then
   gpu_problem="$nvcc is of CUDA $cuda; 12.3 or later is needed" nvcc=''
 fi

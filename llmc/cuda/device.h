@@ -144,7 +144,8 @@ struct Gpu {
     int count = 0;
     cudaError_t status = cudaGetDeviceCount(&count);
     if (status != cudaSuccess || count == 0)
-      user_error("no GPU can be used (%s); train_gpt2_sla_cpu trains without one", cudaGetErrorString(status));
+      user_error("no GPU can be used (%s); train_gpt2_sla_cpu trains without one; see scripts/TROUBLES.md",
+                 cudaGetErrorString(status));
     const int index = gpu_index() % count;  // Slurm may show each of its tasks a single GPU, the first
     CUDA_CHECK(cudaSetDevice(index));
     // The host sleeps while it waits, so that other threads can use its core.
