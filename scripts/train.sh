@@ -15,8 +15,8 @@ if [ -n "$VOCABULARY" ] &&
   ! [[ $VOCABULARY =~ ^[1-9][0-9]{2,4}$ && $VOCABULARY -ge 257 && $VOCABULARY -le 65536 ]]; then
   die "VOCABULARY=$VOCABULARY: it must be a number of tokens, 257 to 65536"
 fi
-export TOKENIZER=${VOCABULARY:+bpe$VOCABULARY}
-export TOKENIZER=${TOKENIZER:-bytes}
+export TOKENIZER=bytes
+[ -z "$VOCABULARY" ] || TOKENIZER=bpe$VOCABULARY
 say() { printf '\n== %s\n' "$*"; }
 source scripts/gpu.sh
 trainer=./train_gpt2_sla_cpu

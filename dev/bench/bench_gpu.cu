@@ -329,8 +329,8 @@ json bench_attention(const Scale& scale) {
   json results = json::array();
   const AttentionBy asked_for = gpu().attention_by;
   std::vector<std::pair<std::string, AttentionBy>> ways(std::begin(attention_ways), std::end(attention_ways));
-  ways.resize(!gpu().has_wgmma ? 1 : scale.tunes ? ways.size() : 2);
-  std::string fastest;  // rows: by shape and pass, the way
+  ways.resize(!gpu().has_wgmma ? 1 : scale.tunes ? ways.size() : 2);  // mma; wgmma; the candidates
+  std::string fastest;                                                // rows: by shape and pass, the way
   printf("\n| B | T | attention alone | forward, us | TFLOP/s | forward + backward, us | TFLOP/s |\n"
          "| --: | --: | --- | --: | --: | --: | --: |\n");
   for (int heads : {scale.config.num_heads, scale.config.num_heads / 2}) {

@@ -1,6 +1,5 @@
 // Which of attention's kernels on tensor cores are launched: attention_mma.h's, by mma.sync, or on an H100, for plain
-// attention over many tokens, attention_wgmma.h's. SLA_ATTENTION chooses one of them (attention_ways) for
-// all lengths.
+// attention over many tokens, attention_wgmma.h's. SLA_ATTENTION chooses one of them (attention_ways) for all lengths.
 //
 // Kernels are compiled for D, the head size rounded up to one that there are tiles for (for_head_size); for Kind, what
 // attention has beside the causal mask (attention_tiles.h); and for Large, tiles for GPUs where a block can have
@@ -87,10 +86,10 @@ inline bool launch_wgmma_forward(const AttentionArgs<floatX>& a) {
   if (is_general_forward(a)) return false;
   return for_wgmma_head_size(a, wgmma_forward_from, [&](auto D) {
     if (gpu().attention_by >= AttentionBy::candidates) {
-      const int64_t items = ceil_div(a.queries(), wgmma_rows) * a.NH * a.B;
-      CHECK(items <= INT_MAX);
-      launch(attention_forward_producer_wgmma_kernel<D>, unsigned(std::min<int64_t>(items, gpu().multiprocessors)),
-             producer_block_threads, ProducerTiles<D>::bytes, a, score_scale(a), int(items));
+      const int64_t work_tiles = ceil_div(a.queries(), wgmma_rows) * a.NH * a.B;
+      CHECK(work_tiles <= INT_MAX);
+      launch(attention_forward_producer_wgmma_kernel<D>, unsigned(std::min<int64_t>(work_tiles, gpu().multiprocessors)),
+             producer_block_threads, ProducerTiles<D>::bytes, a, score_scale(a), int(work_tiles));
       return;
     }
     launch(attention_forward_wgmma_kernel<D>, attention_grid(a, a.NH, a.queries(), wgmma_rows), wgmma_threads,

@@ -285,12 +285,11 @@ struct WgmmaDkdvTiles {
 // The warp's 16 rows of dS^T, which lie in `tile`, to rows `stride` apart.
 __device__ inline void store_ds(floatX* to, int64_t stride, Tile<64> tile) {
   const int row = int(threadIdx.x) % warp_size / tile.chunks, chunk = int(threadIdx.x) % tile.chunks;
-  __syncwarp();
+  __syncwarp();  // all lanes have stored; before they store the next tile's rows there is a barrier of the block
 #pragma unroll
   for (int i = row; i < 16; i += warp_size / tile.chunks)
     *reinterpret_cast<uint4*>(to + i * stride + chunk * 8) =
         *reinterpret_cast<const uint4*>(shared_memory + tile.at(i, chunk));
-  __syncwarp();  // the next tile's rows may come in their place
 }
 
 // dk, dv = or +=. A block owns 128 keys of one K/V head in one sequence, a warp 16 of them, a thread its elements of

@@ -1,7 +1,7 @@
 // The backward pass of plain attention with dS once through memory: the kernel of dk and dv, which computes
-// ds = p (dp - delta), stores it, and dq = ds k is a product of what is there. So there are five products of T x T in
-// place of seven, for one writing and one reading of half of T x T elements a head; of few tokens, which is where that
-// pays, sequences are taken in chunks whose dS fits into DsMatrices::most_bytes.
+// ds = p (dp - delta), writes it to memory, and another kernel reads it and multiplies: dq = ds k. So there are five
+// products of T x T in place of seven, and about half of T x T elements a head are written and read once. That pays for
+// short sequences. They are taken in chunks whose dS fits into DsMatrices::most_bytes.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -9,8 +9,8 @@
 #include "llmc/ops/attention_args.h"
 #include "tile_wgmma.h"
 
-// dS^T of some sequences: element (sequence, head, key, query). Only what is not above the diagonal of blocks of 128
-// keys and queries has been written.
+// dS^T of the sequences of a chunk: element (sequence, head, key, query). Blocks of 128 keys that are all after a block
+// of 128 queries have not been written, and are not read.
 struct DsMatrices {
   static constexpr int64_t most_tokens = 4096;
   static inline int64_t most_bytes = 256 << 20;  // of a chunk with more than one sequence
@@ -27,7 +27,7 @@ struct DsMatrices {
     const int64_t chunks = ceil_div(B, std::max<int64_t>(1, most_bytes / bytes));
     return ceil_div(B, chunks);
   }
-  // The row of a key, from the query 0 on. `sequence`: of those that are here.
+  // The row of a key, from the query 0 on. `sequence`: counted from the chunk's first.
   __device__ floatX* row(int sequence, int head, int key) const {
     return data + ((sequence * heads + head) * rows + key) * rows;
   }

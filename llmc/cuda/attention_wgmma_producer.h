@@ -1,22 +1,24 @@
-// The forward pass of attention_wgmma.h with a warpgroup that only loads, as in FlashAttention-3 (Shah et al. 2024). A
-// block is there as long as its multiprocessor, and takes 128 queries of a head after 128 queries: while two warpgroups
-// end with the one, the third, the producer, has started to load the next. Barriers in shared memory say which buffers
-// are full and which are empty, so that no warp waits for a copy of its own, and none keeps addresses: the producer
-// gives most of its registers to the others. Which block takes what decides on no sum: the bits are the same for any
-// number of blocks.
+// The forward pass of attention_wgmma.h, warp-specialized as in FlashAttention-3 (Shah et al. 2024): one warpgroup, the
+// producer, loads tiles of q, k and v into shared memory; two others, the consumers, multiply and take exponentials,
+// and start their products in turns. The grid is persistent: there is a block for each multiprocessor, and it takes one
+// work tile, 128 queries of a head, after the other. The producer is already loading the next work tile while the
+// consumers finish this one. Barriers in shared memory (mbarriers) say which buffers are full and which are empty, so
+// that no consumer waits for copies of its own or computes addresses; the producer hands most of its registers to them.
+//
+// A work tile's results do not depend on the block that computes it: the bits are the same for any number of blocks.
 #pragma once
 #include "attention_wgmma.h"
 
 constexpr int producer_block_threads = warpgroup_size + wgmma_threads, producer_warps = warpgroup_size / warp_size,
               consumer_warps = wgmma_threads / warp_size;
-// Registers of a thread after both have changed theirs; 65,536 of a multiprocessor / 384 allow 168 at the launch.
+// Registers of a thread, from the start of each role on. The launch gives 168: a multiprocessor's 65,536 / 384 threads.
 constexpr int producer_registers = 40, consumer_registers = 232;
 
 template <int D>
 struct ProducerTiles {
   static constexpr int keys = WgmmaForwardTiles<D>::keys, buffers = 5;
-  // The producer tells of a tile when it has started this many more. The consumers wait for a tile with one buffer
-  // not yet given back.
+  // The producer signals that a tile has arrived after it has started to load this many more. When the consumers wait
+  // for a tile they have released all buffers but one, so that there is always a buffer for the tile that is loaded.
   static constexpr int ahead = buffers - 2;
   using Q = SplitTile<D, wgmma_rows>;
   using KV = SplitTile<D, keys>;
@@ -27,13 +29,13 @@ struct ProducerTiles {
   __device__ static Q out() { return q().next(1); }
   __device__ static KV k(int buffer) { return KV{2 * Q::bytes}.next(buffer); }
   __device__ static KV v(int buffer) { return k(buffers + buffer); }
-  // The barriers whose phases are: k and v have arrived; they have been read; q has been read.
+  // A phase of `full` ends when k and v of the buffer have arrived; of `empty` and `q_empty` when they have been read.
   __device__ static int full(int buffer) { return barriers + buffer * mbarrier_bytes; }
   __device__ static int empty(int buffer) { return full(buffers + buffer); }
   __device__ static int q_empty() { return full(2 * buffers); }
 };
 
-// A place in the ring of buffers, and the parity of its barriers' phase.
+// A place in the ring of buffers, and the parity of the phase of its barriers.
 template <int Buffers>
 struct RingPlace {
   int buffer = 0;
@@ -47,21 +49,22 @@ struct RingPlace {
 __device__ inline void take_turn(int warpgroup) { sync_threads<wgmma_threads>(1 + warpgroup); }
 __device__ inline void pass_turn(int warpgroup) { arrive_threads<wgmma_threads>(1 + warpgroup); }
 
-// The 128 queries that a block takes as its item-th: the last ones of every head first, which have the most keys.
-struct QueryItem {
+// 128 queries of a head in a sequence, from q0 on. The last queries of every head come first, which have the most keys:
+// the blocks end with short work tiles, about together.
+struct WorkTile {
   int head, sequence, q0;
-  __device__ QueryItem(const AttentionArgs<floatX>& a, int item, int items) {
-    const int heads = int(a.NH), sequences = int(a.B), tiles = items / (heads * sequences);
-    head = item % heads, sequence = item / heads % sequences;
-    q0 = (tiles - 1 - item / heads / sequences) * wgmma_rows;
+  __device__ WorkTile(const AttentionArgs<floatX>& a, int index, int count) {
+    const int heads = int(a.NH), sequences = int(a.B), tiles = count / (heads * sequences);
+    head = index % heads, sequence = index / heads % sequences;
+    q0 = (tiles - 1 - index / heads / sequences) * wgmma_rows;
   }
 };
 
-// out =, lse =, of items [0, items), of which a block owns every gridDim.x-th: a warp of the second and third
-// warpgroup 16 queries, a thread its elements of the warp's fragments.
+// out =, lse =. A block owns every gridDim.x-th work tile, a consumer warp 16 queries of it, a thread its elements of
+// the warp's fragments.
 template <int D>
 __global__ void __launch_bounds__(producer_block_threads, 1)
-    attention_forward_producer_wgmma_kernel(AttentionArgs<floatX> a, float scale, int items) {
+    attention_forward_producer_wgmma_kernel(AttentionArgs<floatX> a, float scale, int work_tiles) {
   if (!compiled_for_wgmma) return trap();
   using Tiles = ProducerTiles<D>;
   using Place = RingPlace<Tiles::buffers>;
@@ -69,9 +72,9 @@ __global__ void __launch_bounds__(producer_block_threads, 1)
   using Keys = KeyTiles<Tiles::keys, floatX, plain_attention>;
   using KeyTile = decltype(std::declval<Keys>().first());
   const int HS = int(a.HS), T = int(a.T), first_query = int(a.first_query), queries = T - first_query;
-  // The end of an item's queries, a position like its keys.
-  auto end_of = [&](const QueryItem& i) { return first_query + min(queries, i.q0 + wgmma_rows); };
-  auto keys_of = [&](const QueryItem& i) { return Keys(a, i.head, i.sequence * T, {}, first_query + i.q0, end_of(i)); };
+  // The end of a work tile's queries, a position like its keys.
+  auto end_of = [&](const WorkTile& w) { return first_query + min(queries, w.q0 + wgmma_rows); };
+  auto keys_of = [&](const WorkTile& w) { return Keys(a, w.head, w.sequence * T, {}, first_query + w.q0, end_of(w)); };
 
   if (threadIdx.x == 0) {
     for (int buffer = 0; buffer < Tiles::buffers; buffer++)
@@ -82,27 +85,27 @@ __global__ void __launch_bounds__(producer_block_threads, 1)
 
   if (warpgroup_index() == 0) {
     give_back_registers<producer_registers>();
-    Place place, told;  // of the next tile; of the next one whose arrival is told
-    int untold = 0;
+    Place place, next_full;  // of the next tile to load, and to signal
+    int loading = 0;         // tiles between them
     unsigned q_parity = 0;
-    auto tell = [&] {
+    auto signal_full = [&] {
       copies_for_wgmma();
-      arrive(Tiles::full(told.buffer));
-      told = told.after(), untold--;
+      arrive(Tiles::full(next_full.buffer));
+      next_full = next_full.after(), loading--;
     };
-    auto tell_all = [&] {
+    auto finish_loading = [&] {
       wait_for_copies();
-      while (untold > 0) tell();
+      while (loading > 0) signal_full();
     };
-    for (int item = int(blockIdx.x); item < items; item += int(gridDim.x)) {
-      const QueryItem i(a, item, items);
-      const Keys tiles = keys_of(i);
-      const int end = end_of(i);
-      tell_all();  // the consumers come to the end of the last item, and read q, only with all of its tiles
+    for (int i = int(blockIdx.x); i < work_tiles; i += int(gridDim.x)) {
+      const WorkTile w(a, i, work_tiles);
+      const Keys tiles = keys_of(w);
+      const int end = end_of(w);
+      finish_loading();  // else the consumers might wait for the last work tile's keys, and this for them to read q
       wait_for_phase(Tiles::q_empty(), q_parity ^ 1);
       q_parity ^= 1;
-      load_tile_async<warpgroup_size>(Tiles::q(), a.q + i.sequence * queries * a.q_stride + i.head * HS, a.q_stride,
-                                      i.q0, queries, HS);
+      load_tile_async<warpgroup_size>(Tiles::q(), a.q + w.sequence * queries * a.q_stride + w.head * HS, a.q_stride,
+                                      w.q0, queries, HS);
       for (KeyTile tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
         wait_for_phase(Tiles::empty(place.buffer), place.parity ^ 1);
         const KVRows<floatX> kv = tiles.rows(tile);
@@ -110,20 +113,20 @@ __global__ void __launch_bounds__(producer_block_threads, 1)
         load_tile_async<warpgroup_size>(Tiles::v(place.buffer), kv.v, kv.v_stride, tile.k0, end, HS);
         commit_copies();
         place = place.after();
-        if (++untold > Tiles::ahead) wait_for_copies<Tiles::ahead>(), tell();
+        if (++loading > Tiles::ahead) wait_for_copies<Tiles::ahead>(), signal_full();
       }
     }
-    return tell_all();
+    return finish_loading();
   }
 
   take_registers<consumer_registers>();
   const int warp = warp_index() - producer_warps, warpgroup = warpgroup_index() - 1;
   if (warpgroup == 1) pass_turn(0);
-  Place place;
-  for (int item = int(blockIdx.x); item < items; item += int(gridDim.x)) {
-    const QueryItem i(a, item, items);
-    const Keys tiles = keys_of(i);
-    const int query = first_query + i.q0 + warp * 16, end = end_of(i);
+  Place place;  // of the tile whose probabilities are multiplied next
+  for (int i = int(blockIdx.x); i < work_tiles; i += int(gridDim.x)) {
+    const WorkTile w(a, i, work_tiles);
+    const Keys tiles = keys_of(w);
+    const int query = first_query + w.q0 + warp * 16, end = end_of(w);
     RegisterTile<1, D / 16> q_rows;
     Scores s;
     RegisterTile<1, Tiles::keys / 16> p;
@@ -177,6 +180,6 @@ __global__ void __launch_bounds__(producer_block_threads, 1)
     wait_for_products<0>(acc, p);
     arrive(Tiles::empty(place.buffer));
     place = place.after();
-    store_outputs(a, scale, i.head, i.sequence, query, end, softmax, acc, Tiles::out().from_row(warp * 16));
+    store_outputs(a, scale, w.head, w.sequence, query, end, softmax, acc, Tiles::out().from_row(warp * 16));
   }
 }

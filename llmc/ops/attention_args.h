@@ -123,8 +123,8 @@ struct AttentionArgs {
   int64_t dq_stride = 0;
   bool dq_accumulate = false;  // dq is +=; else =
   float* delta = nullptr;      // (B, NH, Q) =: rowsum(dout * out)
-  // Partial sums of dk and dv per query head, which are added up in a fixed order: attention_backward_scratch(...)
-  // floats, or null for 0.
+  // Partial sums of dk and dv per query head, which are added up in a fixed order, or on a GPU dS where it goes through
+  // memory: attention_backward_scratch(...) floats, or null for 0.
   float* scratch = nullptr;
 
   // Dropout of probabilities, in training passes whose queries and keys are the positions [0, T); not with topk, and on
