@@ -85,8 +85,8 @@ all: what-is-here programs
 
 help:
 	@echo 'make            build what this machine can build, and say what it is'
-	@echo 'make train      install, build, fetch a corpus, train a small model for up to 5 minutes, sample'
-	@echo '                TEXT=path: your own text file or folder; STEPS=n: so many updates; DATA=tinyshakespeare'
+	@echo 'make train      install, build, fetch a corpus, train the model that 5 minutes are enough for, sample'
+	@echo '                MINUTES=n or HOURS=n: in that time; TEXT=path: your own text; DATA=tinyshakespeare'
 	@echo '                VOCABULARY=4096: tokens of a vocabulary of that size, learned from the text, not bytes'
 	@echo 'make paper      the tables of the SLA paper and other wirings, over seeds (1.6 hours on 2 cores);'
 	@echo '                make night, evidence, probe: the other files of scripts/experiments'

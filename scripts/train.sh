@@ -1,16 +1,26 @@
 #!/usr/bin/env bash
-# `make train`: a small byte-level model of skip-layer attention on real text, from nothing to a sample; on a GPU where
-# one is found, and nvcc. It makes 800 updates, or as many as take five minutes on this machine: if it gets slower or
-# faster meanwhile, the run continues to another number of them. Environment: STEPS=n: so many; TEXT=path trains on a
-# text file or folder of yours, DATA=tinyshakespeare on that instead of the dictionary; VOCABULARY=4096: tokens are not
-# bytes, but of a vocabulary of so many that is learned from the text; OUT=folder.
+# `make train`: the best small model of skip-layer attention that this machine makes of real text in so many minutes,
+# five if nothing is said, from nothing to a sample; on a GPU where one is found, and nvcc. It measures how fast models
+# from small to large train here, takes the one that the time is enough for, says why, and writes what it chose into a
+# config.toml, by which the trainer runs. If the machine gets slower or faster meanwhile, the run continues to another
+# number of updates. Environment: MINUTES=n or HOURS=n, such as 0.5; TEXT=path trains on a text file or folder of yours,
+# DATA=tinyshakespeare on that instead of the dictionary; VOCABULARY=4096: tokens are not bytes, but of a vocabulary of
+# so many that is learned from the text; OUT=folder.
 set -euo pipefail
 source -- "$(dirname -- "$0")/runs.sh"
 enter_root TEXT OUT
 source scripts/stoppable.sh
-DATA=${DATA:-gcide} TEXT=${TEXT:-} STEPS=${STEPS:-} VOCABULARY=${VOCABULARY:-}
+DATA=${DATA:-gcide} TEXT=${TEXT:-} VOCABULARY=${VOCABULARY:-}
 die() { echo "error: $*" >&2; exit 1; }
-[[ ${STEPS:-1} =~ ^[1-9][0-9]{0,8}$ ]] || die "STEPS=$STEPS: it must be a number of updates, at least 1"
+calculate() { awk "BEGIN { $1 }"; }
+for name in MINUTES HOURS; do
+  [[ ${!name:-1} =~ ^([0-9]{1,5}|[0-9]{0,5}\.[0-9]{1,3})$ ]] && [[ ${!name:-1} =~ [1-9] ]] ||
+    die "$name=${!name}: it must be a time, such as 20 or 0.5"
+done
+[ -z "${MINUTES:-}" ] || [ -z "${HOURS:-}" ] || die "MINUTES=$MINUTES and HOURS=$HOURS: give one of them"
+minutes=5
+[ -z "${HOURS:-}" ] || minutes=$(calculate "print $HOURS * 60")
+[ -z "${MINUTES:-}" ] || minutes=$MINUTES
 if [ -n "$VOCABULARY" ] &&
   ! [[ $VOCABULARY =~ ^[1-9][0-9]{2,4}$ && $VOCABULARY -ge 257 && $VOCABULARY -le 65536 ]]; then
   die "VOCABULARY=$VOCABULARY: it must be a number of tokens, 257 to 65536"
@@ -19,10 +29,10 @@ export TOKENIZER=bytes
 [ -z "$VOCABULARY" ] || TOKENIZER=bpe$VOCABULARY
 say() { printf '\n== %s\n' "$*"; }
 source scripts/gpu.sh
-trainer=./train_gpt2_sla_cpu
+trainer=./train_gpt2_sla_cpu on_gpu=0
 [ -z "$gpu_remark" ] || echo "note: $gpu_remark"
 if [ -n "$gpus" ] && [ -z "$gpu_problem" ]; then
-  trainer=./train_gpt2_sla
+  trainer=./train_gpt2_sla on_gpu=1
 elif [ -n "$gpus" ]; then
   echo "note: $gpus is not used, and training is on the CPU: $gpu_problem"
 fi
@@ -60,12 +70,6 @@ make --no-print-directory -j"$(nproc)" "${targets[@]}" 2>&1 | {
 say "corpus"
 if [ -n "$TEXT" ]; then data=$(data/text.sh "$TEXT" | tail -n 1); else data=$("data/$DATA.sh" | tail -n 1); fi
 data=${data#"$PWD/"}
-# A micro-batch of validation takes 4 sequences of 256 tokens, and the last tenth of the text is validation data.
-val=$(find "$data" -name 'val_*.bin' -printf '%s\n' | awk '{ n += ($1 - 1024) / 2 } END { print n + 0 }')
-if [ "$val" -lt 1025 ]; then
-  die "${TEXT:-$data}: is too little text: $val tokens to validate with, and make train needs 1025, which 10300 bytes" \
-    "of text give${VOCABULARY:+ without VOCABULARY, and about four times as many with it}; name more text"
-fi
 # A run is of one text, which may have changed since the last time, and in one precision: its name has a checksum of the
 # folder's name and of the tokens.
 name=$DATA
@@ -75,51 +79,35 @@ if [ -n "$TEXT" ]; then
   name=${name#text-} name=${name%"-$TOKENIZER"} name=${name%-????????}
   name=$(wiring_name "${name:0:30}")-${sum:0:4}
 fi
-name=runs/$name${VOCABULARY:+-$TOKENIZER}${PRECISION:+-${PRECISION,,}}${STEPS:+-$STEPS}
+name=runs/$name${VOCABULARY:+-$TOKENIZER}${PRECISION:+-${PRECISION,,}}${MINUTES:+-${MINUTES}min}${HOURS:+-${HOURS}h}
 OUT=${OUT:-$name}
-vocab_size=257
-# The text may give fewer tokens than asked for.
-[ -z "$VOCABULARY" ] || vocab_size=$(sed -n 's/.*"vocab_size": \([0-9]*\).*/\1/p' "$data/MANIFEST.json")
-options=(-i "$data/train_*.bin" -j "$data/val_*.bin" --shuffle
-  --layers 8 --heads 8 --channels 256 --vocab-size "$vocab_size" --max-seq-len 256 --wiring "sla(6,6)"
-  -t 256 -b 4 --optimizer muon -l 4e-3 -c 0.1)
+chosen=$OUT.toml
+manifest_number() { sed -n "s/.*\"$1\": \([0-9]*\).*/\1/p" "$data/MANIFEST.json" | head -n 1; }
+training_tokens=$(manifest_number train_tokens) validation_tokens=$(manifest_number val_tokens)
+if [ "$validation_tokens" -lt 1025 ]; then
+  die "${TEXT:-$data}: is too little text: $validation_tokens tokens to validate with, and make train needs 1025, which" \
+    "10300 bytes of text give${VOCABULARY:+ without VOCABULARY, and about four times as many with it}; name more text"
+fi
+bytes_a_token=$(calculate "print $(manifest_number bytes_of_text) / ($training_tokens + $validation_tokens)")
+# The text may give fewer tokens than VOCABULARY asks for.
+files=(-i "$data/train_*.bin" -j "$data/val_*.bin" --vocab-size "$(manifest_number vocab_size)")
 
-# How many updates: chosen once, so that the same command resumes the same run on whichever machine, and again only if
-# it would not take five minutes. Validations and samples take a seventh of the time beside them.
-longest=$((300000 * 7 / 8)) chosen=$OUT.steps  # ms of updates; file
-choose() {  # choose <updates that fit>
-  local steps=$(($1 / 20 * 20))
-  echo $((steps > 800 ? 800 : steps < 200 ? 200 : steps))
-}
-is_chosen=
-if [ -z "$STEPS" ]; then
-  is_chosen=yes
-  [ ! -e "$chosen" ] || STEPS=$(<"$chosen")
-fi
-if [ -z "$STEPS" ]; then
-  say "how fast this machine is"
-  trial=$(mktemp -d)
-  trap 'rm -rf "$trial"' EXIT
-  "$trainer" "${options[@]}" -x 11 -v 0 -o "$trial/run" >/dev/null
-  ms=$(sed -n 's/^{"step":.*"ms":\([0-9]*\).*/\1/p' "$trial/run/log.jsonl" | sort -n | head -n 1)
-  rm -r "$trial"
-  trap - EXIT
-  [ -n "$ms" ] || die "$trainer -x 11 tells no time of an update"
-  STEPS=$(choose $((longest / (ms + 1))))
-  minutes() { echo $((($1 * (ms + 1) * 8 / 7 + 30000) / 60000)); }
-  text="$ms ms an update: $STEPS updates, about $(minutes "$STEPS") min on this machine"
-  [ "$STEPS" = 800 ] || text+="; STEPS=800, as in the README, takes about $(minutes 800)"
-  echo "$text"
-  echo "(kept in $chosen for the next time)"
-  mkdir -p "$(dirname "$chosen")"
-  echo "$STEPS" >"$chosen"
-fi
+# What updates have of the time; the rest is validations, samples and checkpoints.
+longest=$(calculate "printf \"%d\", $minutes * 60000 * 0.95")  # ms
+source scripts/ladder.sh
+chosen_number() { sed -n "s/^$1 = \([0-9]*\)$/\1/p" "$chosen"; }
+
+say "how fast this machine is, and what it trains in ${minutes} minutes"
+if [ -e "$chosen" ]; then sed -n 's/^# //p' "$chosen"; else choose; fi
+echo "(kept in $chosen for the next time)"
+STEPS=$(chosen_number steps) most=$((most_epochs * training_tokens / $(chosen_number total-batch)))
+[ -n "$STEPS" ] || die "$chosen: has no steps; remove it, and they are chosen anew"
 
 # watch: every so many seconds, from the times of the updates so far, and those of the last 20 for the others, how many
-# fit. If others fit, by a tenth of the time, that number is kept and the run stopped, to be resumed with it.
+# fit. If others fit, by a twentieth of the time, that number is kept and the run stopped, to be resumed with it.
 watch() {
   local fit
-  while sleep 45 >/dev/null 2>&1; do
+  while sleep "$((longest > 900000 ? 45 : longest / 20000 + 1))" >/dev/null 2>&1; do
     fit=$(sed -n 's/^{"step":\([0-9]*\),"loss":.*"ms":\([0-9.]*\),.*/\1 \2/p' "$OUT/log.jsonl" 2>/dev/null |
       awk -v longest="$longest" -v steps="$STEPS" '
         { sum += $2; last[NR % 20] = $2; step = $1 }
@@ -128,30 +116,28 @@ watch() {
           if (n < 20 || step >= steps) exit
           pace /= n
           off = sum + pace * (steps - step) - longest
-          if (off * off > longest * longest / 100) printf "%d", step + (longest > sum ? (longest - sum) / pace : 0)
+          if (off * off > longest * longest / 400) printf "%d", step + (longest > sum ? (longest - sum) / pace : 0)
         }') && [ -n "$fit" ] || continue
-    fit=$(choose "$fit")
+    if [ "$fit" -gt "$most" ]; then fit=$most; fi
     [ "$fit" != "$STEPS" ] || continue
-    echo "$fit" >"$chosen"
+    sed -i "s/^steps = .*/steps = $fit/" "$chosen"
     kill -USR1 $$
     return
   done
 }
 
 say "training"
-options+=(-u 60 -v 100 -m 40 -s 200 -g 256 --temperature 0.7 -n 200)
 while true; do
-  run=("$trainer" "${options[@]}" -x "$STEPS" -o "$OUT" -y)
+  run=("$trainer" --config "$chosen" "${files[@]}" -o "$OUT" -y)
   printf '%q ' "${run[@]}"
   echo
-  watcher=
-  if [ -n "$is_chosen" ]; then watch & watcher=$!; fi
+  watch & watcher=$!
   stopped='' status=0
   stoppable "${run[@]}" || true
-  [ -z "$watcher" ] || kill "$watcher" 2>/dev/null || true
-  now=$([ -z "$is_chosen" ] || cat "$chosen")
-  if [ -z "$stopped" ] || [ "${now:-$STEPS}" = "$STEPS" ]; then break; fi
-  echo "at this speed $now updates take five minutes, not $STEPS"
+  kill "$watcher" 2>/dev/null || true
+  now=$(chosen_number steps)
+  if [ -z "$stopped" ] || [ "$now" = "$STEPS" ]; then break; fi
+  echo "at this speed $now updates take the time, not $STEPS"
   STEPS=$now
 done
 [ ! -e "$OUT/log.jsonl" ] || ./report "$OUT" >/dev/null || true
@@ -171,17 +157,17 @@ same_text=  # what says it is on this text again
 prompt=$(if [ -n "$VOCABULARY" ]; then grep -oE '"Ġ[A-Za-z]{4,}"' "$data/tokenizer.json" | tr -dc 'A-Za-z\n'; else
   tail -c +1025 "$data/train_000000.bin" | head -c 2000 | tr -d '\000\001' |
     grep -aoE '[^[:space:][:cntrl:]]{3,30}' | iconv -c -f UTF-8 -t UTF-8; fi | head -n 1) || true
-printf -v again '%q ' --config "$OUT/config.toml" --wiring plain -o "$OUT-plain"
+printf -v again '%q ' --config "$OUT/config.toml" --wiring rope -o "$OUT-plain"
 printf -v sample '%q ' "$last" --prompt "$prompt"
 cat <<END
-model, to load anywhere as GPT-2 of full size:  $last (config.json, model.safetensors, tokenizer.json)
+model, for transformers, too:                   $last (config.json, model.safetensors, tokenizer.json)
 the run as a page, for a browser:               $OUT/report.html
 losses, one JSON object a line:                 $OUT/log.jsonl
 this run's options:                             $OUT/config.toml
 corpus, as tokens:                              $data
 
 what to try next:
-  make ${build}train$same_text STEPS=4000    train longer
+  make ${build}train$same_text HOURS=1    train longer
   make train TEXT=path/to/text     train on text of your own
   $trainer $again   the same without skip-layer attention
   make $build${sampler#./} && $sampler $sample--temperature 0.7    more samples (--seed n)

@@ -403,10 +403,20 @@ static std::string copy_make_train(const std::string& folder) {
   const std::string root = folder + "/root";
   std::filesystem::create_directory(root + "/scripts");
   std::filesystem::create_directory(root + "/bin");
-  for (const char* name : {"train.sh", "gpu.sh", "runs.sh", "stoppable.sh"})
+  for (const char* name : {"train.sh", "ladder.sh", "gpu.sh", "runs.sh", "stoppable.sh"})
     std::filesystem::copy(std::string("scripts/") + name, root + "/scripts/" + name);
   for (const char* stub : {"/scripts/setup.sh", "/bin/make", "/train_gpt2_sla_cpu"}) {
-    write_file(root + stub, "#!/bin/sh\necho called: \"$0\" \"$@\"\n");
+    write_file(root + stub, R"(#!/bin/sh
+      echo called: "$0" "$@"
+      while [ $# -gt 0 ]; do
+        if [ "$1" = --config ] && [ "$3" = -i ]; then cat "$2"; fi
+        if [ "$1" = -o ]; then
+          mkdir -p "$2"
+          printf '{"run":{"flops_per_token":9}}\n{"step":1,"loss":1,"ms":95}\n' >"$2/log.jsonl"
+        fi
+        shift
+      done
+    )");
     chmod((root + stub).c_str(), 0755);
   }
   std::filesystem::create_directories(root + "/runs/text/step_1");
@@ -416,12 +426,12 @@ static std::string copy_make_train(const std::string& folder) {
 TEST_F(Scripts, TooLittleTextForMakeTrainIsToldSo) {
   const std::string root = copy_make_train(folder);
   auto train = [&](const std::string& text) {
-    return shell("cd " + root + " && PATH=" + root + "/bin:/usr/bin:/bin STEPS=9 OUT=runs/text TEXT=" + text +
+    return shell("cd " + root + " && PATH=" + root + "/bin:/usr/bin:/bin OUT=runs/text TEXT=" + text +
                  " scripts/train.sh");
   };
   const Finished done = train(write("enough", random_text(10300, 4)));
   EXPECT_EQ(done.exit_code, 0) << done.output;
-  expect_in("called: ./train_gpt2_sla_cpu -i", done.output);
+  expect_in("called: ./train_gpt2_sla_cpu --config runs/text.toml -i", done.output);
   const Finished refused = train(write("little", random_text(9000, 4)));
   EXPECT_EQ(refused.exit_code, 1);
   expect_in("error: " + folder + "/little: is too little text: ", refused.output);
@@ -435,7 +445,7 @@ TEST_F(Scripts, MakeTrainTakesAVocabularyLearnedFromItsText) {
   while (words.size() < 60000) words += random() % 3 ? " often" : " seldom" + std::to_string(random() % 100);
   const std::string text = write("mine", words);
   auto train = [&](const std::string& environment) {
-    return shell("cd " + root + " && PATH=" + root + "/bin:/usr/bin:/bin STEPS=9 TEXT=" + text + " " + environment +
+    return shell("cd " + root + " && PATH=" + root + "/bin:/usr/bin:/bin TEXT=" + text + " " + environment +
                  " scripts/train.sh");
   };
   const std::string out = "OUT=runs/text ";
@@ -444,7 +454,7 @@ TEST_F(Scripts, MakeTrainTakesAVocabularyLearnedFromItsText) {
   expect_in("-bpe300/train_*.bin", done.output);
   expect_in(" --vocab-size 300 ", done.output);
   expect_in(" --prompt often ", done.output);
-  expect_in("TEXT=" + text + " VOCABULARY=300 STEPS=4000", done.output);
+  expect_in("TEXT=" + text + " VOCABULARY=300 HOURS=1", done.output);
   const Finished fewer = train(out + "VOCABULARY=9000");
   EXPECT_EQ(fewer.output.find("--vocab-size 9000"), std::string::npos) << fewer.output;
   expect_in("the vocabulary has ", fewer.output);

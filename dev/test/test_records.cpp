@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <regex>
 #include "command_line.h"
 #include "helpers.h"
 #include "llmc/model/stream_memory.h"
@@ -412,7 +413,7 @@ class ScriptRecords : public Resumed {
   void SetUp() override {
     Resumed::SetUp();
     for (const char* folder : {"tree/scripts", "tree/data"}) fs::create_directories(in(folder));
-    for (const char* name : {"train.sh", "gpu.sh", "stoppable.sh", "runs.sh"})
+    for (const char* name : {"train.sh", "ladder.sh", "gpu.sh", "stoppable.sh", "runs.sh"})
       fs::copy_file(std::string("scripts/") + name, in("tree/scripts/") + name);
     write_program("report", "touch \"${@: -1}\"");
     setenv("TRAINER", fs::absolute("build/fp32/train_gpt2_sla_cpu").c_str(), 1);
@@ -425,31 +426,47 @@ class ScriptRecords : public Resumed {
   }
 };
 
-// `make train` where nothing is to be built, installed or tokenized, on a trainer that takes its word for how long an
-// update takes. It makes a checkpoint where a run has an output folder.
+// `make train` where nothing is to be built, installed or tokenized, on a trainer that takes its word for how long a
+// weight takes for a token, in ps. It makes a checkpoint where a run has an output folder.
 class MakeTrain : public ScriptRecords {
  protected:
   void SetUp() override {
     ScriptRecords::SetUp();
     for (const char* name : {"make", "scripts/setup.sh", "nvidia-smi"}) write_program(name, ":");
     write_program("data/text.sh", "mkdir -p data/text-a; echo data/text-a");
+    write_program("train_gpt2_sla_cpu", R"sh(
+      while [ $# -gt 0 ]; do
+        case $1 in --config) config=$2 ;; -o) out=$2 ;; esac
+        shift
+      done
+      number() { sed -n "s/^$1 = //p" "$config"; }
+      mkdir -p "$out/step_1"
+      echo '{"run":{"num_parameters":7,"flops_per_token":9}}' >"$out/log.jsonl"
+      for step in 1 2 3; do
+        us=$((12 * $(number layers) * $(number channels) ** 2 * $(number total-batch) * (ps + 2 / step) / 1000000))
+        printf '{"step":%d,"loss":5,"ms":%d.%03d,"data_ms":0}\n' $step $((us / 1000)) $((us % 1000))
+      done >>"$out/log.jsonl")sh");
     fs::create_directories(in("tree/data/text-a"));
-    write_file(in("tree/data/text-a/val_000000.bin"), shard_bytes(2000));
   }
-  Outcome train(const char* checksum, int ms, const std::string& environment = "") const {
-    write_program("train_gpt2_sla_cpu", format(R"sh(
-      while [ "$1" != -o ]; do shift; done
-      mkdir -p "$2/step_1"
-      for step in 1 10 11; do
-        echo "{\"step\":$step,\"loss\":5,\"ms\":$((%d + 900 / step)).5,\"data_ms\":0}"
-      done >"$2/log.jsonl")sh",
-                                               ms - 81));
+  Outcome try_train(const char* checksum, int ps, const std::string& environment, int64_t tokens) const {
     write_file(in("tree/data/text-a/MANIFEST.json"),
-               format("\"sources\": [\n\"crc32c\": \"x\"\n],\n\"shards\": [\n  \"crc32c\": \"%s\"\n]\n", checksum));
-    const Outcome o = run("env -u STEPS -u DATA PATH='" + in("tree") + "':\"$PATH\" TEXT=a " + environment +
-                          in("tree/scripts/train.sh"));
+               format("\"vocab_size\": 257,\n\"bytes_of_text\": %lld,\n\"train_tokens\": %lld,\n\"val_tokens\": %lld,\n"
+                      "\"sources\": [\n\"crc32c\": \"x\"\n],\n\"shards\": [\n  \"crc32c\": \"%s\"\n]\n",
+                      (long long)tokens, (long long)(tokens - tokens / 10), (long long)(tokens / 10), checksum));
+    return run("env -u MINUTES -u HOURS -u DATA PATH='" + in("tree") + "':\"$PATH\" TEXT=a ps=" + std::to_string(ps) + " " +
+               environment + in("tree/scripts/train.sh"));
+  }
+  Outcome train(const char* checksum, int ps, const std::string& environment = "", int64_t tokens = 1000000000) const {
+    const Outcome o = try_train(checksum, ps, environment, tokens);
     EXPECT_EQ(o.exit_status, 0) << o.out << o.err;
     return o;
+  }
+  // What was chosen for the run in this folder.
+  double chosen(const std::string& name, const std::string& run = "mine") const {
+    std::smatch number;
+    const std::string text = read_file(in(run + ".toml"));
+    EXPECT_TRUE(std::regex_search(text, number, std::regex("\n" + name + " = ([0-9.e-]+)\n"))) << name << "\n" << text;
+    return number.empty() ? 0 : std::stod(number[1]);
   }
   // The folders of runs.
   size_t runs() const {
@@ -468,22 +485,56 @@ TEST_F(MakeTrain, AnEditedTextIsTrainedOnAnew) {
   EXPECT_EQ(runs(), 2u);
 }
 
-TEST_F(MakeTrain, ChoosesUpdatesForFiveMinutesOnce) {
-  const Outcome slow = train("0a", 849);
-  EXPECT_TRUE(has(slow.out, "849 ms an update: 300 updates, about 5 min on this machine; STEPS=800, as in the "
-                            "README, takes about 13\n"))
-      << slow.out;
-  EXPECT_TRUE(has(slow.out, " -x 300 ")) << slow.out;
-  const Outcome again = train("0a", 300);
-  EXPECT_FALSE(has(again.out, "an update")) << again.out;
-  EXPECT_TRUE(has(again.out, " -x 300 ")) << again.out;
-  EXPECT_EQ(runs(), 1u);
-  EXPECT_TRUE(has(train("0a", 849, "STEPS=800 ").out, " -x 800 "));
-  EXPECT_EQ(runs(), 2u);
-  EXPECT_TRUE(has(train("0b", 170).out, "170 ms an update: 800 updates, about 3 min on this machine\n"));
-  EXPECT_TRUE(has(train("0c", 3000).out, "200 updates, about 11 min on this machine; STEPS=800"));
+TEST_F(MakeTrain, ChoosesTheModelThatTheTimeIsEnoughForOnce) {
   const std::string out = "OUT='" + in("mine") + "' ";
-  EXPECT_TRUE(has(train("0a", 400, out).out, " -x 640 "));
-  EXPECT_TRUE(has(train("0a", 500, out).out, " -x 640 "));
+  const auto minutes = [&] {  // of the chosen updates
+    return chosen("steps") * chosen("layers") * chosen("channels") * chosen("channels") * 12 * chosen("total-batch");
+  };
+  double channels = 0;
+  for (const int ps : {500, 50, 5}) {
+    const Outcome o = train("0a", ps, out);
+    EXPECT_TRUE(has(o.out, "5 minutes on this machine are ")) << o.out;
+    EXPECT_NEAR(minutes() * ps * 1e-12 / 285, 1, 0.02) << "19 of 20 parts of the time";
+    EXPECT_GT(chosen("channels"), channels) << "a faster machine trains a larger model";
+    channels = chosen("channels");
+    EXPECT_EQ(chosen("dropout"), 0);
+    EXPECT_FALSE(has(train("0a", 70, out).out, "tokens/s")) << "it is chosen once";
+    EXPECT_EQ(chosen("channels"), channels);
+    fs::remove(in("mine.toml"));
+  }
+  train("0a", 50, out + "MINUTES=20 ");
+  EXPECT_NEAR(minutes() * 50e-12 / 1140, 1, 0.02);
+  channels = chosen("channels");
+  fs::remove(in("mine.toml"));
+  train("0a", 50, out + "HOURS=.5 ");
+  EXPECT_NEAR(minutes() * 50e-12 / 1710, 1, 0.02);
+  EXPECT_GE(chosen("channels"), channels);
   EXPECT_TRUE(fs::exists(in("mine/step_1")));
+  train("0a", 50, "MINUTES=2 "), train("0a", 50, "HOURS=2 "), train("0a", 50);
+  EXPECT_EQ(runs(), 3u) << "a run is of one time";
+}
+
+TEST_F(MakeTrain, SaysThatTheTextIsTheLimit) {
+  const std::string out = "OUT='" + in("mine") + "' ";
+  EXPECT_TRUE(has(train("0a", 5, out, 600000).out, "the text is the limit: it is read 16 times")) << "540,000 for training";
+  EXPECT_EQ(chosen("steps"), int64_t(16 * 540000 / chosen("total-batch")));
+  EXPECT_EQ(chosen("dropout"), 0.1);
+  EXPECT_LE(12 * chosen("layers") * chosen("channels") * chosen("channels"), 10 * 600000);
+  fs::remove(in("mine.toml"));
+  const Outcome o = train("0a", 50, out, 2000000);
+  EXPECT_TRUE(has(o.out, " times the text, and so with dropout\n")) << o.out;
+  EXPECT_EQ(chosen("dropout"), 0.1);
+  const Outcome little = try_train("0a", 50, out, 10240);
+  EXPECT_EQ(little.exit_status, 1);
+  EXPECT_TRUE(has(little.err, "is too little text: 1024 tokens to validate with")) << little.err;
+}
+
+TEST_F(MakeTrain, RefusesWhatIsNoTime) {
+  for (const char* time : {"MINUTES=0", "MINUTES=-1", "HOURS=1e3", "HOURS=0.0", "MINUTES=many", "MINUTES=.", "MINUTES=123456"}) {
+    const Outcome o = try_train("0a", 50, std::string(time) + " ", 1000000);
+    EXPECT_EQ(o.exit_status, 1);
+    EXPECT_EQ(o.err, "error: " + std::string(time) + ": it must be a time, such as 20 or 0.5\n");
+    EXPECT_EQ(o.out, "") << "nothing is installed or built";
+  }
+  EXPECT_EQ(try_train("0a", 50, "MINUTES=5 HOURS=1 ", 1000000).err, "error: MINUTES=5 and HOURS=1: give one of them\n");
 }

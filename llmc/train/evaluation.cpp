@@ -56,7 +56,7 @@ static void declare_options(CLI::App& app, EvaluateOptions& o) {
 bool parse_evaluate_options(int argc, char** argv, EvaluateOptions& o) {
   CLI::App app("Evaluates a trained model: perplexity and bits per byte of texts, multiple choice by likelihood, the "
                "last word of texts.\n"
-               "Example: ./evaluate_gpt2_sla_cpu runs/gcide/step_00000800 'data/gcide/val_000000.bin' --stride "
+               "Example: ./evaluate_gpt2_sla_cpu runs/gcide 'data/gcide/val_000000.bin' --stride "
                "128");
   declare_options(app, o);
   if (!parse_command_line(app, argc, argv)) return false;

@@ -72,7 +72,7 @@ void check_sampling(const SampleOptions& o) {
 
 bool parse_sample_options(int argc, char** argv, SampleOptions& o) {
   CLI::App app("Continues text with a trained model.\n"
-               "Example: ./sample_gpt2_sla_cpu runs/gcide/step_00000800 --prompt 'Skip, n. ' --temperature 0.7");
+               "Example: ./sample_gpt2_sla_cpu runs/gcide --prompt 'Skip, n. ' --temperature 0.7");
   declare_options(app, o);
   if (!parse_command_line(app, argc, argv)) return false;
   check_sampling(o);

@@ -1,0 +1,55 @@
+#!/usr/bin/env python3
+"""The tables of README.md beside it: table.py RUNS, from RUNS/*/log.jsonl. Fits E + A / N^a + B / D^b, by least squares
+of the loss, to each model's best rate and batch at each number of tokens; N: weights in layers, D: bytes of text."""
+import itertools
+import json
+import sys
+from pathlib import Path
+
+
+def read(log):
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    run = lines[0]["run"]
+    losses = [line["val_loss"] for line in lines if line.get("step") == run["steps"] and "val_loss" in line]
+    if not losses:
+        return None  # not finished
+    return run | {"loss": losses[-1], "D": run["steps"] * run["total_batch"],
+                  "N": 12 * run["num_layers"] * run["channels"] ** 2}
+
+
+def fit(points):
+    """(squared error, E, a, b, A, B): the exponents and E by a grid, A and B solved for."""
+    best = None
+    for e, a, b in itertools.product([i / 50 for i in range(15, 48)], [i / 50 for i in range(8, 40)],
+                                     [i / 50 for i in range(8, 50)]):
+        rows = [(p["N"] ** -a, p["D"] ** -b, p["loss"] - e) for p in points]
+        uu, uv, vv = (sum(x * y for x, y in z) for z in
+                      ([(u, u) for u, _, _ in rows], [(u, v) for u, v, _ in rows], [(v, v) for _, v, _ in rows]))
+        uy, vy = sum(u * y for u, _, y in rows), sum(v * y for _, v, y in rows)
+        A, B = (uy * vv - vy * uv) / (uu * vv - uv * uv), (vy * uu - uy * uv) / (uu * vv - uv * uv)
+        error = sum((A * u + B * v - y) ** 2 for u, v, y in rows)
+        if A > 0 and B > 0 and (best is None or error < best[0]):
+            best = error, e, a, b, A, B
+    return best
+
+
+def main():
+    runs = [run for run in map(read, Path(sys.argv[1]).glob("*/log.jsonl")) if run]
+    points = {}
+    for run in runs:
+        if "rope" in run["wiring"] and run["max_seq_len"] == 256:
+            key = run["N"], round(run["D"] / 1e5)
+            points[key] = min(points.get(key, run), run, key=lambda r: r["loss"])
+    error, e, a, b, A, B = fit(list(points.values()))
+    print("| layers | channels | wiring | context | tokens an update | rate | seed | tokens | FLOPs | loss | fitted |")
+    print("| --: | --: | --- | --: | --: | --: | --: | --: | --: | --: | --: |")
+    for r in sorted(runs, key=lambda r: (r["N"], r["D"], r["loss"])):
+        fitted = f"{e + A / r['N'] ** a + B / r['D'] ** b:.3f}" if r in points.values() else ""
+        print(f"| {r['num_layers']} | {r['channels']} | `{r['wiring']}` | {r['max_seq_len']} | {r['total_batch']:,} |"
+              f" {r['learning_rate']:.2g} | {r['seed']} | {r['D'] / 1e6:.2f} M |"
+              f" {r['D'] * r['flops_per_token']:.1e} | {r['loss']:.3f} | {fitted} |")
+    print(f"\nE = {e:.2f}; A = {A:.4g}; a = {a:.2f}; B = {B:.4g}; b = {b:.2f};"
+          f" {(error / len(points)) ** 0.5:.3f} nats off (root mean square over {len(points)} points)")
+
+
+main()

@@ -1,0 +1,100 @@
+# choose: which model makes most of the time, for scripts/train.sh. Each rung of the ladder is a model:
+#
+#   layers, heads, channels, context in tokens, tokens an update, learning rate
+#
+# dev/bench/results/ladder has the runs that the first five and the loss below come from. The others, which wait for a
+# GPU, are extrapolated.
+ladder="3 2 64 256 2048 6e-3
+4 3 96 256 2048 5e-3
+5 4 128 256 2048 4e-3
+6 6 192 256 2048 4e-3
+8 8 256 256 4096 3e-3
+8 6 384 512 8192 3e-3
+12 8 512 1024 32768 2e-3
+12 12 768 1024 65536 2e-3"
+# A text is read at most so many times, from so many on with dropout, by a model of at most so many weights a byte.
+most_epochs=16 dropout_epochs=4 most_weights=10
+
+# The loss in nats a byte on the dictionary, by the weights in layers N and the bytes of text D: E + A / N^a + B / D^b.
+# Repeated text is worth less than new: U bytes that are read R + 1 times are worth U (1 + 15.4 (1 - exp(-R / 15.4))) of
+# new ones (Muennighoff et al., Scaling Data-Constrained Language Models).
+# predicted <rung's layers> <channels> <batch> <ms of an update>: prints updates, tokens, times the text, and that loss
+predicted() {
+  awk -v layers="$1" -v channels="$2" -v batch="$3" -v ms="$4" -v longest="$longest" -v text="$training_tokens" \
+    -v bytes="$bytes_a_token" -v most="$most_epochs" 'BEGIN {
+      E = 0.68; A = 257; a = 0.54; B = 4.87e5; b = 0.98
+      tokens = longest / ms * batch
+      times = tokens / text
+      if (tokens > most * text) tokens = most * text
+      repeated = tokens > text ? tokens / text - 1 : 0
+      worth = (repeated > 0 ? text : tokens) * (1 + 15.4 * (1 - exp(-repeated / 15.4)) * (repeated > 0))
+      N = 12 * layers * channels ^ 2
+      updates = int(tokens / batch)
+      printf "%d %.3g %.3g %.3f\n", updates < 20 ? 20 : updates, tokens, times, E + A / N ^ a + B / (worth * bytes) ^ b
+    }'
+}
+
+# Tries models from small to large until one has a higher loss than the one before, by how fast they train here. Writes
+# the config.toml $chosen, why as a comment in it.
+choose() {
+  local layers heads channels context batch rate micro ms flops updates tokens times loss lines least='' config='' why=''
+  trial=$(mktemp -d)
+  trap 'rm -rf "$trial"' EXIT
+  while read -r layers heads channels context batch rate; do
+    if [ -n "$config" ] && calculate "exit !(12 * $layers * $channels ^ 2 > $most_weights * $training_tokens * $bytes_a_token)"; then
+      break
+    fi
+    # A micro-batch, as validation has it, and the token after it.
+    micro=$((on_gpu ? (batch < 16384 ? batch : 16384) : (context < 1024 ? 1024 : context)))
+    while [ "$micro" -ge "$validation_tokens" ] && [ "$micro" -gt "$context" ]; do micro=$((micro / 2)); done
+    [ "$micro" -lt "$validation_tokens" ] || break
+    lines="layers = $layers
+heads = $heads
+channels = $channels
+max-seq-len = $context
+wiring = \"sla($((layers * 3 / 4)),$((heads * 3 / 4))) rope\"
+seq-len = $context
+micro-batch = $((micro / context))
+total-batch = $batch
+shuffle = true
+optimizer = \"muon\"
+learning-rate = $rate
+weight-decay = 0.1"
+    echo "$lines" >"$trial/config.toml"
+    "$trainer" --config "$trial/config.toml" "${files[@]}" -x 4 -v 0 -o "$trial/$channels" >/dev/null
+    ms=$(sed -n 's/^{"step":.*"ms":\([0-9.]*\).*/\1/p' "$trial/$channels/log.jsonl" | sort -n | head -n 1)
+    flops=$(sed -n 's/.*"flops_per_token":\([0-9.e+]*\).*/\1/p' "$trial/$channels/log.jsonl")
+    [ -n "$ms" ] && [ -n "$flops" ] || die "$trainer -x 4 tells no time of an update"
+    read -r updates tokens times loss < <(predicted "$layers" "$channels" "$batch" "$ms")
+    printf '%d layers, %d channels: %.0f tokens/s, %.3g million tokens: loss about %.2f\n' "$layers" "$channels" \
+      "$(calculate "print 1000 * $batch / $ms")" "$(calculate "print $tokens / 1e6")" "$loss"
+    if [ -n "$least" ] && calculate "exit !($loss >= $least)"; then break; fi
+    least=$loss
+    config="$lines
+steps = $updates
+warmup = $((updates / 16 + 1))
+val-every = $((updates / 8 + 1))
+val-batches = $((40960 / micro))
+sample-every = $((updates / 4 + 1))
+sample-length = 256
+temperature = 0.7
+checkpoint-every = $((updates / 4 + 1))
+dropout = $(calculate "print ($times > $dropout_epochs ? 0.1 : 0)")"
+    why=$(calculate "printf \"%g minutes on this machine are %.1e FLOPs (%.2f TFLOP/s): \", $minutes,
+      $longest / $ms * $batch * $flops, $batch * $flops / $ms / 1e9")
+    why+="$layers layers, $channels channels, context $context, $batch tokens an update, learning rate $rate, "
+    why+=$(calculate "printf \"%.3g million tokens in %d updates, %.2g times the text\", $tokens / 1e6, $updates,
+      $tokens / $training_tokens")
+    if calculate "exit !($times > $most_epochs)"; then
+      why+="; the text is the limit: it is read $most_epochs times, with dropout, which takes less than the time"
+    elif calculate "exit !($times > $dropout_epochs)"; then
+      why+=", and so with dropout"
+    fi
+  done <<<"$ladder"
+  rm -r "$trial"
+  trap - EXIT
+  [ -n "$config" ] || die "$data: is too little text to validate with"
+  echo "$why"
+  mkdir -p "$(dirname "$chosen")"
+  printf '# %s\n%s\n' "$why" "$config" >"$chosen"
+}
