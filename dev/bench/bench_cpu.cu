@@ -253,8 +253,7 @@ struct Shape {
 };
 constexpr Shape compared[] = {{"124M, B 4, T 64", "12 12 768 50257 64 4 plain", 256},
                               {"124M, B 1, T 1,024", "12 12 768 50257 1024 1 plain", 1024},
-                              {"8 layers, 256 channels, bytes, B 2, T 256",
-                               "8 8 256 257 256 2 sla(6,6)", 512}};
+                              {"8 layers, 256 channels, bytes, B 2, T 256", "8 8 256 257 256 2 sla(6,6)", 512}};
 
 ModelConfig config_of(const std::vector<std::string>& a) {
   ModelConfig config;

@@ -453,8 +453,8 @@ class MakeTrain : public ScriptRecords {
                format("\"vocab_size\": 257,\n\"bytes_of_text\": %lld,\n\"train_tokens\": %lld,\n\"val_tokens\": %lld,\n"
                       "\"sources\": [\n\"crc32c\": \"x\"\n],\n\"shards\": [\n  \"crc32c\": \"%s\"\n]\n",
                       (long long)tokens, (long long)(tokens - tokens / 10), (long long)(tokens / 10), checksum));
-    return run("env -u MINUTES -u HOURS -u DATA PATH='" + in("tree") + "':\"$PATH\" TEXT=a ps=" + std::to_string(ps) + " " +
-               environment + in("tree/scripts/train.sh"));
+    return run("env -u MINUTES -u HOURS -u DATA PATH='" + in("tree") + "':\"$PATH\" TEXT=a ps=" + std::to_string(ps) +
+               " " + environment + in("tree/scripts/train.sh"));
   }
   Outcome train(const char* checksum, int ps, const std::string& environment = "", int64_t tokens = 1000000000) const {
     const Outcome o = try_train(checksum, ps, environment, tokens);
@@ -516,12 +516,13 @@ TEST_F(MakeTrain, ChoosesTheModelThatTheTimeIsEnoughForOnce) {
 
 TEST_F(MakeTrain, SaysThatTheTextIsTheLimit) {
   const std::string out = "OUT='" + in("mine") + "' ";
-  EXPECT_TRUE(has(train("0a", 5, out, 600000).out, "the text is the limit: it is read 16 times")) << "540,000 for training";
+  EXPECT_TRUE(has(train("0a", 5, out, 600000).out, "the text is the limit: it is read 16 times")) << "540,000 for "
+                                                                                                     "training";
   EXPECT_EQ(chosen("steps"), int64_t(16 * 540000 / chosen("total-batch")));
   EXPECT_EQ(chosen("dropout"), 0.1);
   EXPECT_LE(12 * chosen("layers") * chosen("channels") * chosen("channels"), 10 * 600000);
   fs::remove(in("mine.toml"));
-  const Outcome o = train("0a", 50, out, 2000000);
+  const Outcome o = train("0a", 50, out, 1000000);
   EXPECT_TRUE(has(o.out, " times the text, and so with dropout\n")) << o.out;
   EXPECT_EQ(chosen("dropout"), 0.1);
   const Outcome little = try_train("0a", 50, out, 10240);
@@ -530,7 +531,8 @@ TEST_F(MakeTrain, SaysThatTheTextIsTheLimit) {
 }
 
 TEST_F(MakeTrain, RefusesWhatIsNoTime) {
-  for (const char* time : {"MINUTES=0", "MINUTES=-1", "HOURS=1e3", "HOURS=0.0", "MINUTES=many", "MINUTES=.", "MINUTES=123456"}) {
+  for (const char* time :
+       {"MINUTES=0", "MINUTES=-1", "HOURS=1e3", "HOURS=0.0", "MINUTES=many", "MINUTES=.", "MINUTES=123456"}) {
     const Outcome o = try_train("0a", 50, std::string(time) + " ", 1000000);
     EXPECT_EQ(o.exit_status, 1);
     EXPECT_EQ(o.err, "error: " + std::string(time) + ": it must be a time, such as 20 or 0.5\n");

@@ -254,8 +254,8 @@ TEST_F(Scripts, OnSeveralMachinesPassNcclsVariablesToMpirun) {
 // ----------------------------------------------------------------------------
 // make train
 
-// A copy whose `make` builds nothing, where trials take 95 ms an update and the run that is chosen by them a second. The
-// time until somebody looks at it does not pass.
+// A copy whose `make` builds nothing, where trials take 95 ms an update and the run that is chosen by them a second.
+// The time until somebody looks at it does not pass.
 class LongTrain : public Scripts {
  protected:
   void SetUp() override {
@@ -264,8 +264,9 @@ class LongTrain : public Scripts {
     fs::create_directories(in("r [x]/data/text-my__own-01234567"));
     fs::copy("scripts", in("r [x]/scripts"), fs::copy_options::recursive);
     fs::rename(in("data/train_000.bin"), in("r [x]/data/text-my__own-01234567/train_000000.bin"));
-    write_file(in("r [x]/data/text-my__own-01234567/MANIFEST.json"),
-               "\"vocab_size\": 257,\n\"bytes_of_text\": 2000000000,\n\"train_tokens\": 1900000000,\n\"val_tokens\": 2000\n");
+    write_file(in("r [x]/data/text-my__own-01234567/MANIFEST.json"), "\"vocab_size\": 257,\n\"bytes_of_text\": "
+                                                                     "2000000000,\n\"train_tokens\": "
+                                                                     "1900000000,\n\"val_tokens\": 2000\n");
     write_program("r [x]/data/text.sh", "echo \"$PWD/data/text-my__own-01234567\"");
     write_program("r [x]/scripts/setup.sh", "");
     write_program("make", "[ \"$1\" = -n ] || echo \"g++ -std=c++17 -c a.cpp -o a.o\"; echo made");
@@ -297,14 +298,15 @@ TEST_F(LongTrain, KeepsItsFiveMinutesAndSuggestsWhatToTry) {
   const Outcome o = run("cd '" + in("r [x]") + "' && TEXT='a $b'\\''c' scripts/train.sh");
   EXPECT_EQ(o.exit_status, 0) << o.err;
   size_t at = 0;
-  for (const char* part : {"compiling a.cpp (1)", "in 3000 updates", "updates: 3000",
-                           "at this speed 285 updates take the time, not 3000", "updates: 285",
-                           "train TEXT=a\\ \\$\\$b\\'c HOURS=1", "--wiring rope -o runs/my_own-"}) {
+  for (const char* part :
+       {"compiling a.cpp (1)", "in 3000 updates", "updates: 3000", "at this speed 285 updates take the time, not 3000",
+        "updates: 285", "train TEXT=a\\ \\$\\$b\\'c HOURS=1", "--wiring rope -o runs/my_own-"}) {
     at = o.out.find(part, at);
     ASSERT_NE(at, std::string::npos) << part << "\n" << o.out << o.err;
   }
   const Outcome again = run("cd '" + in("r [x]") + "' && TEXT=a scripts/train.sh");
   EXPECT_EQ(again.out.find("updates: 3000"), std::string::npos) << "it is kept" << again.out;
-  EXPECT_NE(run("cd '" + in("r [x]") + "' && MINUTES=7 PRECISION=FP32 TEXT=a scripts/train.sh").out.find("-fp32-7min -y"),
+  EXPECT_NE(run("cd '" + in("r [x]") + "' && MINUTES=7 PRECISION=FP32 TEXT=a scripts/train.sh")
+                .out.find("-fp32-7min -y"),
             std::string::npos);
 }
