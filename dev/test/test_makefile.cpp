@@ -127,7 +127,8 @@ class MakefileOffline : public MakefileTest {
   // It is found before this machine's, if that has one.
   void break_library(const std::string& name) const { write_file(in("cuda/lib/lib" + name + ".so"), "none"); }
   std::string environment() const {
-    return "env -u MAKEFLAGS -u MAKELEVEL -u LIBRARY_PATH -u DATA -u OUT -u MINUTES -u HOURS -u GPU_ARCH -u PRECISION PATH='" +
+    return "env -u MAKEFLAGS -u MAKELEVEL -u LIBRARY_PATH -u DATA -u OUT -u MINUTES -u HOURS -u GPU_ARCH -u PRECISION "
+           "PATH='" +
            in("cuda/bin") + "':\"$PATH\" ";
   }
   Outcome make(const std::string& arguments) const {
