@@ -102,7 +102,7 @@ help:
 	@echo '                with and without skip-layer attention; QUICK=1: PyTorch compiles nothing'
 	@echo 'make memory-table  the largest micro-batch that fits on GPUs of 16 to 141 GB, for 124M to 774M; needs no GPU'
 	@echo 'make gpu-model  writes dev/bench/gpu-model.md: how long each operation of a step should take on an H100'
-	@echo '                and an A100; needs no GPU'
+	@echo '                and an A100; and gpus.md: what fits on twelve GPUs, and how fast it trains; needs no GPU'
 	@echo 'make mutants    can the tests fail? FILES="a b", CHANGED=commit: plants bugs in them, one by one, in a copy'
 	@echo '                (dev/README.md)'
 	@echo 'make fuzz       feed broken safetensors files to the reader, with sanitizers, for SECONDS=60'
@@ -206,6 +206,7 @@ gpu-model:
 	@scripts/setup.sh build test
 	@$(MAKE) --no-print-directory -j$(shell nproc) $(BUILD)/bf16/gpu_model
 	@$(BUILD)/bf16/gpu_model > dev/bench/gpu-model.md
+	@$(BUILD)/bf16/gpu_model --gpus > dev/bench/gpus.md
 
 gpu-check:
 	@dev/gpu_check.sh
