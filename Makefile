@@ -70,7 +70,7 @@ REPORT_OBJS := $(patsubst %.cpp,$(OBJ)/%.o,$(wildcard llmc/report/*.cpp))
 REPORT_LIB := $(OBJ)/libreport.a
 
 EXPERIMENTS := paper night evidence probe
-.PHONY: all help train $(EXPERIMENTS) test test-all list-tests mutants bench-cpu memory-table gpu-model gpu-check
+.PHONY: all help train $(EXPERIMENTS) test test-all list-tests mutants bench bench-cpu memory-table gpu-model gpu-check
 .PHONY: fuzz clean setup programs what-is-here gpu-checked gpu-bundle
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -98,6 +98,7 @@ help:
 	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize, benchmark;'
 	@echo '                STEPS=build,tests,nccl,sanitize,bench,torch: only these'
 	@echo 'make gpu-bundle GPU_ARCH=sm_90: all that gpu-check needs, built, in one file for a machine without internet'
+	@echo 'make bench      how fast this machine trains three sizes, in a minute: its GPU, or its CPU'
 	@echo 'make bench-cpu  speed on the CPU in both precisions, beside PyTorch where PYTHON (python3) has it;'
 	@echo '                with and without skip-layer attention; QUICK=1: PyTorch compiles nothing'
 	@echo 'make memory-table  the largest micro-batch that fits on GPUs of 16 to 141 GB, for 124M to 774M; needs no GPU'
@@ -150,6 +151,9 @@ setup:
 
 train:
 	@scripts/train.sh
+
+bench:
+	@scripts/bench.sh
 
 # The experiments of scripts/experiments. ARGS: options of ./experiment, such as ARGS="--seeds 1 -o runs/one".
 on_gpu := $(if $(gpu_problem),,$(gpus))
