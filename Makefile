@@ -70,7 +70,7 @@ REPORT_OBJS := $(patsubst %.cpp,$(OBJ)/%.o,$(wildcard llmc/report/*.cpp))
 REPORT_LIB := $(OBJ)/libreport.a
 
 EXPERIMENTS := paper night evidence probe
-.PHONY: all help train $(EXPERIMENTS) test test-all list-tests mutants bench-cpu memory-table gpu-model gpu-check
+.PHONY: all help train $(EXPERIMENTS) test test-all list-tests mutants bench bench-cpu memory-table gpu-model gpu-check
 .PHONY: fuzz clean setup programs what-is-here gpu-checked gpu-bundle
 .DELETE_ON_ERROR:
 .SECONDARY:
@@ -98,11 +98,12 @@ help:
 	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize, benchmark;'
 	@echo '                STEPS=build,tests,nccl,sanitize,bench,torch: only these'
 	@echo 'make gpu-bundle GPU_ARCH=sm_90: all that gpu-check needs, built, in one file for a machine without internet'
+	@echo 'make bench      how fast this machine trains three sizes, in a minute: its GPU, or its CPU'
 	@echo 'make bench-cpu  speed on the CPU in both precisions, beside PyTorch where PYTHON (python3) has it;'
 	@echo '                with and without skip-layer attention; QUICK=1: PyTorch compiles nothing'
 	@echo 'make memory-table  the largest micro-batch that fits on GPUs of 16 to 141 GB, for 124M to 774M; needs no GPU'
 	@echo 'make gpu-model  writes dev/bench/gpu-model.md: how long each operation of a step should take on an H100'
-	@echo '                and an A100; needs no GPU'
+	@echo '                and an A100; and gpus.md: what fits on twelve GPUs, and how fast it trains; needs no GPU'
 	@echo 'make mutants    can the tests fail? FILES="a b", CHANGED=commit: plants bugs in them, one by one, in a copy'
 	@echo '                (dev/README.md)'
 	@echo 'make fuzz       feed broken safetensors files to the reader, with sanitizers, for SECONDS=60'
@@ -150,6 +151,9 @@ setup:
 
 train:
 	@scripts/train.sh
+
+bench:
+	@scripts/bench.sh
 
 # The experiments of scripts/experiments. ARGS: options of ./experiment, such as ARGS="--seeds 1 -o runs/one".
 on_gpu := $(if $(gpu_problem),,$(gpus))
@@ -206,6 +210,7 @@ gpu-model:
 	@scripts/setup.sh build test
 	@$(MAKE) --no-print-directory -j$(shell nproc) $(BUILD)/bf16/gpu_model
 	@$(BUILD)/bf16/gpu_model > dev/bench/gpu-model.md
+	@$(BUILD)/bf16/gpu_model --gpus > dev/bench/gpus.md
 
 gpu-check:
 	@dev/gpu_check.sh

@@ -1,14 +1,18 @@
 // How long a training step should take on a GPU, by operation and by arithmetic (gpu_model.h), from the trainer's own
 // plan. Nothing is allocated and no GPU is needed.
 //
-//   gpu_model                   dev/bench/gpu-model.md to stdout; `make gpu-model` writes it
+//   gpu_model                   dev/bench/gpu-model.md to stdout; `make gpu-model` writes it and the next
+//   gpu_model --gpus            dev/bench/gpus.md to stdout
 //   gpu_model --model d24 --wiring 'sla(18,12)' -b 8 -t 1024        the tables of one model; --help
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
 
 #include <CLI/CLI.hpp>
+#include <sstream>
 #include "dev/bench/gpu_model.h"
 #include "dev/bench/operation_groups.h"
+#include "dev/bench/tables.h"
+#include "llmc/base/files.h"
 #include "llmc/model/flops.h"
 #include "llmc/model/limit.h"
 
@@ -35,6 +39,7 @@ struct Column {
   int64_t kv_bytes;  // of a token
 
   double seconds() const { return modelled_seconds(step); }
+  double tokens_per_second() const { return double(tokens) / seconds(); }
 };
 
 double matmul_seconds(const Column& column) {
@@ -80,10 +85,6 @@ std::vector<Column> columns_of(const Case& c, const std::vector<GpuSpec>& gpus =
                          kv_bytes_per_token(config, model.attention_plan, sizeof(floatX))});
     }
   return columns;
-}
-
-std::string thousands(int64_t n) {
-  return n < 1000 ? format("%d", int(n)) : thousands(n / 1000) + format(",%03d", int(n % 1000));
 }
 
 // ----------------------------------------------------------------------------
@@ -150,7 +151,7 @@ void print_step(const std::vector<Column>& columns) {
     printf("\n");
   }
   print_row(columns, "**sum**", [](const Column& c) { return format("**%.1f**", c.seconds() * 1e3); });
-  print_row(columns, "tokens/s", [](const Column& c) { return thousands(int64_t(double(c.tokens) / c.seconds())); });
+  print_row(columns, "tokens/s", [](const Column& c) { return thousands(int64_t(c.tokens_per_second())); });
   print_row(columns, "share of peak",
             [](const Column& c) { return format("%.0f %%", 100 * c.flops / c.seconds() / c.gpu.peak_flops); });
   const auto sum_where = [](const Column& c, auto predicate) {
@@ -477,6 +478,165 @@ void print_page() {
   print_attention_fit();
 }
 
+// ----------------------------------------------------------------------------
+// The page of GPUs
+
+struct ListedGpu {
+  GpuSpec spec;
+  double flops;  // dense, of a multiprocessor in a cycle
+  int l2_mb;     // not modelled
+  const char* source;
+
+  bool is_t4() const { return spec.name == "T4"; }
+};
+
+std::vector<ListedGpu> listed_gpus() {
+  // A GeForce card multiplies at half the rate where sums are in fp32.
+  const double half = 512, full = 1024;
+  return {
+      {by_data_sheet("RTX 3060", 28, 1.777e9, half, 360e9, 12e9), half, 3, "sysrqmts.com"},
+      {by_data_sheet("RTX 3090", 82, 1.695e9, half, 936e9, 24e9), half, 6,
+       "holynerdvana.blogspot.com, after Tom's Hardware; half of its 142 TFLOP/s"},
+      {by_data_sheet("RTX 4070", 46, 2.475e9, half, 504e9, 12e9), half, 36, "thefpsreview.com; L2: fpsbench.com"},
+      {by_data_sheet("RTX 4090", 128, 2.52e9, half, 1008e9, 24e9), half, 72,
+       "hmc-tech.com, with 165.2 TFLOP/s of bf16 where sums are in fp32 and twice that in fp16"},
+      {by_data_sheet("RTX 5090", 170, 2.407e9, half, 1792e9, 32e9), half, 96,
+       "fpsbench.com; a quarter of the 838 TFLOP/s of fp16, sparse, that spheron.network has"},
+      {by_data_sheet("GB10", 48, 2.52e9, full, 273e9, 128e9), full, 24,
+       "ai-infrastructure.net; its clock from 31 TFLOP/s of fp32. That sums in fp32 do not halve the rate is a guess: "
+       "a user measured 188 TFLOP/s in fp8 (forums.developer.nvidia.com). L2 by memory. The CPU's memory is the same"},
+      {t4(), full, 4,
+       "sysrqmts.com; memory as the driver shows it: chiemon.github.io. In fp16, for it has no bf16: PRECISION=FP16. "
+       "[Assumed](gpu-model.md#a-t4-in-fp16) are 40 TFLOP/s in matmuls and 225 GB/s in copies"},
+      {a100_sxm(), 2048, 40, "NVIDIA's data sheet, by memory; L2: sysrqmts.com"},
+      {by_data_sheet("L40S", 142, 2.49e9, full, 864e9, 48e9), full, 96,
+       "NVIDIA's data sheet as mullet.se has it: 362 TFLOP/s; L2 by memory"},
+      {h100_sxm(), 4096, 50, "NVIDIA's data sheet, by memory"},
+      {h200_sxm(), 4096, 50, "NVIDIA's data sheet, by memory"},
+      {b200(), 8192, 126,
+       "glennklockwood.com, chipsandcheese.com; L2: besthub.dev; memory of DGX B200, by memory. Attention as an H100's "
+       "by mma"},
+  };
+}
+
+// Tokens/s of whole updates of GPT-2 124M.
+struct Measurement {
+  GpuSpec gpu;
+  int B, T;
+  char wiring[32];
+  double measured, modelled;
+};
+
+// From the reports' tables of updates, those of the page's lengths whose wirings have no kernels for masks.
+std::vector<Measurement> read_measurements() {
+  std::vector<Measurement> list;
+  for (const auto& [gpu, name] : {std::pair(h100_sxm(), "h100-before"), {h200_sxm(), "nvidia-h200"}}) {
+    std::istringstream lines(read_whole_file(format("dev/bench/results/hopper/%s.md", name)));  // from the root
+    for (std::string line; std::getline(lines, line);) {
+      Measurement m = {gpu, 0, 0, "", 0, 0};
+      if (sscanf(line.c_str(), "| %d | %d | %31[^ ] | %*f | %lf |", &m.B, &m.T, m.wiring, &m.measured) != 4) continue;
+      Case c;
+      c.B = m.B, c.T = m.T, c.wirings = {m.wiring};
+      if (m.T > 4096 || (c.wirings[0] != "plain" && c.wirings[0] != "sla(9,9)" && c.wirings[0] != "gqa(4)")) continue;
+      m.modelled = columns_of(c, {gpu})[0].tokens_per_second();
+      list.push_back(m);
+    }
+  }
+  return list;
+}
+
+// Measured over modelled rate of updates with this length, the geometric mean over all GPUs but `left_out`.
+double correction(const std::vector<Measurement>& measurements, int T, const std::string& left_out = "") {
+  double sum = 0, count = 0;
+  for (const Measurement& m : measurements)
+    if (m.T == T && m.gpu.name != left_out) sum += std::log(m.measured / m.modelled), count++;
+  return std::exp(sum / count);
+}
+
+// "| micro-batch | tokens/s | hours |" of one model on a GPU. The micro-batch that is timed has at most as many tokens
+// as the measured ones.
+void print_fit(const GpuSpec& gpu, const char* preset, int T, const std::vector<Measurement>& measurements) {
+  ModelConfig config;
+  CHECK(config_from_preset(preset, config));
+  config.max_seq_len = T;
+  Case c;
+  int largest = 0;
+  for (c.recompute = -1; largest == 0 && c.recompute < int(Recompute::chunks);)
+    largest = largest_batch_on(size_t(gpu.memory_bytes), config, T, Recompute(++c.recompute));
+  if (largest == 0) return (void)printf(" - | | |");
+  c.model = preset, c.B = std::min(largest, 32768 / T), c.T = T, c.wirings = {config.wiring.text};
+  double rate = columns_of(c, {gpu})[0].tokens_per_second() * correction(measurements, T);
+  const char* bold = "";
+  for (const Measurement& m : measurements)
+    if (m.gpu.name == gpu.name && c.model == "d12" && m.B == c.B && m.T == T && m.wiring == config.wiring.text)
+      rate = m.measured, bold = "**";
+  const double digits = *bold ? 1 : std::pow(10, std::floor(std::log10(rate)) - 2);  // three of what is modelled
+  printf(" %s%s | %s%s%s | %s%.3g%s |", thousands(largest).c_str(),
+         c.recompute > 0 ? format(", `-r %d`", c.recompute).c_str() : "", bold,
+         thousands(int64_t(std::round(rate / digits) * digits)).c_str(), bold, bold, 1e10 / rate / 3600, bold);
+}
+
+void print_errors(const std::vector<Measurement>& measurements) {
+  printf("\n## Measured beside modelled\n\nGPT-2 124M. The last column is the error of the corrected model if the "
+         "correction is the other GPU's alone.\n\n"
+         "| GPU | B x T | wiring | tokens/s | modelled | measured / modelled | error |\n"
+         "| --- | --- | --- | --: | --: | --: | --: |\n");
+  double sum = 0, most = 0;
+  for (const Measurement& m : measurements) {
+    const double error = m.modelled * correction(measurements, m.T, m.gpu.name) / m.measured - 1;
+    sum += std::fabs(error), most = std::max(most, std::fabs(error));
+    printf("| %s | %d x %s | %s | %s | %s | %.3f | %+.1f %% |\n", m.gpu.name.c_str(), m.B, thousands(m.T).c_str(),
+           m.wiring, thousands(int64_t(m.measured)).c_str(), thousands(int64_t(m.modelled)).c_str(),
+           m.measured / m.modelled, 100 * error);
+  }
+  printf("\nThat error is %.1f %% in the mean and at most %.1f %%: between two GPUs with one processor and one model "
+         "of 124M, which says nothing\nof larger models and little of other GPUs. The corrections, over both GPUs: "
+         "%.3f at 1,024 tokens and %.3f at 4,096. Since then another H200\nhas made 555,500 to 571,000 tokens/s at "
+         "32 x 1,024.\n",
+         100 * sum / double(measurements.size()), 100 * most, correction(measurements, 1024),
+         correction(measurements, 4096));
+}
+
+void print_gpus() {
+  const std::vector<Measurement> measurements = read_measurements();
+  printf("# GPUs: what fits, and how fast it should train\n\n"
+         "GPT-2 with skip-layer attention, in %s, one GPU, AdamW. **Bold: measured**, in one run each ([H100 and "
+         "H200](results/hopper/README.md), the H100\nbefore changes that made the H200 faster); all else is modelled, "
+         "and of no other kind has a GPU been measured.\n`make gpu-model` writes this page.\n\n"
+         "The micro-batch is the largest that fits by the trainer's own plan, as on [another page](results/memory.md), "
+         "in memory of GB of 10^9 bytes:\nGPUs with GiB have 7 %% more, for CUDA's context and a display. It "
+         "recomputes nothing unless an `-r` says so, the lowest that fits.\ntokens/s is of that micro-batch, or "
+         "of 32,768 tokens if it has more, by [the model](gpu-model.md) times the ratio of measured to modelled\n"
+         "on H100 and H200, which other GPUs are only assumed to have. Hours are for 10 billion tokens.\n",
+         precision_name);
+  for (const int T : {1024, 4096}) {
+    printf("\n## %s tokens\n\n"
+           "| GPU | 124M: micro-batch | tokens/s | hours | 350M: micro-batch | tokens/s | hours | 774M: micro-batch | "
+           "tokens/s | hours |\n"
+           "| --- | --: | --: | --: | --: | --: | --: | --: | --: | --: |\n",
+           thousands(T).c_str());
+    for (const ListedGpu& gpu : listed_gpus()) {
+      printf("| %s%s |", gpu.spec.name.c_str(), gpu.is_t4() ? ", in fp16" : "");
+      for (const char* preset : {"d12", "d24", "d36"}) print_fit(gpu.spec, preset, T, measurements);
+      printf("\n");
+    }
+  }
+  print_errors(measurements);
+  printf("\n## The GPUs\n\n"
+         "Dense TFLOP/s in bf16 with sums in fp32 are multiprocessors x boost clock x FLOP a cycle. NVIDIA's documents "
+         "were not opened for this\ntable, but the pages that are named, or what is known by memory. Matmuls, copies "
+         "and attention reach the shares that are\n[assumed](gpu-model.md#what-is-assumed) on an A100, or on an H100, "
+         "H200 and B200. Power limits and L2 are not modelled.\n\n"
+         "| GPU | SMs | GHz | dense TFLOP/s | memory, GB | GB/s | L2, MB | from |\n"
+         "| --- | --: | --: | --: | --: | --: | --: | --- |\n");
+  for (const ListedGpu& gpu : listed_gpus()) {
+    const GpuSpec& s = gpu.spec;
+    printf("| %s | %d | %.2f | %.1f | %.0f | %s | %d | %s |\n", s.name.c_str(), s.multiprocessors, s.clock * 1e-9,
+           s.multiprocessors * s.clock * gpu.flops * 1e-12, s.memory_bytes * 1e-9,
+           thousands(int64_t(gpu.is_t4() ? 320 : std::round(s.bandwidth * 1e-9))).c_str(), gpu.l2_mb, gpu.source);
+  }
+}
+
 int main(int argc, char** argv) {
   CLI::App app("How long a training step should take on an H100 and an A100, by operation; without options "
                "dev/bench/gpu-model.md");
@@ -489,11 +649,13 @@ int main(int argc, char** argv) {
   app.add_option("--documents", c.documents,
                  "with the term documents: tokens in one; default: as many as in a sequence")
       ->check(CLI::PositiveNumber);
-  bool by_wiring = false;
+  bool by_wiring = false, gpus = false;
   app.add_flag("--by-wiring", by_wiring, "a row for each wiring, on an H100, beside the first");
+  app.add_flag("--gpus", gpus, "dev/bench/gpus.md: what fits on twelve GPUs, and how fast it should train");
   CLI11_PARSE(app, argc, argv);
   try {
     if (argc == 1) print_page();
+    else if (gpus) print_gpus();
     else if (by_wiring) print_wirings(c);
     else print_case(c), print_matmuls(columns_of(c));
     return 0;

@@ -137,7 +137,30 @@ inline GpuSpec other_gpu(const std::string& name, int multiprocessors, double ma
 // 70 W, and 225 of its 320 GB/s. No FlashAttention-2 is for it: attention in proportion to matmuls is a guess.
 inline GpuSpec t4() {
   GpuSpec gpu = other_gpu("T4", 40, 40e12, 225e9);
-  gpu.clock = 1.59e9, gpu.memory_bytes = 16e9, gpu.device_names = {"Tesla T4"};
+  gpu.clock = 1.59e9, gpu.memory_bytes = 15.84e9, gpu.device_names = {"Tesla T4"};
+  return gpu;
+}
+
+// A GPU by its data sheet. `flops`: of a multiprocessor in a cycle, dense, of bf16 with sums in fp32. Matmuls, copies
+// and attention are assumed to reach the shares of that which they are assumed to reach on an A100.
+inline GpuSpec by_data_sheet(const std::string& name, int multiprocessors, double clock, double flops, double bandwidth,
+                             double memory_bytes) {
+  const GpuSpec a100 = a100_sxm();
+  GpuSpec gpu = other_gpu(name, multiprocessors, multiprocessors * clock * flops * a100.matmul_share,
+                          bandwidth * a100.copy_share);
+  gpu.clock = clock, gpu.memory_bytes = memory_bytes, gpu.device_names = {};
+  return gpu;
+}
+
+// Matmuls and copies reach an H100's shares. Attention has no kernels by tcgen05 and so is an H100's by mma, in
+// proportion to multiprocessors and clock: that is a guess.
+inline GpuSpec b200() {
+  const GpuSpec h100 = h100_sxm();
+  GpuSpec gpu = h100;
+  gpu.name = "B200", gpu.device_names = {}, gpu.multiprocessors = 148, gpu.clock = 1.856e9;
+  gpu.peak_flops = 2250e12, gpu.bandwidth = 8e12, gpu.memory_bytes = 180e9;
+  const double scale = gpu.multiprocessors * gpu.clock / (h100.multiprocessors * h100.clock);
+  for (AttentionRate* rate : {&gpu.forward64, &gpu.backward64, &gpu.forward128, &gpu.backward128}) rate->limit *= scale;
   return gpu;
 }
 

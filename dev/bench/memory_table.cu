@@ -4,11 +4,8 @@
 //   memory_table      Markdown to stdout; `make memory-table` builds and runs it
 #define SLA_NO_MAIN
 #include "train_gpt2_sla.cu"
+#include "dev/bench/tables.h"
 #include "llmc/train/print.h"
-#include "llmc/train/largest_micro_batch.h"
-
-// "1,024"
-std::string thousands(int n) { return n < 1000 ? format("%d", n) : format("%d,%03d", n / 1000, n % 1000); }
 
 // One model: a row a length and level of recomputation, a column a size of GPU.
 void print_table(const char* preset, const char* name) {
@@ -23,20 +20,15 @@ void print_table(const char* preset, const char* name) {
   for (int T : {1024, 4096, 16384, 65536}) {
     for (int recompute : {0, 3, 4}) {
       config.max_seq_len = T;  // wpe has a row, and AdamW's state for it, a position
-      const PlanOptions sequence = {1, T, Recompute(recompute)};
       GPT2 model;
-      gpt2_declare(model, config, sequence);
+      gpt2_declare(model, config, {1, T, Recompute(recompute)});
       printf("| %s | %s | %s |", thousands(T).c_str(),
              recompute == 0   ? "nothing (`-r 0`)"
              : recompute == 3 ? "all but K/V (`-r 3`)"
                               : "and MLPs in chunks (`-r 4`)",
              bytes_text(double(model.activations.layout.bytes - model.memory_plan[MemoryGroup::logits])).c_str());
       for (int gb : gpu_gb) {
-        const size_t memory = size_t(gb) * 1000000000;
-        PlanOptions plan = sequence;
-        plan.logit_bytes = logit_chunk_bytes(memory);
-        auto plan_of = [&](int sequences) { return gpt2_memory_plan(config, sequences, plan); };
-        const int B = largest_micro_batch(memory - device_reserve_bytes(), plan_of);
+        const int B = largest_batch_on(size_t(gb) * 1000000000, config, T, Recompute(recompute));
         printf(" %s |", B == 0 ? "-" : thousands(B).c_str());
       }
       printf("\n");

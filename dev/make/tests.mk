@@ -58,7 +58,7 @@ LEFT_OUT := $(filter-out $(BUILD)/fp16/test_tile_emu,\
 programs_of.amx := emulated_amx.so onednn_cpuid.txt
 programs_of.dist := emu_ranks bf16/train_gpt2_sla_emu
 programs_of.evaluate := fp32/evaluate_gpt2_sla_emu
-programs_of.gpu_check := bf16/bench_gpu_emu bf16/train_gpt2_sla_emu
+programs_of.gpu_check := bf16/bench_gpu_emu bf16/train_gpt2_sla_emu bf16/gpu_model
 programs_of.loss_scaling := fp16/train_gpt2_sla_emu
 TESTED_PROGRAMS := report experiment data/tokenize data/convert data/probe $(addprefix $(BUILD)/,\
   $(PROGRAMS:%=fp32/%_cpu) bf16/train_gpt2_sla_cpu fp32/train_gpt2_sla_emu fp32/bench_cpu fuzz_safetensors mutants \
@@ -136,7 +136,7 @@ $(EMU_OBJ)/$(1)/%.o: %.cu $(EMU_OBJ)/flags
 $(EMU_OBJ)/$(1)/model.o: train_gpt2_sla.cu $(EMU_OBJ)/flags
 	@mkdir -p $$(@D)
 	$$(EMU_COMPILE) -DSLA_NO_MAIN $$(precision_flags.$(1)) -x c++ -c $$< -o $$@
-$(WITH_MODEL:%=$(EMU_OBJ)/$(1)/%.o): private CPPFLAGS += -DSLA_LINKED_MODEL
+$(patsubst %,$(EMU_OBJ)/$(1)/%.o,$(WITH_MODEL) memory_table gpu_model): private CPPFLAGS += -DSLA_LINKED_MODEL
 $(WITH_MODEL:%=$(BUILD)/$(1)/%_emu): $(EMU_OBJ)/$(1)/model.o
 # Its kernels are those of the model's object; of the host's code accesses are not checked.
 $(EMU_OBJ)/$(1)/test_gpt2_sla.o: private EMUFLAGS += -O0 \
@@ -157,8 +157,8 @@ $(BUILD)/$(1)/%_75.ptx: %.cu $(BUILD)/ptx_flags
 	$$(PTX_COMPILE) -arch=compute_75 $$(precision_flags.$(1)) $$(DEPENDENCIES) $$< -o $$@
 
 # They only plan, so that any machine can print them; the emulated GPU is needed to link.
-$(BUILD)/$(1)/memory_table $(BUILD)/$(1)/gpu_model: $(BUILD)/$(1)/%: $(EMU_OBJ)/$(1)/%.o $(EMU_OBJS) $(HOST_LIB) \
-  $(BUILD)/flags $(BUILD)/emu_flags
+$(BUILD)/$(1)/memory_table $(BUILD)/$(1)/gpu_model: $(BUILD)/$(1)/%: $(EMU_OBJ)/$(1)/%.o \
+  $(EMU_OBJ)/$(1)/model.o $(EMU_OBJS) $(HOST_LIB) $(BUILD)/flags $(BUILD)/emu_flags
 	$$(EMU_LINK) -o $$@
 
 endef

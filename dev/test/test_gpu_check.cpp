@@ -111,6 +111,17 @@ class LongGpuCheck : public CommandLine {
   Outcome check() const { return run("dev/gpu_check.sh"); }
 };
 
+// The pages that `make gpu-model` writes.
+using LongGpuPages = CommandLine;
+
+TEST_F(LongGpuPages, AreWhatTheProgramPrints) {
+  for (const auto& [options, page] : {std::pair("", "gpu-model"), {" --gpus", "gpus"}}) {
+    const Outcome o = run(std::string("build/bf16/gpu_model") + options);
+    EXPECT_EQ(o.exit_status, 0) << o.err;
+    EXPECT_EQ(o.out, read_file(format("dev/bench/%s.md", page))) << "make gpu-model writes it";
+  }
+}
+
 // For each program that GoogleTest runs, the first test that the script asks for; where it asks for all, a quick one of
 // the model's. The trainer has a tiny model in place of 124M, and libraries take all but 1 MB of the GPU memory that
 // the plan keeps free. Where a test program is not built, as when CI builds a share of the tests, the program of

@@ -1,7 +1,7 @@
 // What the Makefile finds on a machine, with a few lines of shell in place of its tools; and how dev/run_tests.sh
 // runs and counts tests.
 //
-// COVERS ONLY dev/run_tests.sh scripts/setup.sh scripts/gpu.sh llmc/cuda/gpu_code.h
+// COVERS ONLY dev/run_tests.sh scripts/bench.sh scripts/setup.sh scripts/gpu.sh llmc/cuda/gpu_code.h
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <array>
@@ -237,6 +237,58 @@ TEST_F(MakefileOffline, TrainsAndComparesOnAGpu) {
                             " CXX='g++ -nostdinc' MAKE='" + in("cuda/bin/make") + "' paper");
   EXPECT_TRUE(std::regex_search(paper.out, std::regex("make: .* train_gpt2_sla report experiment ")))
       << paper.out << paper.err;
+}
+
+// A copy of the scripts, where nothing is built or waited for. The trainer's stand-in has memory for nine sequences,
+// but for none of 774M; its first update is the slowest. With FAIL empty it has no memory for the CPU's first size.
+TEST_F(MakefileOffline, BenchTellsTheMedianUpdateAndWhatFits) {
+  EXPECT_TRUE(has(make("-n bench"), "scripts/bench.sh"));
+  const std::string root = in("r [x]");
+  for (const std::string& folder : {root, in("temporary")}) fs::create_directory(folder);
+  fs::copy("scripts", root + "/scripts", fs::copy_options::recursive);
+  write_file(root + "/scripts/setup.sh", "#!/bin/sh\n");
+  add_tool("make", "echo \"$*\" >built"), add_tool("sleep", "");
+  const auto bench = [&](const std::string& program) {
+    write_file(root + "/" + program, R"sh(#!/usr/bin/env bash
+      fits=9
+      for ((i = 1; i <= $#; i++)); do
+        next=$((i + 1))
+        case ${!i} in -b) batch=${!next} ;; -o) out=${!next} ;; -i) [ -s "${!next}" ] || exit ;; d36) fits=0 ;; esac
+      done
+      case $* in
+        *--dry-run*) echo "{\"memory_needed\":${batch}000000000,\"largest_micro_batch\":$fits}" ;;
+        *--channels*$FAIL) echo 'error: no memory'; exit 1 ;;
+        *)
+          mkdir -p "$out"
+          echo '{"run":{"micro_batch":1}}' >"$out/log.jsonl"
+          for ms in 50 100 300 200; do
+            echo "{\"step\":1,\"loss\":5,\"ms\":$ms.5,\"data_ms\":0,\"tokens_per_second\":$ms.7,\"limit_ms\":100.25}"
+          done >>"$out/log.jsonl"
+          exec /bin/sleep 100 ;;
+      esac)sh");
+    chmod((root + "/" + program).c_str(), 0755);
+    return run("cd '" + root + "' && " + environment() + "TMPDIR='" + in("temporary") + "' scripts/bench.sh");
+  };
+  const auto expect_rows = [&](const Outcome& o, const std::vector<std::string>& rows) {
+    EXPECT_EQ(o.exit_status, 0) << o.err;
+    for (const std::string& row : rows)
+      EXPECT_TRUE(std::regex_search(o.out, std::regex("\n" + row + "\n"))) << row << "\n" << o.out;
+    EXPECT_TRUE(fs::is_empty(in("temporary")));
+  };
+  setenv("FAIL", "never", 1);
+  expect_rows(bench("train_gpt2_sla_cpu"), {"8 layers of 256, 6M +4 x 256 +201 +50 % +4.00 GB", "GPT-2 124M +4 x 64 +201 "
+                                                                                           "+50 % +4.00 GB"});
+  setenv("FAIL", "", 1);
+  const Outcome failed = bench("train_gpt2_sla_cpu");
+  EXPECT_EQ(failed.exit_status, 1);
+  EXPECT_EQ(failed.err, "error: 8 layers of 256, 6M: the trainer ended: error: no memory\n");
+  EXPECT_TRUE(fs::is_empty(in("temporary")));
+  unsetenv("FAIL");
+  add_gpus("NVIDIA L4", "8.9");
+  const Outcome on_gpu = bench("train_gpt2_sla");
+  expect_rows(on_gpu, {"GPT-2 124M +8 x 1024 +201 +50 % +8.00 GB", "GPT-2 774M +does not fit"});
+  EXPECT_EQ(on_gpu.out.find("NVIDIA L4 (8.9)\n"), 0u) << on_gpu.out;
+  EXPECT_TRUE(std::regex_search(read_file(root + "/built"), std::regex(" train_gpt2_sla\n")));
 }
 
 using LongMakefileOffline = MakefileOffline;  // make reads the Makefile many times
