@@ -22,7 +22,7 @@ most_epochs=16 dropout_epochs=4 most_weights=10
 predicted() {
   awk -v layers="$1" -v channels="$2" -v batch="$3" -v ms="$4" -v longest="$longest" -v text="$training_tokens" \
     -v bytes="$bytes_a_token" -v most="$most_epochs" 'BEGIN {
-      E = 0.68; A = 257; a = 0.54; B = 4.87e5; b = 0.98
+      E = 0.6; A = 207; a = 0.54; B = 1518; b = 0.56
       tokens = longest / ms * batch
       times = tokens / text
       if (tokens > most * text) tokens = most * text

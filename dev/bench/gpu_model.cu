@@ -20,7 +20,7 @@
 const std::vector<std::string> wirings_of_sources = {"plain", "sla(9,9)", "sla(9,9,v)", "sla(9,9,k)",
                                                      "vres",  "router",   "depth",      "dense"};
 
-const std::string make_train = "make train";  // a model that is no preset
+const std::string small = "8 layers of 256";  // a model that is no preset
 
 // What is modelled: a column of the tables for each GPU and wiring.
 struct Case {
@@ -52,8 +52,8 @@ double matmul_seconds(const Column& column) {
 // The places of tokens in documents of `length` tokens each.
 std::vector<double> places_in_documents(int length) { return std::vector<double>(size_t(length), 1.0 / length); }
 
-// The model of scripts/train.sh.
-ModelConfig model_of_make_train() {
+// A byte-level model as small as those that a CPU trains in minutes.
+ModelConfig small_model() {
   ModelConfig config;
   config.num_layers = config.num_heads = 8, config.channels = 256, config.vocab_size = 257, config.max_seq_len = 256;
   config.wiring = parse_wiring("sla(6,6)");
@@ -61,8 +61,8 @@ ModelConfig model_of_make_train() {
 }
 
 std::vector<Column> columns_of(const Case& c, const std::vector<GpuSpec>& gpus = {h100_sxm(), a100_sxm()}) {
-  ModelConfig config = model_of_make_train();
-  if (c.model != make_train && !config_from_preset(c.model, config))
+  ModelConfig config = small_model();
+  if (c.model != small && !config_from_preset(c.model, config))
     user_error("--model %s: no such model; d12, d24, d36, d48 or gpt3:768 and so on", c.model.c_str());
   config.max_seq_len = std::max(config.max_seq_len, c.T);
   std::vector<std::string> wirings = c.wirings;
@@ -273,7 +273,7 @@ void print_documents(Case c) {
   }
 }
 
-// A T4 in fp16: the shape of `make train`, with what Muon multiplies, and GPT-2 124M.
+// A T4 in fp16: 8 layers of 256 channels, with what Muon multiplies, and GPT-2 124M.
 void print_in_fp16() {
   const GpuSpec gpu = t4();
   printf("\n## A T4, in fp16\n\nA T4 is assumed to reach %.0f TFLOP/s in matmuls and %.0f GB/s in copies, of the data "
@@ -284,20 +284,20 @@ void print_in_fp16() {
          gpu.peak_flops * gpu.matmul_share * 1e-12, gpu.bandwidth * gpu.copy_share * 1e-9);
   for (const bool is_small : {true, false}) {
     Case c;
-    c.model = is_small ? make_train : "d12", c.B = is_small ? 4 : 8, c.T = is_small ? 256 : 1024;
+    c.model = is_small ? small : "d12", c.B = is_small ? 4 : 8, c.T = is_small ? 256 : 1024;
     const Column column = columns_of(c, {gpu})[0];
     double muon = 0;
     if (is_small) {
       GPT2 model;
       PlanOptions options = {c.B, c.T};
       options.muon = true;
-      gpt2_declare(model, model_of_make_train(), options);
+      gpt2_declare(model, small_model(), options);
       muon = 2 * cost_beside_model(model, 1).flops / (gpu.peak_flops * gpu.matmul_share);
     }
     const double seconds = column.seconds() + muon, matmuls = matmul_seconds(column),
                  attention = seconds_of(column, attention_operations);
     printf("| %s | %s, %s | %d x %s | %.1f | %.1f | %.1f | %.1f | %.1f | %s |\n", gpu.name.c_str(),
-           is_small ? "`make train`" : "GPT-2 124M", column.wiring.c_str(), c.B, thousands(c.T).c_str(), seconds * 1e3,
+           is_small ? "8 layers of 256" : "GPT-2 124M", column.wiring.c_str(), c.B, thousands(c.T).c_str(), seconds * 1e3,
            matmuls * 1e3, attention * 1e3, muon * 1e3, (seconds - muon - matmuls - attention) * 1e3,
            thousands(int64_t(double(column.tokens) / seconds)).c_str());
   }
