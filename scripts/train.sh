@@ -103,20 +103,20 @@ echo "(kept in $chosen for the next time)"
 STEPS=$(chosen_number steps) most=$((most_epochs * training_tokens / $(chosen_number total-batch)))
 [ -n "$STEPS" ] || die "$chosen: has no steps; remove it, and they are chosen anew"
 
-# watch: every so many seconds, from the times of the updates so far, and those of the last 20 for the others, how many
-# fit. If others fit, by a twentieth of the time, that number is kept and the run stopped, to be resumed with it.
+# watch: every so many seconds, from the times of the updates so far, and those of their second half for the others, how
+# many fit. If others fit, by a tenth of the time, that number is kept and the run stopped, to be resumed with it.
 watch() {
   local fit
   while sleep "$((longest > 900000 ? 45 : longest / 20000 + 1))" >/dev/null 2>&1; do
     fit=$(sed -n 's/^{"step":\([0-9]*\),"loss":.*"ms":\([0-9.]*\),.*/\1 \2/p' "$OUT/log.jsonl" 2>/dev/null |
       awk -v longest="$longest" -v steps="$STEPS" '
-        { sum += $2; last[NR % 20] = $2; step = $1 }
+        { sum += $2; until[NR] = sum; step = $1 }
         END {
-          for (i in last) { pace += last[i]; n++ }
-          if (n < 20 || step >= steps) exit
-          pace /= n
+          half = int(NR / 2)
+          if (half < 10 || step >= steps) exit
+          pace = (sum - until[half]) / (NR - half)
           off = sum + pace * (steps - step) - longest
-          if (off * off > longest * longest / 400) printf "%d", step + (longest > sum ? (longest - sum) / pace : 0)
+          if (off * off > longest * longest / 100) printf "%d", step + (longest > sum ? (longest - sum) / pace : 0)
         }') && [ -n "$fit" ] || continue
     if [ "$fit" -gt "$most" ]; then fit=$most; fi
     [ "$fit" != "$STEPS" ] || continue

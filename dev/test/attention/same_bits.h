@@ -1,6 +1,7 @@
 // Results that must be the same to the bit: by other kernels, in other tiles, with any number of threads in any order.
 #pragma once
 #include <gtest/gtest.h>
+#include <random>
 #ifdef SLA_CPU
 #include <omp.h>
 #endif
@@ -93,6 +94,22 @@ TEST(Attention, ByWgmmaIsThatByMma) {
     gpu().attention_by = by_wgmma;
     for (size_t r = 0; r < results[0].size(); r++)
       EXPECT_LE(relative_error(results[1][r], results[0][r]), tolerance) << c << ", result " << r;
+  }
+}
+
+// Of every length, with head sizes and uses of keys and values drawn at random.
+TEST(Attention, ByWgmmaMatchesTheFormulaForEveryLength) {
+  if (!wgmma_is_asked_for()) GTEST_SKIP() << "SLA_ATTENTION=wgmma is not set";
+  std::mt19937 random(7);
+  for (int64_t T = 1; T <= 300; T++) {
+    const int64_t HS = (T % 2 == 0 ? 40 : 104) + 8 * (random() % 4);  // tiles of 64 channels, of 128
+    const int heads = 1 + random() % (T < 150 ? 3 : 2), kv_heads = 1 + random() % heads;
+    Case c = {1 + (T < 100 && random() % 2), T, HS, {}, int(random() % (kv_heads + 1))};
+    for (int i = 0; i < heads; i++) c.kv_of_head.push_back(int(i < kv_heads ? i : random() % kv_heads));
+    std::shuffle(c.kv_of_head.begin(), c.kv_of_head.end(), random);
+    c.dq_accumulate = random() % 2;
+    check(c);
+    if (testing::Test::HasFailure()) return;
   }
 }
 
