@@ -276,8 +276,9 @@ TEST_F(MakefileOffline, BenchTellsTheMedianUpdateAndWhatFits) {
     EXPECT_TRUE(fs::is_empty(in("temporary")));
   };
   setenv("FAIL", "never", 1);
-  expect_rows(bench("train_gpt2_sla_cpu"), {"8 layers of 256, 6M +4 x 256 +201 +50 % +4.00 GB", "GPT-2 124M +4 x 64 +201 "
-                                                                                           "+50 % +4.00 GB"});
+  expect_rows(bench("train_gpt2_sla_cpu"), {"8 layers of 256, 6M +4 x 256 +201 +50 % +4.00 GB", "GPT-2 124M +4 x 64 "
+                                                                                                "+201 "
+                                                                                                "+50 % +4.00 GB"});
   setenv("FAIL", "", 1);
   const Outcome failed = bench("train_gpt2_sla_cpu");
   EXPECT_EQ(failed.exit_status, 1);
