@@ -37,13 +37,13 @@ predicted() {
 # Tries models from small to large until one has a higher loss than the one before, by how fast they train here. Writes
 # the config.toml $chosen, why as a comment in it.
 choose() {
-  local layers heads channels context batch rate micro ms flops updates tokens times loss lines least='' config='' why=''
+  local layers heads channels context batch rate  # a rung
+  local micro most ms flops updates tokens times loss lines least='' config='' why=''
   trial=$(mktemp -d)
   trap 'rm -rf "$trial"' EXIT
   while read -r layers heads channels context batch rate; do
-    if [ -n "$config" ] && calculate "exit !(12 * $layers * $channels ^ 2 > $most_weights * $training_tokens * $bytes_a_token)"; then
-      break
-    fi
+    most=$(calculate "printf \"%d\", $most_weights * $training_tokens * $bytes_a_token")
+    if [ -n "$config" ] && [ $((12 * layers * channels ** 2)) -gt "$most" ]; then break; fi
     # A micro-batch, as validation has it, and the token after it.
     micro=$((on_gpu ? (batch < 16384 ? batch : 16384) : (context < 1024 ? 1024 : context)))
     while [ "$micro" -ge "$validation_tokens" ] && [ "$micro" -gt "$context" ]; do micro=$((micro / 2)); done

@@ -85,8 +85,9 @@ chosen=$OUT.toml
 manifest_number() { sed -n "s/.*\"$1\": \([0-9]*\).*/\1/p" "$data/MANIFEST.json" | head -n 1; }
 training_tokens=$(manifest_number train_tokens) validation_tokens=$(manifest_number val_tokens)
 if [ "$validation_tokens" -lt 1025 ]; then
-  die "${TEXT:-$data}: is too little text: $validation_tokens tokens to validate with, and make train needs 1025, which" \
-    "10300 bytes of text give${VOCABULARY:+ without VOCABULARY, and about four times as many with it}; name more text"
+  die "${TEXT:-$data}: is too little text: $validation_tokens tokens to validate with, and make train needs" \
+    "1025, which 10300 bytes of text give${VOCABULARY:+ without VOCABULARY, and about four times as many with it};" \
+    "name more text"
 fi
 bytes_a_token=$(calculate "print $(manifest_number bytes_of_text) / ($training_tokens + $validation_tokens)")
 # The text may give fewer tokens than VOCABULARY asks for.
