@@ -164,7 +164,7 @@ struct Evaluator {
   int64_t tokens_read = 0;
   double start = seconds_now(), shown = start;  // when the progress was last printed
 
-  explicit Evaluator(const EvaluateOptions& o) : options(o), results{o.model, 0, 0, {}, {}, {}, PositionLosses(0)} {}
+  explicit Evaluator(const EvaluateOptions& o) : options(o), results{o.model, "", 0, 0, {}, {}, {}, PositionLosses(0)} {}
 
   // Counts a sequence for the progress and the speed.
   void count(const Scoring& s) {
@@ -511,10 +511,11 @@ void check_outputs(const EvaluateOptions& o) {
 int run_evaluator(int argc, char** argv) {
   EvaluateOptions o;
   if (!parse_evaluate_options(argc, argv, o)) return 0;
-  const ModelConfig config = read_config_json(o.model);
+  const ModelConfig config = config_of(o.model, o.wiring);
   for (std::vector<std::string>* files : {&o.files, &o.lambada}) *files = all_matching_files(*files);
   check_outputs(o);
   Evaluator e(o);
+  e.results.wiring = config.wiring.text;
   read_inputs(e, config);
   load_model(e.model, o.model, config, scoring_plan(o.slots, e.longest));
   gpt2_zero_loss(e.model);

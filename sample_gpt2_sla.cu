@@ -51,7 +51,7 @@ int run_sampler(int argc, char** argv) {
   SampleOptions o;
   if (!parse_sample_options(argc, argv, o)) return 0;
   handle_stop_signals();
-  const ModelConfig config = read_config_json(o.model);
+  const ModelConfig config = config_of(o.model, o.wiring);
   const Tokenizer tokenizer = model_tokenizer(o.model, o.tokenizer, config.vocab_size);
   const int longest_text = config.longest_text();
   std::vector<SampleRequest> requests;

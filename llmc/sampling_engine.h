@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <deque>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,18 +23,36 @@
 #include "llmc/base/program.h"
 #include "llmc/base/random.h"
 
-// The model of a folder, planned for generation. Throws UserError if that does not fit into memory.
+// The config.json of a model's folder, with another wiring if one is given (--wiring). Throws UserError.
+inline ModelConfig config_of(const std::string& folder, const std::optional<std::string>& wiring) {
+  ModelConfig config = read_config_json(folder);
+  if (wiring) config.wiring = parse_wiring(*wiring);
+  validate(config);
+  return config;
+}
+
+// The model of a folder, planned for generation. Its weights may be those of another wiring; what changes is told.
+// Throws UserError if that does not fit into memory, or if this wiring needs weights that the model has not.
 inline void load_model(GPT2& model, const std::string& folder, const ModelConfig& config,
                        const GenerationOptions& plan) {
   const size_t available = device_memory_available() + device_workspace_bytes();
   check_parameters_fit(config, sizeof(floatX), "weights", available, device_name());
   gpt2_declare_generation(model, config, plan);
+  const ModelConfig in_folder = read_config_json(folder);
+  if (!same_model(in_folder, config)) {
+    const WiringChange change = plan_wiring_change(in_folder, model.attention_plan);
+    if (const std::string missing = weights_without_values(change); !missing.empty())
+      user_error("--wiring '%s': %s, which was trained with %s, has not all weights for it: %s has no trained values",
+                 config.wiring.text, folder, in_folder.wiring.text, missing);
+    fprintf(stderr, "%s was trained with the wiring %s and is read as %s; what changes:\n%s", folder.c_str(),
+            in_folder.wiring.text.c_str(), config.wiring.text.c_str(), describe(change).c_str());
+  }
   const size_t needed = model.memory_plan.total();
   if (needed > available)
     user_error("the model and its K/V cache take %s, but %s are free on the %s; take fewer --slots or shorter texts",
                bytes_text(double(needed)), bytes_text(double(available)), device_name());
   gpt2_allocate(model);
-  read_weights(folder, model.parameters, store_weights(model));
+  read_weights_of(model, model, folder, in_folder, /*seed=*/0);
 }
 
 // A text that is being sampled.

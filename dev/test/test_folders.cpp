@@ -5,7 +5,10 @@
 // COVERS llmc/formats/config_json.cpp llmc/train/stop_signal.h llmc/text/vocabulary_file.cpp
 #include <sys/stat.h>
 #include <cmath>
+#include <array>
 #include <limits>
+#include <set>
+#include <nlohmann/json.hpp>
 #include "child.h"
 #include "command_line.h"
 #include "helpers.h"
@@ -41,6 +44,46 @@ TEST_F(SmallFile, IsARegularOneAtTheEndOfLinks) {
 }
 
 using CheckpointFolder = CommandLine;
+
+// A model that the evaluator and the sampler read as another wiring is what the trainer continues with.
+TEST_F(CheckpointFolder, IsReadAsAnotherWiringOfTheSameWeights) {
+  const std::string text = write("text", "The quick brown fox jumps over the lazy dog. It was not the first time."),
+                    tokens = write("data.bin", shard_bytes(2000));
+  const auto evaluated = [&](const std::string& folder, const std::string& more) {
+    const std::string json = in("result.json");
+    const Outcome o = run("build/fp32/evaluate_gpt2_sla_cpu " + folder + " " + text + " --json " + json + more);
+    EXPECT_EQ(o.exit_status, 0) << o.err;
+    return nlohmann::json::parse(read_file(json));
+  };
+  std::set<double> losses;
+  for (const std::string wiring : {"plain", "share(2)", "sla(1,2)", "gqa(1)", "window(4)", "rope", "untied"}) {
+    const std::string other = " --wiring '" + wiring + "'", out = in("of " + wiring), draw = " --prompt T -n 9 -q";
+    const Outcome trained = run("build/fp32/train_gpt2_sla_cpu -e " + model + other + " -i " + tokens +
+                                " -t 16 -b 1 -x 1 -l 0 -v 0 -o '" + out + "'");
+    ASSERT_EQ(trained.exit_status, 0) << trained.err;
+    const nlohmann::json as = evaluated(model, other), of = evaluated("'" + out + "'", "");
+    EXPECT_EQ(as["texts"][0]["loss"], of["texts"][0]["loss"]) << wiring;
+    EXPECT_EQ(as["wiring"], wiring);
+    losses.insert(double(as["texts"][0]["loss"]));
+    const Outcome sampled = run(sampler + model + other + draw);
+    EXPECT_EQ(sampled.out, run(sampler + "'" + out + "'" + draw).out) << wiring;
+    EXPECT_EQ(sampled.err.find("is read as " + wiring + "; what changes:\n") != std::string::npos, wiring != "plain")
+        << sampled.err;
+  }
+  EXPECT_EQ(losses.size(), 6u) << "each wiring has a loss of its own but untied, whose head begins as the embeddings";
+  const std::string shared = "'" + in("of share(2)") + "'";
+  for (const auto& [folder, wiring, missing] :
+       std::vector<std::array<std::string, 3>>{{shared, "plain", "rows of layer 1's c_attn has no trained values"},
+                                               {model, "gate", "map_gate"},
+                                               {model, "gru", "has no trained values"},
+                                               {model, "sla(9,9)", "sla(9,9)"},
+                                               {model, "share(", "share("}}) {
+    const Outcome refused = run(sampler + folder + " --wiring '" + wiring + "' -n 1");
+    EXPECT_EQ(refused.exit_status, 1) << wiring;
+    EXPECT_NE(refused.err.find(missing), std::string::npos) << refused.err;
+    EXPECT_EQ(refused.out, "");
+  }
+}
 
 // A vocabulary that is named alone is looked at as well as one that is read with its model.
 TEST_F(CheckpointFolder, ItsVocabularyIsReadIfItsChecksumFits) {

@@ -205,6 +205,17 @@ inline std::vector<std::string> tensor_keys(const ParameterTable& table) {
   return {keys.begin(), keys.end()};
 }
 
+// Of those of the new model, those that the trained one has not, but for an output head that begins as the embeddings.
+inline std::vector<std::string> new_tensor_keys(const WiringChange& c) {
+  const std::vector<std::string> before = tensor_keys(c.table);
+  std::vector<std::string> keys;
+  for (const std::string& key : tensor_keys(c.new_table))
+    if (std::find(before.begin(), before.end(), key) == before.end() &&
+        !(unties_head(c) && begins_with(key, head_name)))
+      keys.push_back(key);
+  return keys;
+}
+
 // A line for each text of `a` that is not in `b`.
 inline std::string lines_of_missing(const char* intro, const std::vector<std::string>& a,
                                     const std::vector<std::string>& b) {
@@ -226,17 +237,21 @@ inline std::string describe(const WiringChange& c) {
     line->second.push_back(l);
   }
   const std::vector<std::string>&notes_before = c.plan.table.notes, &notes_now = c.new_plan.table.notes;
-  const std::vector<std::string> before = tensor_keys(c.table);
-  std::vector<std::string> now = tensor_keys(c.new_table);
-  std::string head;  // of an output head that begins as the embeddings, and so not as in a new model
-  if (unties_head(c)) {
-    const auto it = std::find_if(now.begin(), now.end(), [](const auto& key) { return begins_with(key, head_name); });
-    head = *it, now.erase(it);
-  }
   std::string text = lines_of_missing("no longer", notes_before, notes_now) +
                      lines_of_missing("from now on", notes_now, notes_before) +
-                     lines_of_missing("dropped", before, now) + lines_of_missing("as in a new model", now, before);
-  if (!head.empty()) text += format("  as %s: %s\n", embeddings_name, head.c_str());
+                     lines_of_missing("dropped", tensor_keys(c.table), tensor_keys(c.new_table)) +
+                     lines_of_missing("as in a new model", new_tensor_keys(c), {});
+  for (const std::string& key : tensor_keys(c.new_table))
+    if (unties_head(c) && begins_with(key, head_name)) text += format("  as %s: %s\n", embeddings_name, key.c_str());
   for (const auto& [change, layers] : lines) text += "  " + layers_text(layers) + ": " + change + "\n";
   return text.empty() ? "  nothing\n" : text;
+}
+
+// What the new wiring needs and the trained model has not, or "".
+inline std::string weights_without_values(const WiringChange& c) {
+  for (const std::string& key : new_tensor_keys(c)) return key;
+  for (int l = 0; l < c.plan.num_layers; l++)
+    if (const int fresh = layer_change(c, l).fresh; fresh > 0)
+      return format("%d rows of layer %d's c_attn", fresh * c.model.head_size(), l);
+  return "";
 }

@@ -23,6 +23,7 @@ static void declare_options(CLI::App& app, EvaluateOptions& o) {
   app.add_option("MODEL", o.model,
                  "a model's folder: a checkpoint, a run's folder for its newest one, or GPT-2 in Hugging Face's format")
       ->required();
+  app.add_option("--wiring", o.wiring, other_wiring_help);
   app.add_option("FILE", o.files,
                  "files to evaluate, or quoted globs: text, llm.c's token shards, llm.c's multiple-choice questions, "
                  "or headerless uint16 tokens if the name ends in .bin")
@@ -182,7 +183,7 @@ static ordered_json json_of(const LastWordResult& w) {
 }
 
 std::string results_json(const EvaluationResults& r) {
-  ordered_json json = {{"model", name_as_text(r.model)}, {"context", r.context}, {"stride", r.stride}};
+  ordered_json json = {{"model", name_as_text(r.model)}, {"wiring", r.wiring}, {"context", r.context}, {"stride", r.stride}};
   for (const TextResult& t : r.texts) json["texts"].push_back(json_of(t));
   if (!r.texts.empty()) json["all_texts"] = json_of(total_of(r.texts));
   for (const ChoiceResult& c : r.choices) json["choices"].push_back(json_of(c));

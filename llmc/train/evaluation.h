@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -11,8 +12,9 @@
 #include "sampling.h"
 
 struct EvaluateOptions {
-  std::string model;               // a folder
-  std::vector<std::string> files;  // texts, token files, multiple-choice questions
+  std::string model;                  // a folder
+  std::optional<std::string> wiring;  // to read it as another one of the same weights
+  std::vector<std::string> files;     // texts, token files, multiple-choice questions
   std::vector<std::string> lambada;
   bool serve = false;
   int64_t context = 0;  // tokens that the model reads at most; 0: its context length
@@ -21,8 +23,6 @@ struct EvaluateOptions {
   int slots = 8;        // sequences at a time
   std::string tokenizer, json, positions;
   bool quiet = false;
-
-  // Whether what `router` and `dense` have learned is asked for.
 };
 
 // Fills `options`. Returns false if the program has nothing else to do (--help was printed). Throws UserError.
@@ -66,7 +66,7 @@ struct LastWordResult {
 };
 
 struct EvaluationResults {
-  std::string model;
+  std::string model, wiring;
   int64_t context, stride;
   std::vector<TextResult> texts;
   std::vector<ChoiceResult> choices;

@@ -16,6 +16,7 @@ static void declare_options(CLI::App& app, SampleOptions& o) {
   app.add_option("MODEL", o.model,
                  "a model's folder: a checkpoint, a run's folder for its newest one, or GPT-2 in Hugging Face's format")
       ->required();
+  app.add_option("--wiring", o.wiring, other_wiring_help);
   const char* text = "Text to continue";
   app.add_option("--prompt", o.prompt, "this text; without any option of this group: nothing")->group(text);
   app.add_option("--prompt-file", o.prompt_file, "the text of a file; -: of stdin")->group(text);

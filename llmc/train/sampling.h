@@ -1,13 +1,18 @@
 // What the program that samples is asked for, and what it writes.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 #include "llmc/text/sampler.h"
 #include "llmc/text/tokenizer.h"
 
+inline constexpr const char* other_wiring_help =
+    "read the model as this wiring, such as 'share(2)', if its weights are enough for it; default: its own";
+
 struct SampleOptions {
   std::string model;                       // a folder
+  std::optional<std::string> wiring;       // to read it as another one of the same weights
   std::string prompt, prompt_file, batch;  // at most one of them
   bool interactive = false;
   int64_t tokens = 128;  // to draw
