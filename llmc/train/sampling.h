@@ -7,8 +7,7 @@
 #include "llmc/text/sampler.h"
 #include "llmc/text/tokenizer.h"
 
-inline constexpr const char* other_wiring_help =
-    "read the model as this wiring, such as 'share(2)', if its weights are enough for it; default: its own";
+inline constexpr const char* other_wiring_help = "read the model as this wiring; its weights must be enough for it";
 
 struct SampleOptions {
   std::string model;                       // a folder
