@@ -183,7 +183,10 @@ static ordered_json json_of(const LastWordResult& w) {
 }
 
 std::string results_json(const EvaluationResults& r) {
-  ordered_json json = {{"model", name_as_text(r.model)}, {"wiring", r.wiring}, {"context", r.context}, {"stride", r.stride}};
+  ordered_json json = {{"model", name_as_text(r.model)},
+                       {"wiring", r.wiring},
+                       {"context", r.context},
+                       {"stride", r.stride}};
   for (const TextResult& t : r.texts) json["texts"].push_back(json_of(t));
   if (!r.texts.empty()) json["all_texts"] = json_of(total_of(r.texts));
   for (const ChoiceResult& c : r.choices) json["choices"].push_back(json_of(c));
