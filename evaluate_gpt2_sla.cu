@@ -164,7 +164,8 @@ struct Evaluator {
   int64_t tokens_read = 0;
   double start = seconds_now(), shown = start;  // when the progress was last printed
 
-  explicit Evaluator(const EvaluateOptions& o) : options(o), results{o.model, "", 0, 0, {}, {}, {}, PositionLosses(0)} {}
+  explicit Evaluator(const EvaluateOptions& o)
+      : options(o), results{o.model, "", 0, 0, {}, {}, {}, PositionLosses(0)} {}
 
   // Counts a sequence for the progress and the speed.
   void count(const Scoring& s) {
