@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # choose: which model makes most of the time, for scripts/train.sh. Each rung of the ladder is a model:
 #
 #   layers, heads, channels, context in tokens, tokens an update, learning rate
@@ -61,7 +62,9 @@ optimizer = \"muon\"
 learning-rate = $rate
 weight-decay = 0.1"
     echo "$lines" >"$trial/config.toml"
-    "$trainer" --config "$trial/config.toml" "${files[@]}" -x 4 -v 0 -o "$trial/$channels" >/dev/null
+    # The larger ones may not fit into memory.
+    "$trainer" --config "$trial/config.toml" "${files[@]}" -x 4 -v 0 -o "$trial/$channels" >/dev/null ||
+      { [ -n "$config" ] && break || exit 1; }
     ms=$(sed -n 's/^{"step":.*"ms":\([0-9.]*\).*/\1/p' "$trial/$channels/log.jsonl" | sort -n | head -n 1)
     flops=$(sed -n 's/.*"flops_per_token":\([0-9.e+]*\).*/\1/p' "$trial/$channels/log.jsonl")
     [ -n "$ms" ] && [ -n "$flops" ] || die "$trainer -x 4 tells no time of an update"

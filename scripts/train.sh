@@ -80,7 +80,7 @@ if [ -n "$TEXT" ]; then
   name=$(wiring_name "${name:0:30}")-${sum:0:4}
 fi
 name=runs/$name${VOCABULARY:+-$TOKENIZER}${PRECISION:+-${PRECISION,,}}${MINUTES:+-${MINUTES}min}${HOURS:+-${HOURS}h}
-OUT=${OUT:-$name}
+OUT=${OUT:-$name} OUT=${OUT%/}
 chosen=$OUT.toml
 manifest_number() { sed -n "s/.*\"$1\": \([0-9]*\).*/\1/p" "$data/MANIFEST.json" | head -n 1; }
 training_tokens=$(manifest_number train_tokens) validation_tokens=$(manifest_number val_tokens)
@@ -101,8 +101,9 @@ chosen_number() { sed -n "s/^$1 = \([0-9]*\)$/\1/p" "$chosen"; }
 say "how fast this machine is, and what it trains in ${minutes} minutes"
 if [ -e "$chosen" ]; then sed -n 's/^# //p' "$chosen"; else choose; fi
 echo "(kept in $chosen for the next time)"
-STEPS=$(chosen_number steps) most=$((most_epochs * training_tokens / $(chosen_number total-batch)))
-[ -n "$STEPS" ] || die "$chosen: has no steps; remove it, and they are chosen anew"
+STEPS=$(chosen_number steps)
+[ -n "$STEPS" ] || die "$chosen: is none of make train's: it has no steps; give another OUT"
+most=$((most_epochs * training_tokens / $(chosen_number total-batch)))
 
 # watch: every so many seconds, from the times of the updates so far, and those of their second half for the others, how
 # many fit. If others fit, by a tenth of the time, that number is kept and the run stopped, to be resumed with it.

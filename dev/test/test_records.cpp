@@ -439,6 +439,7 @@ class MakeTrain : public ScriptRecords {
         case $1 in --config) config=$2 ;; -o) out=$2 ;; esac
         shift
       done
+      if grep -q "^channels = ${broken:-none}" "$config"; then echo 'error: no memory' >&2; exit 1; fi
       number() { sed -n "s/^$1 = //p" "$config"; }
       mkdir -p "$out/step_1"
       echo '{"run":{"num_parameters":7,"flops_per_token":9}}' >"$out/log.jsonl"
@@ -512,6 +513,20 @@ TEST_F(MakeTrain, ChoosesTheModelThatTheTimeIsEnoughForOnce) {
   EXPECT_TRUE(fs::exists(in("mine/step_1")));
   train("0a", 50, "MINUTES=2 "), train("0a", 50, "HOURS=2 "), train("0a", 50);
   EXPECT_EQ(runs(), 3u) << "a run is of one time";
+}
+
+TEST_F(MakeTrain, TakesAModelThatFits) {
+  const std::string out = "OUT='" + in("mine") + "/' ";
+  train("0a", 5, out + "broken=128 ");
+  EXPECT_EQ(chosen("channels"), 96) << "though the time is enough for more";
+  fs::remove(in("mine.toml"));
+  const Outcome none = try_train("0a", 5, out + "broken=64 ", 1000000000);
+  EXPECT_EQ(none.exit_status, 1);
+  EXPECT_EQ(none.err, "error: no memory\n");
+  EXPECT_FALSE(fs::exists(in("mine.toml")));
+  write_file(in("mine.toml"), "steps = \"other\"\n");
+  EXPECT_TRUE(has(try_train("0a", 5, out, 1000000000).err, "mine.toml: is none of make train's: it has no steps"));
+  EXPECT_EQ(read_file(in("mine.toml")), "steps = \"other\"\n");
 }
 
 TEST_F(MakeTrain, SaysThatTheTextIsTheLimit) {
