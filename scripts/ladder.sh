@@ -3,7 +3,7 @@
 #
 #   layers, heads, channels, context in tokens, tokens an update, learning rate
 #
-# dev/bench/results/ladder has the runs that the first five and the loss below come from. The others, which wait for a
+# dev/bench/results/ladder has the runs that the first four and the loss below come from. The others, which wait for a
 # GPU, are extrapolated.
 ladder="3 2 64 256 2048 6e-3
 4 3 96 256 2048 5e-3
@@ -21,14 +21,13 @@ most_epochs=16 dropout_epochs=4 most_weights=10
 # new ones (Muennighoff et al., Scaling Data-Constrained Language Models).
 # predicted <rung's layers> <channels> <batch> <ms of an update>: prints updates, tokens, times the text, and that loss
 predicted() {
-  awk -v layers="$1" -v channels="$2" -v batch="$3" -v ms="$4" -v longest="$longest" -v text="$training_tokens" \
+  LC_ALL=C awk -v layers="$1" -v channels="$2" -v batch="$3" -v ms="$4" -v longest="$longest" -v text="$training_tokens" \
     -v bytes="$bytes_a_token" -v most="$most_epochs" 'BEGIN {
       E = 0.6; A = 207; a = 0.54; B = 1518; b = 0.56
       tokens = longest / ms * batch
       times = tokens / text
       if (tokens > most * text) tokens = most * text
-      repeated = tokens > text ? tokens / text - 1 : 0
-      worth = (repeated > 0 ? text : tokens) * (1 + 15.4 * (1 - exp(-repeated / 15.4)) * (repeated > 0))
+      worth = tokens <= text ? tokens : text * (1 + 15.4 * (1 - exp((1 - tokens / text) / 15.4)))
       N = 12 * layers * channels ^ 2
       updates = int(tokens / batch)
       printf "%d %.3g %.3g %.3f\n", updates < 20 ? 20 : updates, tokens, times, E + A / N ^ a + B / (worth * bytes) ^ b
@@ -43,7 +42,7 @@ choose() {
   trial=$(mktemp -d)
   trap 'rm -rf "$trial"' EXIT
   while read -r layers heads channels context batch rate; do
-    most=$(calculate "printf \"%d\", $most_weights * $training_tokens * $bytes_a_token")
+    most=$(calculate "printf \"%.0f\", $most_weights * $training_tokens * $bytes_a_token")
     if [ -n "$config" ] && [ $((12 * layers * channels ** 2)) -gt "$most" ]; then break; fi
     # A micro-batch, as validation has it, and the token after it.
     micro=$((on_gpu ? (batch < 16384 ? batch : 16384) : (context < 1024 ? 1024 : context)))
@@ -65,12 +64,12 @@ weight-decay = 0.1"
     # The larger ones may not fit into memory.
     "$trainer" --config "$trial/config.toml" "${files[@]}" -x 4 -v 0 -o "$trial/$channels" >/dev/null ||
       { [ -n "$config" ] && break || exit 1; }
-    ms=$(sed -n 's/^{"step":.*"ms":\([0-9.]*\).*/\1/p' "$trial/$channels/log.jsonl" | sort -n | head -n 1)
+    ms=$(sed -n 's/^{"step":.*"ms":\([0-9.]*\).*/\1/p' "$trial/$channels/log.jsonl" | LC_ALL=C sort -n | head -n 1)
     flops=$(sed -n 's/.*"flops_per_token":\([0-9.e+]*\).*/\1/p' "$trial/$channels/log.jsonl")
     [ -n "$ms" ] && [ -n "$flops" ] || die "$trainer -x 4 tells no time of an update"
     read -r updates tokens times loss < <(predicted "$layers" "$channels" "$batch" "$ms")
-    printf '%d layers, %d channels: %.0f tokens/s, %.3g million tokens: loss about %.2f\n' "$layers" "$channels" \
-      "$(calculate "print 1000 * $batch / $ms")" "$(calculate "print $tokens / 1e6")" "$loss"
+    calculate "printf \"%d layers, %d channels: %.0f tokens/s, %.3g million tokens: loss about %.2f\\n\", $layers,
+      $channels, 1000 * $batch / $ms, $tokens / 1e6, $loss"
     if [ -n "$least" ] && calculate "exit !($loss >= $least)"; then break; fi
     least=$loss
     config="$lines

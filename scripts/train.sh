@@ -12,7 +12,7 @@ enter_root TEXT OUT
 source scripts/stoppable.sh
 DATA=${DATA:-gcide} TEXT=${TEXT:-} VOCABULARY=${VOCABULARY:-}
 die() { echo "error: $*" >&2; exit 1; }
-calculate() { awk "BEGIN { $1 }"; }
+calculate() { LC_ALL=C awk "BEGIN { $1 }"; }
 for name in MINUTES HOURS; do
   [[ ${!name:-1} =~ ^([0-9]{1,5}|[0-9]{0,5}\.[0-9]{1,3})$ ]] && [[ ${!name:-1} =~ [1-9] ]] ||
     die "$name=${!name}: it must be a time, such as 20 or 0.5"
@@ -94,7 +94,7 @@ bytes_a_token=$(calculate "print $(manifest_number bytes_of_text) / ($training_t
 files=(-i "$data/train_*.bin" -j "$data/val_*.bin" --vocab-size "$(manifest_number vocab_size)")
 
 # What updates have of the time; the rest is validations, samples and checkpoints.
-longest=$(calculate "printf \"%d\", $minutes * 60000 * 0.95")  # ms
+longest=$(calculate "printf \"%.0f\", $minutes * 60000 * 0.95")  # ms
 source scripts/ladder.sh
 chosen_number() { sed -n "s/^$1 = \([0-9]*\)$/\1/p" "$chosen"; }
 
@@ -111,7 +111,7 @@ watch() {
   local fit
   while sleep "$((longest > 900000 ? 45 : longest / 20000 + 1))" >/dev/null 2>&1; do
     fit=$(sed -n 's/^{"step":\([0-9]*\),"loss":.*"ms":\([0-9.]*\),.*/\1 \2/p' "$OUT/log.jsonl" 2>/dev/null |
-      awk -v longest="$longest" -v steps="$STEPS" '
+      LC_ALL=C awk -v longest="$longest" -v steps="$STEPS" '
         { sum += $2; until[NR] = sum; step = $1 }
         END {
           half = int(NR / 2)
