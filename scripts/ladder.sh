@@ -21,8 +21,8 @@ most_epochs=16 dropout_epochs=4 most_weights=10
 # new ones (Muennighoff et al., Scaling Data-Constrained Language Models).
 # predicted <rung's layers> <channels> <batch> <ms of an update>: prints updates, tokens, times the text, and that loss
 predicted() {
-  LC_ALL=C awk -v layers="$1" -v channels="$2" -v batch="$3" -v ms="$4" -v longest="$longest" -v text="$training_tokens" \
-    -v bytes="$bytes_a_token" -v most="$most_epochs" 'BEGIN {
+  LC_ALL=C awk -v layers="$1" -v channels="$2" -v batch="$3" -v ms="$4" -v longest="$longest" \
+    -v text="$training_tokens" -v bytes="$bytes_a_token" -v most="$most_epochs" 'BEGIN {
       E = 0.6; A = 207; a = 0.54; B = 1518; b = 0.56
       tokens = longest / ms * batch
       times = tokens / text
