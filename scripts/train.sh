@@ -106,7 +106,7 @@ STEPS=$(chosen_number steps)
 most=$((most_epochs * training_tokens / $(chosen_number total-batch)))
 
 # watch: every so many seconds, from the times of the updates so far, and those of their second half for the others, how
-# many fit. If others fit, by a tenth of the time, that number is kept and the run stopped, to be resumed with it.
+# many fit. If others fit, by a twentieth of the time, that number is kept and the run stopped, to be resumed with it.
 watch() {
   local fit
   while sleep "$((longest > 900000 ? 45 : longest / 20000 + 1))" >/dev/null 2>&1; do
@@ -118,7 +118,7 @@ watch() {
           if (half < 10 || step >= steps) exit
           pace = (sum - until[half]) / (NR - half)
           off = sum + pace * (steps - step) - longest
-          if (off * off > longest * longest / 100) printf "%d", step + (longest > sum ? (longest - sum) / pace : 0)
+          if (off * off > longest * longest / 400) printf "%d", step + (longest > sum ? (longest - sum) / pace : 0)
         }') && [ -n "$fit" ] || continue
     if [ "$fit" -gt "$most" ]; then fit=$most; fi
     [ "$fit" != "$STEPS" ] || continue
