@@ -41,8 +41,8 @@ choose() {
   local micro most ms flops updates tokens times loss lines least='' config='' why=''
   trial=$(mktemp -d)
   trap 'rm -rf "$trial"' EXIT
+  most=$(calculate "printf \"%.0f\", $most_weights * $training_tokens * $bytes_a_token")  # weights in layers
   while read -r layers heads channels context batch rate; do
-    most=$(calculate "printf \"%.0f\", $most_weights * $training_tokens * $bytes_a_token")
     if [ -n "$config" ] && [ $((12 * layers * channels ** 2)) -gt "$most" ]; then break; fi
     # A micro-batch, as validation has it, and the token after it.
     micro=$((on_gpu ? (batch < 16384 ? batch : 16384) : (context < 1024 ? 1024 : context)))

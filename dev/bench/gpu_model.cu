@@ -297,8 +297,8 @@ void print_in_fp16() {
     const double seconds = column.seconds() + muon, matmuls = matmul_seconds(column),
                  attention = seconds_of(column, attention_operations);
     printf("| %s | %s, %s | %d x %s | %.1f | %.1f | %.1f | %.1f | %.1f | %s |\n", gpu.name.c_str(),
-           is_small ? "8 layers of 256" : "GPT-2 124M", column.wiring.c_str(), c.B, thousands(c.T).c_str(),
-           seconds * 1e3, matmuls * 1e3, attention * 1e3, muon * 1e3, (seconds - muon - matmuls - attention) * 1e3,
+           is_small ? small.c_str() : "GPT-2 124M", column.wiring.c_str(), c.B, thousands(c.T).c_str(), seconds * 1e3,
+           matmuls * 1e3, attention * 1e3, muon * 1e3, (seconds - muon - matmuls - attention) * 1e3,
            thousands(int64_t(double(column.tokens) / seconds)).c_str());
   }
 }
