@@ -555,7 +555,7 @@ double correction(const std::vector<Measurement>& measurements, int T, const std
 
 // "| micro-batch | tokens/s | hours |" of one model on a GPU. The micro-batch that is timed has at most as many tokens
 // as the measured ones.
-void print_fit(const GpuSpec& gpu, const char* preset, int T, const std::vector<Measurement>& measurements) {
+void print_largest(const GpuSpec& gpu, const char* preset, int T, const std::vector<Measurement>& measurements) {
   ModelConfig config;
   CHECK(config_from_preset(preset, config));
   config.max_seq_len = T;
@@ -617,7 +617,7 @@ void print_gpus() {
            thousands(T).c_str());
     for (const ListedGpu& gpu : listed_gpus()) {
       printf("| %s%s |", gpu.spec.name.c_str(), gpu.is_t4() ? ", in fp16" : "");
-      for (const char* preset : {"d12", "d24", "d36"}) print_fit(gpu.spec, preset, T, measurements);
+      for (const char* preset : {"d12", "d24", "d36"}) print_largest(gpu.spec, preset, T, measurements);
       printf("\n");
     }
   }
