@@ -16,3 +16,4 @@
 #include "dev/test/model/segments.h"
 #include "dev/test/model/documents.h"
 #include "dev/test/model/dropout.h"
+#include "dev/test/model/route.h"

@@ -234,6 +234,7 @@ void gpt2_forward(GPT2& model, const int* tokens, const Batch& batch) {
 // Computes the hidden states of the next segments of B streams, and remembers them.
 void gpt2_forward_segments(GPT2& model, const int* tokens, int64_t B, int64_t T) {
   const Batch batch = batch_of_segments(B, T, model.remembered);
+  route_heads(model.sublayers, model.attention_plan, nullptr);
   gpt2_forward(model, tokens, batch);
   remember(model.sublayers, batch);
   model.remembered = remembered_after(model.attention_plan.table.memory, batch);
@@ -322,20 +323,21 @@ void gpt2_forward_backward(GPT2& model, const Batch& batch, bool sum_over_ranks)
 
 // One micro-batch of an update that averages `num_micro_batches` of them, over all ranks: acts.stats->loss and grads +=
 // as in gpt2_forward_backward. dloss is computed as if all tokens of the micro-batch were scored, so that it is the
-// same in each; gpt2_update multiplies by StepStats::grad_weight where not all are. Waits for nothing: inputs, targets
-// (B, T) lie in host memory, and if that is a PinnedBuffer's, the caller leaves them as they are until gpt2_read_stats
-// has returned. A rank's last micro-batch also sums the gradients over the ranks, and its first one also receives
-// weights from them. These two run eagerly, because they take two streams. The others are captured and replayed as a
-// CUDA graph.
+// same in each; gpt2_update multiplies by StepStats::grad_weight where not all are. Waits for nothing, but with `route`
+// once an update: inputs, targets (B, T) lie in host memory, and if that is a PinnedBuffer's, the caller leaves them as
+// they are until gpt2_read_stats has returned. A rank's last micro-batch also sums the gradients over the ranks, and
+// its first one also receives weights from them. These two run eagerly, because they take two streams. The others are
+// captured and replayed as a CUDA graph.
 void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, int T, int64_t num_micro_batches,
                      bool last) {
   Activations& a = model.acts;
   CHECK(1 <= B && 1 <= T && int64_t(B) * T <= model.rows);
+  route_heads(model.sublayers, model.attention_plan, &model.draw);
   const size_t count = size_t(B) * size_t(T);
   const Upload tokens = {a.tokens, a.staged_tokens, inputs, count},
                next_tokens = {a.targets, a.staged_targets, targets, count};
   if (model.training->dropout > 0) {
-    const DropoutDraw& draw = model.dropout_draw;
+    const UpdateDraw& draw = model.draw;
     std::vector<uint64_t> keys;
     for (int b = 0; b < B; b++) keys.push_back(dropout_key(draw.seed, draw.update, draw.first_sequence + b));
     const int* words = reinterpret_cast<const int*>(keys.data());

@@ -38,7 +38,7 @@ predicted() {
 # the config.toml $chosen, why as a comment in it.
 choose() {
   local layers heads channels context batch rate  # a rung
-  local micro most ms flops updates tokens times loss lines least='' config='' why=''
+  local dropout log micro most ms flops updates tokens times loss lines least='' config='' why=''
   trial=$(mktemp -d)
   trap 'rm -rf "$trial"' EXIT
   most=$(calculate "printf \"%.0f\", $most_weights * $training_tokens * $bytes_a_token")  # weights in layers
@@ -60,14 +60,18 @@ shuffle = true
 optimizer = \"muon\"
 learning-rate = $rate
 weight-decay = 0.1"
-    echo "$lines" >"$trial/config.toml"
-    # The larger ones may not fit into memory.
-    "$trainer" --config "$trial/config.toml" "${files[@]}" -x 4 -v 0 -o "$trial/$channels" >/dev/null ||
-      { [ -n "$config" ] && break || exit 1; }
-    ms=$(sed -n 's/^{"step":.*"ms":\([0-9.]*\).*/\1/p' "$trial/$channels/log.jsonl" | LC_ALL=C sort -n | head -n 1)
-    flops=$(sed -n 's/.*"flops_per_token":\([0-9.e+]*\).*/\1/p' "$trial/$channels/log.jsonl")
-    [ -n "$ms" ] && [ -n "$flops" ] || die "$trainer -x 4 tells no time of an update"
-    read -r updates tokens times loss < <(predicted "$layers" "$channels" "$batch" "$ms")
+    for dropout in 0 0.1; do  # which takes time, on a small text
+      printf '%s\ndropout = %s\n' "$lines" "$dropout" >"$trial/config.toml"
+      log=$trial/$channels-$dropout
+      # The larger ones may not fit into memory.
+      "$trainer" --config "$trial/config.toml" "${files[@]}" -x 4 -v 0 -o "$log" >/dev/null ||
+        { [ -n "$config" ] && break 2 || exit 1; }
+      ms=$(sed -n 's/^{"step":.*"ms":\([0-9.]*\).*/\1/p' "$log/log.jsonl" | LC_ALL=C sort -n | head -n 1)
+      flops=$(sed -n 's/.*"flops_per_token":\([0-9.e+]*\).*/\1/p' "$log/log.jsonl")
+      [ -n "$ms" ] && [ -n "$flops" ] || die "$trainer -x 4 tells no time of an update"
+      read -r updates tokens times loss < <(predicted "$layers" "$channels" "$batch" "$ms")
+      calculate "exit !($times > $dropout_epochs)" || break
+    done
     calculate "printf \"%d layers, %d channels: %.0f tokens/s, %.3g million tokens: loss about %.2f\\n\", $layers,
       $channels, 1000 * $batch / $ms, $tokens / 1e6, $loss"
     if [ -n "$least" ] && calculate "exit !($loss >= $least)"; then break; fi
@@ -81,7 +85,7 @@ sample-every = $((updates / 4 + 1))
 sample-length = 256
 temperature = 0.7
 checkpoint-every = $((updates / 4 + 1))
-dropout = $(calculate "print ($times > $dropout_epochs ? 0.1 : 0)")"
+dropout = $dropout"
     why=$(calculate "printf \"%g minutes on this machine are %.1e FLOPs (%.2f TFLOP/s): \", $minutes,
       $longest / $ms * $batch * $flops, $batch * $flops / $ms / 1e9")
     why+="$layers layers, $channels channels, context $context, $batch tokens an update, learning rate $rate, "
@@ -89,7 +93,7 @@ dropout = $(calculate "print ($times > $dropout_epochs ? 0.1 : 0)")"
       $tokens / $training_tokens")
     if calculate "exit !($times > $most_epochs)"; then
       why+="; the text is the limit: it is read $most_epochs times, with dropout, which takes less than the time"
-    elif calculate "exit !($times > $dropout_epochs)"; then
+    elif [ "$dropout" != 0 ]; then
       why+=", and so with dropout"
     fi
   done <<<"$ladder"

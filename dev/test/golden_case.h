@@ -24,7 +24,7 @@ struct GoldenCase {
   ModelConfig config;
   int batch_size, seq_len, grad_accum_steps, steps;  // B, T; one step is grad_accum_steps micro-batches
   double learning_rate, weight_decay, beta1, beta2, eps, grad_clip, dropout;
-  uint64_t seed;  // of what dropout drops
+  uint64_t seed;  // of what updates draw
   std::vector<int> tokens;
   GoldenTensors model;              // before training; may contain zero biases where config.bias is false
   double val_loss;                  // of that model, over all micro-batches of the file
@@ -47,9 +47,9 @@ inline const std::vector<std::string>& golden_case_names() {
                                                  "m_strided_fixed", "n_rmsnorm",      "n_relu2",       "n_untied",
                                                  "n_swiglu",        "n_qknorm",       "n_documents",   "n_modern",
                                                  "n_keys",          "n_values",       "n_vres",        "n_router",
-                                                 "n_dense",         "n_depth",        "n_softcap",     "n_layers",
-                                                 "m_dropout",       "a_silu",         "a_alibi",       "a_sinks",
-                                                 "a_both"};
+                                                 "n_dense",         "n_route",        "n_depth",       "n_softcap",
+                                                 "n_layers",        "m_dropout",      "a_silu",        "a_alibi",
+                                                 "a_sinks",         "a_both"};
   return names;
 }
 

@@ -163,6 +163,7 @@ static const char* const all_terms[] = {"plain",
                                         "qknorm",
                                         "vres",
                                         "vres sla(2,2) gqa(2)",
+                                        "route(0.3) sla(2,2)",
                                         "router",
                                         "router sla(2,2) gqa(2)",
                                         "depth",
@@ -317,7 +318,7 @@ TEST(WiringChange, IsSaidOfEveryNumberOfEveryTerm) {
        {"plain", "universal(1)", "universal(2)", "universal(4)"},
        {"universal(1)", "universal(1) act(0.1)", "universal(1) act(0.2)", "universal(1) act(0.1,0.5)"},
        {"plain", "gru", "reversible", "rmsnorm", "qknorm", "vres", "router", "depth", "relu2", "silu", "swiglu",
-        "swiglu(64)", "softcap(15)", "softcap(16)", "untied", "dense"},
+        "swiglu(64)", "route(0.3)", "route(0.5)", "softcap(15)", "softcap(16)", "untied", "dense"},
        {"plain", "lsh(4,2)", "lsh(8,2)", "lsh(4,1)"}};
   for (const std::vector<const char*>& wirings : same_terms)
     for (const char* before : wirings)

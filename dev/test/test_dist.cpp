@@ -242,6 +242,7 @@ TEST_F(LongTraining, HasTheSameLossesWithAnyNumberOfRanksAndWiring) {
                                            {"reuse(2) fixed(4,1)", 2},
                                            {"dense modern", 2},
                                            {"router", 3},
+                                           {"route(0.6) sla(1,1)", 3},
                                            {"depth sla(1,1)", 3},
                                            {"universal(1) relative gru act(0.1)", 3}}) {
     SCOPED_TRACE(wiring);

@@ -56,7 +56,8 @@ TEST_F(CheckpointFolder, IsReadAsAnotherWiringOfTheSameWeights) {
     return nlohmann::json::parse(read_file(json));
   };
   std::set<double> losses;
-  for (const std::string wiring : {"plain", "share(2)", "sla(1,2)", "gqa(1)", "window(4)", "rope", "untied"}) {
+  for (const std::string wiring :
+       {"plain", "share(2)", "sla(1,2)", "gqa(1)", "window(4)", "route(0.9)", "rope", "untied"}) {
     const std::string other = " --wiring '" + wiring + "'", out = in("of " + wiring), draw = " --prompt T -n 9 -q";
     const Outcome trained = run("build/fp32/train_gpt2_sla_cpu -e " + model + other + " -i " + tokens +
                                 " -t 16 -b 1 -x 1 -l 0 -v 0 -o '" + out + "'");
@@ -70,7 +71,7 @@ TEST_F(CheckpointFolder, IsReadAsAnotherWiringOfTheSameWeights) {
     EXPECT_EQ(sampled.err.find("is read as " + wiring + "; what changes:\n") != std::string::npos, wiring != "plain")
         << sampled.err;
   }
-  EXPECT_EQ(losses.size(), 6u) << "each wiring has a loss of its own but untied, whose head begins as the embeddings";
+  EXPECT_EQ(losses.size(), 6u) << "each wiring has a loss of its own but route and untied, which begin as plain";
   const std::string shared = "'" + in("of share(2)") + "'";
   for (const auto& [folder, wiring, missing] :
        std::vector<std::array<std::string, 3>>{{shared, "plain", "rows of layer 1's c_attn has no trained values"},

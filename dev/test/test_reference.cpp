@@ -84,6 +84,9 @@ const WiringCase wirings[] = {
     {"memory", 3, 4, "memory(5) rope"},
     {"memory_gqa_sla_window", 4, 4, "memory(11) rope gqa(2) sla(2,2) window(9)", ".. .. .x .x"},
     {"relative_memory_sla", 4, 4, "relative memory(5) sla(2,2)", ".... .... ..xx ..xx"},
+    {"route", 4, 4, "route(0.8)", ".... .... .... xxxx"},
+    {"route_gqa_window", 4, 4, "route(0.8) gqa(2) window(5)", ".. .. .. xx"},
+    {"route_depth_sla_values", 4, 4, "route(0.8) depth sla(2,2,v)", ".... .... ..vv xxxx"},
     {"universal", 3, 4, "universal(1)"},
     {"universal_without_biases", 4, 4, "universal(2)", "", "", false},
     {"universal_sla", 4, 4, "universal(2) sla(2,2)"},
@@ -175,7 +178,7 @@ struct Problem {
 
   Result<double> forward(Cache<double>* cache = nullptr) const {
     reference::Memory<double> before = memory;
-    return reference::forward(config, params, inputs, targets, B, T, cache, &before);
+    return reference::forward(config, params, inputs, targets, B, T, cache, &before, nullptr, {0, 7, 3, 0, true});
   }
   double loss() const { return forward().loss; }
 
@@ -825,7 +828,7 @@ GoldenRun<Real> run_golden(const GoldenCase& golden) {
     for (int s = 0; s < accum; s++) {
       golden_micro_batch(golden, (step - 1) * accum + s, inputs, targets);
       Cache<Real> cache;
-      const reference::Dropout dropout = {golden.dropout, golden.seed, step, s * B};
+      const reference::Dropout dropout = {golden.dropout, golden.seed, step, s * B, /*routes=*/true};
       const Result<Real> result =
           reference::forward(config, params, inputs, targets, B, T, &cache, &memory, nullptr, dropout);
       reference::backward(config, params, cache, grads, 1.0 / accum);

@@ -545,6 +545,7 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
                         {"rmsnorm", {"without mean and bias"}},
                         {"qknorm", {"divided by their root mean square"}},
                         {"vres", {"its own and the first layer's"}},
+                        {"route(0.3)", {"of a lower layer with probability 0.3"}},
                         {"router", {"with weights that are learned, of all K/V heads"}},
                         {"depth", {"by the attention of the token's query"}},
                         {"dense", {"the outputs of all layers below, in learned shares"}},

@@ -55,47 +55,50 @@ TEST(WiringTerms, CombineWithTheseAlone) {
                                                               {"silu", {"relu2", "swiglu"}},
                                                               {"swiglu", {"relu2", "silu"}}};
   const std::map<std::string, std::string> combine =
-      {{"sla", "also share layers gqa vres router depth window strided fixed topk sinks documents rope relative alibi "
-               "memory universal act dense gru reversible"},
+      {{"sla", "also share layers gqa route vres router depth window strided fixed topk sinks documents rope relative "
+               "alibi memory universal act dense gru reversible"},
        {"also", "sla share layers gqa vres router depth window strided fixed topk sinks documents rope relative alibi "
                 "memory universal act dense gru reversible"},
-       {"share", "sla also layers gqa vres router depth window strided fixed topk sinks documents rope relative alibi "
-                 "memory universal act dense gru reversible"},
+       {"share", "sla also layers gqa route vres router depth window strided fixed topk sinks documents rope relative "
+                 "alibi memory universal act dense gru reversible"},
        {"layers", "sla also share gqa vres router depth window strided fixed topk sinks documents rope relative alibi "
                   "memory universal act dense gru reversible"},
-       {"gqa", "sla also share layers vres router window strided fixed topk sinks documents reuse blend gate rope "
-               "relative alibi memory universal act dense gru reversible"},
+       {"gqa", "sla also share layers route vres router window strided fixed topk sinks documents reuse blend gate "
+               "rope relative alibi memory universal act dense gru reversible"},
+       {"route", "sla share gqa vres depth window strided fixed topk sinks documents rope relative alibi memory dense "
+                 "gru reversible"},
        {"router", "sla also share layers gqa window strided fixed topk sinks documents rope alibi dense"},
-       {"depth", "sla also share layers window strided fixed topk sinks documents rope alibi dense"},
-       {"vres", "sla also share layers gqa window strided fixed topk sinks documents rope alibi dense"},
-       {"window", "sla also share layers gqa vres router depth strided fixed topk sinks documents reuse blend gate "
-                  "rope relative alibi memory universal act dense gru reversible"},
-       {"strided", "sla also share layers gqa vres router depth window fixed topk sinks documents reuse blend gate "
-                   "rope alibi dense gru reversible"},
-       {"fixed", "sla also share layers gqa vres router depth window strided topk sinks documents reuse blend gate "
-                 "rope alibi dense gru reversible"},
-       {"topk", "sla also share layers gqa vres router depth window strided fixed sinks documents reuse blend gate "
-                "rope alibi dense gru"},
-       {"sinks", "sla also share layers gqa vres router depth window strided fixed topk documents rope relative alibi "
-                 "memory universal act dense gru reversible"},
-       {"documents", "sla also share layers gqa vres router depth window strided fixed topk sinks reuse blend gate "
-                     "rope relative alibi universal act dense gru reversible"},
+       {"depth", "sla also share layers route window strided fixed topk sinks documents rope alibi dense"},
+       {"vres", "sla also share layers gqa route window strided fixed topk sinks documents rope alibi dense"},
+       {"window", "sla also share layers gqa route vres router depth strided fixed topk sinks documents reuse blend "
+                  "gate rope relative alibi memory universal act dense gru reversible"},
+       {"strided", "sla also share layers gqa route vres router depth window fixed topk sinks documents reuse blend "
+                   "gate rope alibi dense gru reversible"},
+       {"fixed", "sla also share layers gqa route vres router depth window strided topk sinks documents reuse blend "
+                 "gate rope alibi dense gru reversible"},
+       {"topk", "sla also share layers gqa route vres router depth window strided fixed sinks documents reuse blend "
+                "gate rope alibi dense gru"},
+       {"sinks", "sla also share layers gqa route vres router depth window strided fixed topk documents rope relative "
+                 "alibi memory universal act dense gru reversible"},
+       {"documents", "sla also share layers gqa route vres router depth window strided fixed topk sinks reuse blend "
+                     "gate rope relative alibi universal act dense gru reversible"},
        {"reuse", "gqa window strided fixed topk documents rope gru"},
        {"blend", "gqa window strided fixed topk documents rope gru"},
        {"gate", "gqa window strided fixed topk documents rope gru"},
-       {"rope", "sla also share layers gqa vres router depth window strided fixed topk sinks documents reuse blend "
-                "gate memory universal act dense gru reversible"},
-       {"relative", "sla also share layers gqa window sinks documents memory universal act gru"},
-       {"alibi", "sla also share layers gqa vres router depth window strided fixed topk sinks documents universal act "
-                 "dense gru reversible"},
-       {"memory", "sla also share layers gqa window sinks rope relative gru"},
+       {"rope", "sla also share layers gqa route vres router depth window strided fixed topk sinks documents reuse "
+                "blend gate memory universal act dense gru reversible"},
+       {"relative", "sla also share layers gqa route window sinks documents memory universal act gru"},
+       {"alibi", "sla also share layers gqa route vres router depth window strided fixed topk sinks documents "
+                 "universal act dense gru reversible"},
+       {"memory", "sla also share layers gqa route window sinks rope relative gru"},
        {"universal", "sla also share layers gqa window sinks documents rope relative alibi act gru"},
        {"act", "sla also share layers gqa window sinks documents rope relative alibi universal gru"},
-       {"dense", "sla also share layers gqa vres router depth window strided fixed topk sinks documents rope alibi"},
-       {"gru", "sla also share layers gqa window strided fixed topk sinks documents reuse blend gate rope relative "
-               "alibi memory universal act lsh"},
+       {"dense", "sla also share layers gqa route vres router depth window strided fixed topk sinks documents rope "
+                 "alibi"},
+       {"gru", "sla also share layers gqa route window strided fixed topk sinks documents reuse blend gate rope "
+               "relative alibi memory universal act lsh"},
        {"lsh", "gru reversible"},
-       {"reversible", "sla also share layers gqa window strided fixed sinks documents rope alibi lsh"}};
+       {"reversible", "sla also share layers gqa route window strided fixed sinks documents rope alibi lsh"}};
   auto example_of = [](const WiringTerm& term) {
     const TermSyntax syntax = info_of(term).syntax;
     return parts_of(*syntax.examples ? syntax.examples : syntax.form, " or ")[0];

@@ -7,7 +7,16 @@
 #include "host_device.h"
 
 // What the numbers are used for. It is part of the function's argument, so that no two uses share numbers.
-enum class RandomStream : uint32_t { init = 1, shuffle = 2, sample = 3, test = 4, split = 5, probe = 6, dropout = 7 };
+enum class RandomStream : uint32_t {
+  init = 1,
+  shuffle = 2,
+  sample = 3,
+  test = 4,
+  split = 5,
+  probe = 6,
+  dropout = 7,
+  route = 8
+};
 
 struct Philox {
   uint32_t word[4];

@@ -83,6 +83,9 @@ struct AttentionPlan {
   // Heads that are projected although no attention uses them: where the plan was told to keep them, or where another
   // layer with the same parameters, a router or `depth` has a use for them.
   std::vector<int> unused(Qkv which, int layer) const;
+  // Projected heads whose gradient begins with zero, to which all that use them add: unused ones, and with `route` k
+  // and v that no other layer can use, because in some updates the layer itself does not.
+  std::vector<int> begin_with_zero(Qkv which, int layer) const;
 
  private:
   static int count(const PerQkv<std::vector<std::vector<int>>>& heads, int layer) {
@@ -110,6 +113,17 @@ void for_each_head(const PlannedAttention& attention, Visit visit) {
   }
 }
 
+// Calls visit(q, k or v, head) for each head that layer l's attentions use, or with `route` may use in some update.
+template <class Visit>
+void for_each_head(const AttentionPlan& plan, int l, Visit visit) {
+  for (const PlannedAttention& attention : plan.attentions[l])
+    for_each_head(attention, [&](Qkv which, const ProjectedHead& h) {
+      visit(which, h);
+      for (int source = 0; source < l && which != Qkv::q && plan.table.route > 0; source++)
+        if (h.layer == l) visit(which, ProjectedHead{source, h.head});
+    });
+}
+
 inline std::vector<int> AttentionPlan::unused(Qkv which, int layer) const {
   std::set<int> used(shared[which][layer].begin(), shared[which][layer].end());
   for (const PlannedAttention& attention : attentions[layer])
@@ -119,6 +133,14 @@ inline std::vector<int> AttentionPlan::unused(Qkv which, int layer) const {
   std::vector<int> heads;
   for (int head : projected[which][layer])
     if (used.count(head) == 0) heads.push_back(head);
+  return heads;
+}
+
+inline std::vector<int> AttentionPlan::begin_with_zero(Qkv which, int layer) const {
+  if (table.route == 0 || which == Qkv::q) return unused(which, layer);
+  std::vector<int> heads;
+  for (int head : projected[which][layer])
+    if (shared_index(which, {layer, head}) < 0) heads.push_back(head);
   return heads;
 }
 
@@ -155,12 +177,13 @@ inline std::vector<PlannedAttention> plan_attentions(const WiringTable& table, i
   return attentions;
 }
 
-// An accumulator for each layer that shares heads, as few as possible, in the order of the backward pass.
+// An accumulator for each layer that shares heads, as few as possible, in the order of the backward pass. With `route`
+// none serves twice: all are zero when it begins.
 inline void assign_accumulators(AttentionPlan& plan) {
   plan.accumulator.assign(size_t(plan.num_layers), -1);
   std::vector<char> busy;
   for (int l = plan.num_layers - 1; l >= 0; l--) {
-    if (plan.accumulator[l] >= 0) busy[plan.accumulator[l]] = 0;
+    if (plan.accumulator[l] >= 0 && plan.table.route == 0) busy[plan.accumulator[l]] = 0;
     auto take = [&](int layer) {
       int& accumulator = plan.accumulator[layer];
       if (layer == l || accumulator >= 0) return;
@@ -168,8 +191,7 @@ inline void assign_accumulators(AttentionPlan& plan) {
       if (accumulator == int(busy.size())) busy.push_back(0);
       busy[accumulator] = 1;
     };
-    for (const PlannedAttention& attention : plan.attentions[l])
-      for_each_head(attention, [&](Qkv, const ProjectedHead& h) { take(h.layer); });
+    for_each_head(plan, l, [&](Qkv, const ProjectedHead& h) { take(h.layer); });
     if (!plan.first_values(l).empty()) take(0);
     plan.accumulator_heads = std::max(plan.accumulator_heads, plan.num_shared(l));
   }
@@ -177,8 +199,9 @@ inline void assign_accumulators(AttentionPlan& plan) {
 }
 
 // Which gradients begin with = and which continue with +=, in the order of the backward pass: layers downwards, then
-// attentions and value residuals.
+// attentions and value residuals. With `route` gradients of k and v begin with zero, whoever comes first in an update.
 inline void plan_accumulation(AttentionPlan& plan) {
+  const bool is_routed = plan.table.route > 0;
   PerQkv<std::vector<char>> written;
   for (Qkv which : all_qkv) written[which].resize(size_t(plan.num_layers * plan.num_heads));
   auto write = [&](Qkv which, const ProjectedHead& h) {
@@ -190,10 +213,13 @@ inline void plan_accumulation(AttentionPlan& plan) {
     for (PlannedAttention& attention : plan.attentions[l]) {
       for (int head = 0; head < plan.num_heads; head++)
         attention.dq_accumulate = write(Qkv::q, {attention.map_layer, head});
-      for (KVUse& use : attention.uses)
-        use.dk_accumulate = write(Qkv::k, use.k), use.dv_accumulate = write(Qkv::v, use.v);
+      for (KVUse& use : attention.uses) {
+        use.dk_accumulate = write(Qkv::k, use.k) || is_routed;
+        use.dv_accumulate = write(Qkv::v, use.v) || is_routed;
+      }
     }
-    for (int head : plan.first_values(l)) plan.first_values_accumulate[l].push_back(write(Qkv::v, {0, head}));
+    for (int head : plan.first_values(l))
+      plan.first_values_accumulate[l].push_back(write(Qkv::v, {0, head}) || is_routed);
   }
 }
 
@@ -209,9 +235,8 @@ inline AttentionPlan make_attention_plan(const ModelConfig& c, bool keep_dead = 
   for (Qkv which : all_qkv) highest_use[which].assign(size_t(L * h), -1);
   for (int l = 0; l < L; l++) {
     plan.attentions.push_back(plan_attentions(plan.table, l));
-    for (const PlannedAttention& attention : plan.attentions[l])
-      for_each_head(attention,
-                    [&](Qkv which, const ProjectedHead& head) { highest_use[which][head.layer * h + head.head] = l; });
+    for_each_head(plan, l,
+                  [&](Qkv which, const ProjectedHead& head) { highest_use[which][head.layer * h + head.head] = l; });
   }
   for (int l = 1; l < L && plan.table.value_residual; l++)
     for (int i = 0; i < plan.table.num_kv_heads; i++)

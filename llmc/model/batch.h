@@ -10,6 +10,13 @@ struct SequenceSpan {
   int64_t first, count;
 };
 
+// What decides what a micro-batch of an update draws: with dropout which elements are dropped, beside their place in
+// it, and with `route` whose K/V layers use.
+struct UpdateDraw {
+  uint64_t seed = 0;
+  int64_t update = 0, first_sequence = 0;  // the number of the update, and in it of the micro-batch's first sequence
+};
+
 // The tokens that one pass computes: in training B sequences of T tokens, in generation spans of sequences in the K/V
 // cache. They are the rows of every activation, in this order.
 struct Batch {

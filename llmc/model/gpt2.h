@@ -55,12 +55,6 @@ struct UpdateOptions {
   double momentum = 0.95;  // of Muon
 };
 
-// What decides which elements a micro-batch drops, beside their place in it.
-struct DropoutDraw {
-  uint64_t seed = 0;
-  int64_t update = 0, first_sequence = 0;  // the number of the update, and in it of the micro-batch's first sequence
-};
-
 struct GPT2 : ModelShape, ModelMemory {
   Params<floatX> params;
   Params<float> grads;
@@ -78,7 +72,7 @@ struct GPT2 : ModelShape, ModelMemory {
   int64_t remembered = 0;  // positions of each stream that the layers remember, in training
   CudaGraph<int, int, int64_t, float> forward_backward;  // gpt2_forward_backward with B, T, remembered, dloss
   CudaGraph<> matrix_update;                             // gpt2_muon_update
-  DropoutDraw dropout_draw;                              // of the next gpt2_micro_step
+  UpdateDraw draw;                                       // of the next gpt2_micro_step
   PinnedBuffer<StepStats> host_stats;                    // (1): where gpt2_read_stats copies acts.stats to
   double loss_scale = 1;                                 // in fp16: gpt2_set_loss_scale
   Collectives collectives;                               // of the ranks that train together

@@ -83,6 +83,7 @@ struct Sublayers {
   std::vector<ZeroedTensor> zeroed;       // before the backward pass
   std::optional<CycleStart> first_cycle;  // of layers that repeat
   std::optional<Streams> streams;         // of reversible layers
+  std::optional<HeadPlaces> places;       // of `route`, in training: where attention finds all heads
   std::vector<WeightedTensor> dembedded;  // of `dense`: what the gradient of the embeddings has beside layer 0's
   Dropout dropout;                        // of the embeddings
   const float* ponder = nullptr;          // (N): with `act`, cycles a token (halting.h); else null
@@ -280,7 +281,8 @@ inline void bind_sublayers(Sublayers& sublayers, const ModelShape& shape, const 
     // With two streams each norm adds to the gradient of the stream that it reads.
     if (const auto* r = std::get_if<ReversibleResidual>(&s.residual)) s.norm.dresidual = r->read_dx();
   }
-  bind_heads(attentions, binding);
+  const HeadPlaces places = bind_heads(attentions, binding);
+  if (binding.plan().table.route > 0 && shape.training) sublayers.places = places;
   bind_norm(sublayers.last_norm, params.lnf, grads.lnf, params.lnf_bucket, stream, acts);
   bind_head(sublayers.head, sublayers.last_norm.out, shape.config.channels, shape.logit_stride, params, grads, acts);
   if (!dinputs.empty()) {
@@ -301,10 +303,24 @@ inline void bind_sublayers(Sublayers& sublayers, const ModelShape& shape, const 
   if (attention != nullptr && attention->mixed_maps && attention->mixed_maps->dmap_gates != nullptr)
     sublayers.zeroed.push_back(
         {attention->mixed_maps->dmap_gates, N * size_t(shape.config.num_layers) * sizeof(float)});
+  if (!sublayers.places) return;
+  const size_t accumulated = size_t(binding.plan().accumulator_heads * binding.head_size()) * sizeof(floatX);
+  for (const AttentionBranch* b : attentions)
+    if (floatX* accumulator = b->projection.accumulator; accumulator != nullptr)
+      sublayers.zeroed.push_back({accumulator, size_t(shape.key_rows()) * accumulated});
 }
 
 // ----------------------------------------------------------------------------
 // The passes
+
+// With `route`: from the next pass on layers use the K/V that a draw says, or with null their own.
+inline void route_heads(Sublayers& sublayers, const AttentionPlan& plan, const UpdateDraw* draw) {
+  if (!sublayers.places) return;
+  for (Sublayer& s : sublayers.list)
+    if (auto* b = std::get_if<AttentionBranch>(&s.branch))
+      use_kv_of(*b, draw ? drawn_source(plan.table.route, draw->seed, draw->update, b->layer) : b->layer,
+                *sublayers.places, plan);
+}
 
 // Appends N + R of the first `count` rows of the last pass to `ponder`; nothing without `act`. Waits for the device.
 inline void append_ponder(std::vector<float>& ponder, const Sublayers& sublayers, int64_t count) {

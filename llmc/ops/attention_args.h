@@ -208,6 +208,18 @@ struct KVHeads {
     args.query_heads = query_heads_.data, args.kv_of_head = kv_of_head_.data, args.masks = masks_.data;
   }
 
+  // Other K/V heads take these ones' place, one for one; may_become(them) was called before the arguments were used.
+  void become(const std::vector<KVHead<Element>>& kv_heads) {
+    CHECK(int(kv_heads.size()) == args.num_kv_heads);
+    copy_to_device(kv_heads_.data, kv_heads);
+  }
+  void may_become(const std::vector<KVHead<Element>>& kv_heads) {
+    for (const KVHead<Element>& kv : kv_heads) {
+      check_kv_head(kv);
+      args.is_general |= kv.k_stride != kv.v_stride;
+    }
+  }
+
  private:
   DeviceArray<KVHead<Element>> kv_heads_;
   DeviceArray<int> query_heads_, kv_of_head_;

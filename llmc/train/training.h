@@ -116,7 +116,7 @@ inline StepResult train_step(Trainer& t) {
     const int64_t first = i * run.B * run.T;
     if (run.train->begins_stream(first_sequence + i * run.B * run.ranks.size)) model.remembered = 0;
     result.flops_per_token += flops_of_next_segment(t) / double(run.grad_accum_steps);
-    model.dropout_draw = {uint64_t(o.seed), run.step + 1, (i * run.ranks.size + run.ranks.rank) * run.B};
+    model.draw = {uint64_t(o.seed), run.step + 1, (i * run.ranks.size + run.ranks.rank) * run.B};
     gpt2_micro_step(model, tokens.inputs + first, tokens.targets + first, run.B, run.T, run.num_micro_batches(),
                     i + 1 == run.grad_accum_steps);
   }

@@ -186,6 +186,18 @@ std::string kv_conflict(const WiringTable& t) {
   return "";
 }
 
+// Why a layer's own K/V heads cannot be another layer's in some updates; "" if they can: query heads that share one
+// must all use the layer's own, or attention might write the gradients of the same head twice.
+std::string route_conflict(const WiringTable& t) {
+  for (int l = 0; l < t.num_layers; l++)
+    for (int i = 1; i < t.num_heads; i++)
+      if (t.kv_head(i) == t.kv_head(i - 1) && t.sources(l, i) != t.sources(l, i - 1))
+        return format("in layer %d heads %d and %d share a K/V head, but not its source, as layers that are routed "
+                      "must",
+                      l, i - 1, i);
+  return "";
+}
+
 constexpr size_t most_terms = 1000;  // each is compared with those before it, and applied to every head
 }  // namespace
 
@@ -202,7 +214,7 @@ std::string wiring_help() {
   const struct {
     const char* name;
     unsigned features;
-  } groups[] = {{"whose K/V", Feature::sources | Feature::kv_heads | Feature::values},
+  } groups[] = {{"whose K/V", Feature::sources | Feature::kv_heads | Feature::values | Feature::routes},
                 {"which keys", Feature::windows | Feature::patterns | Feature::top_keys | Feature::documents |
                                    Feature::hashing | Feature::no_key},
                 {"whose attention map", Feature::maps},
@@ -279,11 +291,15 @@ void validate(const Wiring& w, int num_layers, int num_heads) {
     const std::string wrong = std::visit([&](const auto& term) { return term.misfit(num_layers, num_heads); }, t);
     if (!wrong.empty()) term_error(w, t, wrong);
   }
-  auto moves_one = [](const WiringTerm& t) { return std::visit([](auto& term) { return term.moves_one_part(); }, t); };
-  const auto term = std::find_if(w.terms.begin(), w.terms.end(), moves_one);
-  if (term == w.terms.end()) return;
-  const std::string wrong = kv_conflict(wiring_table(w, num_layers, num_heads));
-  if (!wrong.empty()) term_error(w, *term, wrong);
+  // The table must suit the first term of which `concerns` is true.
+  auto check = [&](std::string (*conflict)(const WiringTable&), auto concerns) {
+    const auto term = std::find_if(w.terms.begin(), w.terms.end(), concerns);
+    if (term == w.terms.end()) return;
+    const std::string wrong = conflict(wiring_table(w, num_layers, num_heads));
+    if (!wrong.empty()) term_error(w, *term, wrong);
+  };
+  check(kv_conflict, [](const WiringTerm& t) { return std::visit([](auto& x) { return x.moves_one_part(); }, t); });
+  check(route_conflict, [](const WiringTerm& t) { return std::holds_alternative<RouteTerm>(t); });
 }
 
 std::string canonical_text(const Wiring& w) {

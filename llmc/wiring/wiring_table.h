@@ -41,6 +41,7 @@ struct WiringTable {
   double ponder_cost = 0;
   bool rmsnorm = false;         // norms take no mean and have no bias
   bool qknorm = false;          // q and k of each head are divided by their root mean square
+  double route = 0;             // how probably a layer uses the K/V of a lower one in an update
   bool router = false;          // from layer 1 on K/V heads are learned sums over all layers up to theirs
   bool depth = false;           // from layer 1 on values are sums over all layers up to theirs, by attention
   bool value_residual = false;  // from layer 1 on values are mixed with what layer 0 projected

@@ -66,6 +66,7 @@ class Wiring:
         self.alibi = False
         self.sinks = False
         self.vres = False
+        self.route = 0                                              # how probably a training layer reads a lower one's
         self.router = False
         self.depth = False
         self.head = "wte.weight"
@@ -123,6 +124,21 @@ class Wiring:
             raise ValueError(f"each of {self.L} layers needs a layer at or below it")
         for l, i in self.everywhere():
             self.sources[l][i] = [(named[l], named[l])]
+
+    def term_route(self, p):
+        """In an update a layer reads, with probability p, the K/V of a lower layer where it would read its own."""
+        self.route = float(p)
+
+    def drawn_sources(self, seed, update):
+        """The sources in an update of training: a number of 53 bits, of stream 8, says for each layer whether, and
+        which lower one takes its place."""
+        layer = np.arange(self.L, dtype=np.uint64)
+        words = philox([layer, *np.zeros((3, self.L), np.uint64) + np.array([[0], [update], [8]], np.uint64)],
+                       np.array([seed & 2 ** 32 - 1, seed >> 32], np.uint64), 10)
+        uniform = (words[0] * 2.0 ** 21 + (words[1] >> np.uint64(11))) * 2.0 ** -53
+        drawn = [int(u / self.route * l) if u < self.route and l > 0 else l for l, u in enumerate(uniform)]
+        return [[sorted({tuple(drawn[l] if x == l else x for x in kv) for kv in sources}) for sources in heads]
+                for l, heads in enumerate(self.sources)]
 
     def term_gqa(self, k):
         """k K/V heads a layer; query head i reads K/V head i * k / h."""
@@ -360,6 +376,8 @@ ALL = {  # name: (wiring, options)
     "qknorm": ("qknorm", {}),
     "qknorm_of_memory": ("qknorm memory(20) rope sla(1,2) gqa(2)", {"accumulate": 2}),
     "vres": ("vres", {}),
+    "route": ("route(0.6) sla(2,2)", {}),
+    "route_of_memory": ("route(0.6) memory(20) rope gqa(2)", {"accumulate": 2}),
     "router": ("router gqa(2)", {}),
     "router_of_normed_keys": ("router qknorm rope sla(2,2) window(9,SL)", {"accumulate": 2}),
     "depth": ("depth rope", {}),
@@ -514,10 +532,11 @@ class Model:
         self.remembered = None         # of each layer: its input at the last positions (B, up to wiring.memory, C)
         self.penalty = 0               # what is minimised beside the mean of the last losses
 
-    def losses(self, tokens, targets, dropout=None):
+    def losses(self, tokens, targets, dropout=None, sources=None):
         """(B, T) whole numbers, twice -> (B, T): the cross-entropy of each token. With memory the rows are the next
-        segments of their streams. dropout: of a training pass."""
+        segments of their streams. dropout: of a training pass, and with route its sources."""
         T = tokens.shape[1]
+        self.sources = sources or self.wiring.sources
         self.dropout, drop = dropout, dropout.channels if dropout else lambda site, l, x: x
         self.document = (tokens == self.config.get("eos_token_id", -1)).cumsum(1)  # (B, T): which
         x1 = x2 = self.w["wte.weight"][tokens]  # the residual stream, or the two of reversible
@@ -649,7 +668,7 @@ class Model:
         """Query head i of layer l: the k (part 0) or v (1) of all its sources in a row (B, sources * T, hs)."""
         kv = (self.k, self.v)[part]
         kv_head = i * self.wiring.kv_heads // self.config["n_head"]
-        return torch.cat([kv[source[part]][:, kv_head] for source in self.wiring.sources[l][i]], dim=1)
+        return torch.cat([kv[source[part]][:, kv_head] for source in self.sources[l][i]], dim=1)
 
     def own_map(self, l, i, q):
         """q (B, queries, hs) of head i of layer l -> its attention map (B, queries, sources * T), zeros where no key is
@@ -663,7 +682,7 @@ class Model:
             visible = visible & (self.document[:, :, None] == self.document[:, None, :])
         if self.wiring.hashes:
             visible = self.meets(l, i)
-        k, sources = self.concatenate(0, l, i).transpose(1, 2), len(self.wiring.sources[l][i])
+        k, sources = self.concatenate(0, l, i).transpose(1, 2), len(self.sources[l][i])
         if self.wiring.relative:
             u, v = (self.w[self.of_layer(l, f"attn.relative.{name}")][i] for name in "uv")
             scores = (q + u) @ k + self.of_distances(q + v, t - j, self.distances(l, i, T)).repeat(1, 1, sources)
@@ -752,7 +771,7 @@ def compute(config, weights, tokens, run):
     trained = {name: p.requires_grad_() for name, p in w.items() if is_trained(config, name)}
     model = Model(config, wiring, w)
     segments = steps * accumulate if wiring.memory > 0 else None
-    losses_of = lambda s, dropout=None: model.losses(*micro_batch(tokens, s, B, T, segments), dropout)
+    losses_of = lambda s, *drawn: model.losses(*micro_batch(tokens, s, B, T, segments), *drawn)
     with torch.no_grad():
         val_loss = sum(losses_of(s).mean().item() for s in range(steps * accumulate)) / (steps * accumulate)
 
@@ -765,9 +784,10 @@ def compute(config, weights, tokens, run):
     for step in range(steps):
         optimizer.zero_grad()
         losses.append(0)
+        sources = wiring.drawn_sources(run["seed"], step + 1) if wiring.route > 0 else None
         for s in range(accumulate):
             dropout = run["dropout"] and Dropout(run["dropout"], run["seed"], step + 1, range(s * B, (s + 1) * B))
-            each = losses_of(step * accumulate + s, dropout)
+            each = losses_of(step * accumulate + s, dropout, sources)
             if step == s == 0:
                 token_losses = each.detach()
             mean = each.mean()
@@ -851,7 +871,9 @@ def make_case(folder, wiring_text, seed, **options):
         config["eos_token_id"] = o.vocab - 1
     run = {"batch_size": o.batch, "seq_len": o.length, "grad_accum_steps": o.accumulate, "steps": o.steps, **SETTINGS}
     if o.dropout > 0:
-        run.update(dropout=o.dropout, seed=o.seed)
+        run.update(dropout=o.dropout)
+    if o.dropout > 0 or wiring.route > 0:
+        run.update(seed=o.seed)
     seed, gap = o.seed - 1, 0
     while gap < 1:
         seed += 1

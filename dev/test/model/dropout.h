@@ -28,7 +28,7 @@ inline double update_with_dropout(GPT2& model, const std::vector<int>& inputs, c
   gpt2_zero_grad(model);
   gpt2_zero_loss(model);
   for (int64_t i = 0; i < count; i++) {
-    model.dropout_draw = {dropout_seed, update, i * B};
+    model.draw = {dropout_seed, update, i * B};
     gpt2_micro_step(model, inputs.data() + i * B * T, targets.data() + i * B * T, B, T, count);
   }
   return gpt2_read_stats(model).loss / double(count);
@@ -45,6 +45,7 @@ const DropoutCase dropout_cases[] = {{"sla(2,3)", 136},
                                      {"also(1,2) also(2,1:3) gqa(2)"},
                                      {"sla(2,2,v) share(3,k)"},
                                      {"router"},
+                                     {"route(0.6) sla(2,3)"},
                                      {"depth sla(2,3)"},
                                      {"dense vres sla(2,3)"},
                                      {"window(9,SL) rope"},
@@ -81,7 +82,7 @@ TEST(LONG_ON_EMU(Dropout), HasTheReferencesLossesAndGradients) {
       reference::Cache<double> cache;
       reference::Memory<double> none;
       expected += reference::forward(config, params, part(inputs), part(targets), B, T, &cache, &none, nullptr,
-                                     {dropped_share, dropout_seed, dropout_update, s * B})
+                                     {dropped_share, dropout_seed, dropout_update, s * B, /*routes=*/true})
                       .loss /
                   count;
       reference::backward(config, params, cache, grads, 1.0 / count);

@@ -21,18 +21,30 @@ inline bool none_begins_with(const std::vector<std::string>& terms, const std::v
   return true;
 }
 
+// Whether terms make a wiring of L layers and h heads.
+inline bool fit(const std::vector<std::string>& terms, int L, int h) {
+  std::string wiring;
+  for (const std::string& t : terms) wiring += " " + t;
+  try {
+    validate(parse_wiring(wiring), L, h);
+  } catch (const UserError&) { return false; }
+  return true;
+}
+
 // Some of the terms get k or v alone, where the wiring still fits a model of L layers and h heads.
 inline void take_keys_or_values_alone(Draw draw, std::vector<std::string>& terms, int L, int h) {
   for (std::string& term : terms) {
     if (none_begins_with({term}, {"sla(", "share("}) || draw.one_in(3)) continue;
     const std::string both = term;
     term.insert(term.size() - 1, draw.one_in(2) ? ",k" : ",v");
-    std::string wiring;
-    for (const std::string& t : terms) wiring += " " + t;
-    try {
-      validate(parse_wiring(wiring), L, h);
-    } catch (const UserError&) { term = both; }
+    if (!fit(terms, L, h)) term = both;
   }
+}
+
+// Half of the wirings that `route` goes with have it.
+inline void route_some(Draw draw, std::vector<std::string>& terms, int L, int h) {
+  terms.push_back(format("route(0.%d)", draw(3, 9)));
+  if (draw.one_in(2) || !fit(terms, L, h)) terms.pop_back();
 }
 
 // A case with a random shape, and a wiring with a term of each kind that it may have, in random order.
@@ -125,6 +137,7 @@ struct RandomCase {
     if (!moves_maps && !rotates && !is_relative && Draw{seed + 8000}.one_in(3) && none_begins_with(terms, {"lsh"}))
       terms.push_back("alibi");
     if (!moves_maps && Draw{seed + 9000}.one_in(4) && none_begins_with(terms, {"lsh"})) terms.push_back("sinks");
+    route_some(Draw{seed + 11000}, terms, L, h);
     for (const std::string& term : terms) wiring += (wiring.empty() ? "" : " ") + term;
     if (terms.empty()) wiring = "plain";
     const WiringTable table = wiring_table(parse_wiring(wiring), L, h);
@@ -216,6 +229,7 @@ const char* const every_term[] = {"plain",
                                   "depth",
                                   "depth rope sla(2,3) also(1,1) qknorm",
                                   "depth sla(1,1:2,k) share(2,v)",
+                                  "route(0.5) sla(2,3)",
                                   "router gqa(2)",
                                   "router qknorm rope sla(2,3) window(9,SL)",
                                   "relu2 gqa(2)",

@@ -181,7 +181,7 @@ inline std::vector<double> loss_curve(GPT2& model, int steps, uint64_t seed) {
   std::vector<double> losses;
   for (int step = 1; step <= steps; step++) {
     const auto inputs = random_tokens(int64_t(model.training->B) * model.training->T, model.config, uint32_t(step));
-    model.dropout_draw = {seed, step, 0};
+    model.draw = {seed, step, 0};
     gpt2_zero_grad(model);
     losses.push_back(micro_step(model, inputs, inputs, model.training->B, model.training->T, 1));
     gpt2_update(model, step, {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0});

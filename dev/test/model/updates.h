@@ -21,6 +21,7 @@ TEST_P(Updates, FollowTheReferenceTenTimes) {
   DoubleTensors params = random_parameters(config, 43);
   auto model = make_model(config, B, T);
   set_weights(*model, params);
+  model->draw = {drawn_for(c).seed, drawn_for(c).update, 0};
   DoubleTensors m = reference::make_parameters<double>(config), v = m;
   reference::Memory<double> memory;
   for (int step = 1; step <= steps; step++) {
@@ -32,7 +33,7 @@ TEST_P(Updates, FollowTheReferenceTenTimes) {
       reference::Cache<double> cache;
       const auto buckets = buckets_of_pass(*model, inputs, B, T);
       const double expected = reference::forward(config, params, inputs, targets, B, T, &cache, &memory,
-                                                 buckets.empty() ? nullptr : &buckets)
+                                                 buckets.empty() ? nullptr : &buckets, drawn_for(c))
                                   .loss;
       reference::backward(config, params, cache, grads, 1.0 / c.accumulation);
       const double loss = micro_step(*model, inputs, targets, B, T, c.accumulation);

@@ -1,4 +1,5 @@
-// Dropout of the reference model: which elements of a tensor become 0, one element at a time.
+// What an update of the reference model draws: which elements of a tensor become 0, one element at a time, and whose
+// K/V a layer uses.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -12,6 +13,7 @@ struct Dropout {
   double p = 0;
   uint64_t seed = 0;
   int64_t update = 0, first_sequence = 0;  // in the update, of the batch
+  bool routes = false;                     // whether `route` draws; else each layer uses its own K/V
 };
 
 enum class Site { embeddings, probabilities, attention_output, mlp_output };
@@ -24,6 +26,22 @@ inline std::vector<uint32_t> philox_words(std::vector<uint32_t> x, uint32_t key0
     key0 += 0x9E3779B9, key1 += 0xBB67AE85;
   }
   return x;
+}
+
+// The sources of a head, in an update that routes: with the probability of `route` a lower layer takes the layer's
+// place. The number of 53 bits is that of stream 8, the update and the layer.
+inline Sources sources_in_update(const ModelConfig& config, const Dropout& d, int l, int head) {
+  const Sources own = source_layers(config, l, head);
+  const RouteTerm* route = find_term<RouteTerm>(config);
+  if (route == nullptr || !d.routes || l == 0) return own;
+  const std::vector<uint32_t> words =
+      philox_words({uint32_t(l), 0, uint32_t(d.update), 8}, uint32_t(d.seed), uint32_t(d.seed >> 32), 10);
+  const double u = double(words[0]) / 4294967296.0 + double(words[1] >> 11) / 9007199254740992.0;
+  if (u >= route->probability) return own;
+  const int lower = int(u / route->probability * l);
+  Sources drawn;
+  for (const auto& [k, v] : own) drawn.insert({k == l ? lower : k, v == l ? lower : v});
+  return drawn;
 }
 
 // The 16-bit number `index` of eight at (row, column) of sequence b, scaled to 0 to 1. Ten rounds make the sequence's

@@ -337,7 +337,7 @@ void attention(const ModelConfig& config, const Dropout& dropout, std::vector<La
     HeadCache<Real>& head = layer.heads[i];
     const HeadColumns columns = head_columns(config, i);
     std::vector<const Array<Real>*> sources_of_k, sources_of_v;
-    for (const auto& [k, v] : source_layers(config, l, i))
+    for (const auto& [k, v] : sources_in_update(config, dropout, l, i))
       sources_of_k.push_back(&layers[k].qkv), sources_of_v.push_back(&layers[v].qkv);
     if (map_layer(config, l) != l) {
       head.map = layers[map_layer(config, l)].heads[i].map;
@@ -525,7 +525,7 @@ void attention_backward(const ModelConfig& config, const Dropout& dropout, const
     const HeadCache<Real>& head = layer.heads[i];
     const HeadColumns columns = head_columns(config, i);
     std::vector<Array<Real>*> d_sources_of_k, d_sources_of_v;
-    for (const auto& [k, v] : source_layers(config, l, i))
+    for (const auto& [k, v] : sources_in_update(config, dropout, l, i))
       d_sources_of_k.push_back(&shared.d_qkv[k]), d_sources_of_v.push_back(&shared.d_qkv[v]);
     const Array<Real> d_out = take_columns<Real>({&d_heads_out}, i * hs, B, T, hs);
     Array<Real>& d_map = shared.d_map[l][i];

@@ -22,9 +22,9 @@ from torch import nn
 TERMS = {"plain": (0, 0), "sla": (2, 3), "also": (2, 2), "share": (1, 2), "layers": (1, 1), "gqa": (1, 1),
          "window": (1, 2), "strided": (1, 2), "fixed": (2, 3), "topk": (1, 1), "sinks": (0, 0), "documents": (0, 0),
          "reuse": (1, 1), "blend": (1, 1), "gate": (0, 0), "rope": (0, 1), "relative": (0, 0), "alibi": (0, 0),
-         "memory": (1, 1), "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "qknorm": (0, 0), "vres": (0, 0),
-         "router": (0, 0), "depth": (0, 0), "relu2": (0, 0), "silu": (0, 0), "swiglu": (0, 1), "softcap": (1, 1),
-         "untied": (0, 0), "dense": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
+         "memory": (1, 1), "universal": (1, 1), "act": (1, 2), "rmsnorm": (0, 0), "qknorm": (0, 0), "route": (1, 1),
+         "vres": (0, 0), "router": (0, 0), "depth": (0, 0), "relu2": (0, 0), "silu": (0, 0), "swiglu": (0, 1),
+         "softcap": (1, 1), "untied": (0, 0), "dense": (0, 0), "gru": (0, 0), "lsh": (2, 2), "reversible": (0, 0)}
 # Terms that a wiring has or has not: attributes of the same name.
 FLAGS = ("sinks", "documents", "gate", "alibi", "rmsnorm", "qknorm", "vres", "router", "depth", "untied", "dense",
          "gru", "reversible")
@@ -67,7 +67,7 @@ class Wiring:
 
     def apply(self, name, arguments):
         L, h = self.num_layers, self.num_heads
-        n = int(arguments[0]) if arguments and name not in ("layers", "blend", "rope", "act", "softcap") else None
+        n = int(arguments[0]) if arguments and name not in ("layers", "blend", "rope", "route", "act", "softcap") else None
         if name in ("sla", "also"):
             first, end = map(int, arguments[1].split(":")) if ":" in arguments[1] else (h - int(arguments[1]), h)
             for l in range(n, L):

@@ -11,6 +11,7 @@
 #include "llmc/model/binding.h"
 #include "llmc/ops/attention_args.h"
 #include "head_stages.h"
+#include "kv_route.h"
 #include "mixed_maps.h"
 #include "norm.h"
 #include "qkv_projection.h"
@@ -24,7 +25,8 @@ struct LayerAttention {
 
 // N: rows, C: channels, h: heads.
 struct AttentionBranch {
-  int layer = 0;  // counted from 0 in the order in which layers run
+  int layer = 0;      // counted from 0 in the order in which layers run
+  int kv_source = 0;  // the layer whose K/V its heads use where they use their own: itself, or one that `route` draws
   int64_t C = 0;
   AttentionParams<floatX> w;
   AttentionParams<float> g;
@@ -50,7 +52,7 @@ struct AttentionBranch {
 
 inline AttentionBranch make_attention(const AttentionPlan& plan, int l, bool is_generation) {
   AttentionBranch b;
-  b.layer = b.projection.layer = l;
+  b.layer = b.projection.layer = b.kv_source = l;
   b.stages = make_stages(plan, l, is_generation);
   b.projection.is_read_by_others = !plan.shared[Qkv::q][l].empty() || is_read_by_stages(b.stages, plan, l);
   const bool projects_kv = !plan.projected[Qkv::k][l].empty() || !plan.projected[Qkv::v][l].empty();
@@ -110,26 +112,41 @@ inline void declare(AttentionBranch& b, ActivationList& list) {
 // ----------------------------------------------------------------------------
 // Pointers
 
+// Each K/V head that layer l's attention uses; of layer `source` where it uses its own.
+inline std::vector<KVHead<floatX>> kv_heads_of(const HeadPlaces& places, int l, const PlannedAttention& attention,
+                                               int slot, int source) {
+  std::vector<KVHead<floatX>> kv_heads;
+  int first_query_head = 0;
+  auto of_source = [&](ProjectedHead h) { return ProjectedHead{h.layer == l ? source : h.layer, h.head}; };
+  for (const KVUse& use : attention.uses) {
+    const ProjectedHead of_k = of_source(use.k), of_v = of_source(use.v);
+    const HeadPlace k = places(Qkv::k, of_k).in_slot(slot), v = places(Qkv::v, of_v).in_slot(slot);
+    const HeadPlace dk = places.gradient(l, Qkv::k, of_k), dv = places.gradient(l, Qkv::v, of_v);
+    const int query_heads = int(use.query_heads.size());
+    kv_heads.push_back({k.x, v.x, k.stride, v.stride, dk.x, dv.x, dk.stride, dv.stride, use.dk_accumulate,
+                        use.dv_accumulate, first_query_head, query_heads});
+    first_query_head += query_heads;
+  }
+  return kv_heads;
+}
+
 // How layer l's attention finds each K/V head that it uses.
 inline KVHeads<floatX> bind_kv_heads(const HeadPlaces& places, const Binding& binding, int l,
                                      const PlannedAttention& attention, int slot) {
   const AttentionPlan& plan = binding.plan();
-  std::vector<KVHead<floatX>> kv_heads;
   std::vector<int> query_heads;
-  for (const KVUse& use : attention.uses) {
-    const HeadPlace k = places(Qkv::k, use.k).in_slot(slot), v = places(Qkv::v, use.v).in_slot(slot);
-    const HeadPlace dk = places.gradient(l, Qkv::k, use.k), dv = places.gradient(l, Qkv::v, use.v);
-    kv_heads.push_back({k.x, v.x, k.stride, v.stride, dk.x, dv.x, dk.stride, dv.stride, use.dk_accumulate,
-                        use.dv_accumulate, int(query_heads.size()), int(use.query_heads.size())});
+  for (const KVUse& use : attention.uses)
     query_heads.insert(query_heads.end(), use.query_heads.begin(), use.query_heads.end());
-  }
   const auto first_mask = plan.table.masks.begin() + attention.map_layer * plan.num_heads;
   std::vector<AttentionMask> masks(first_mask, first_mask + plan.num_heads);
   const auto is_plain = [](const AttentionMask& m) { return m.is_causal() && m.slope() == 0; };
   if (std::all_of(masks.begin(), masks.end(), is_plain)) masks.clear();
   // Attention scales scores after the mask has lowered them.
   for (AttentionMask& mask : masks) mask.clauses.slope *= std::sqrt(float(binding.head_size()));
-  return KVHeads<floatX>(kv_heads, query_heads, masks);
+  KVHeads<floatX> bound(kv_heads_of(places, l, attention, slot, l), query_heads, masks);
+  for (int source = 0; source < l && plan.table.route > 0 && binding.shape.training; source++)
+    bound.may_become(kv_heads_of(places, l, attention, slot, source));
+  return bound;
 }
 
 inline LayerAttention bind_attention_args(const AttentionBranch& b, const PlannedAttention& planned, int slot,
@@ -178,8 +195,8 @@ inline void bind_attentions(AttentionBranch& b, const HeadPlaces& places, const 
 }
 
 // After bind_branch of all layers: binds the way of their heads. A layer's attention uses what lower layers have
-// projected, and its gradients reach them.
-inline void bind_heads(const std::vector<AttentionBranch*>& layers, const Binding& binding) {
+// projected, and its gradients reach them. Returns where attention finds all heads.
+inline HeadPlaces bind_heads(const std::vector<AttentionBranch*>& layers, const Binding& binding) {
   HeadPlaces places(binding.plan());
   std::vector<HeadStages*> stages;
   for (AttentionBranch* b : layers) {
@@ -188,6 +205,13 @@ inline void bind_heads(const std::vector<AttentionBranch*>& layers, const Bindin
   }
   bind_stages(stages, places, binding);
   for (AttentionBranch* b : layers) bind_attentions(*b, places, binding);
+  return places;
+}
+
+// From the next pass on the layer's heads use the K/V of layer `source` where they use their own.
+inline void use_kv_of(AttentionBranch& b, int source, const HeadPlaces& places, const AttentionPlan& plan) {
+  if (std::exchange(b.kv_source, source) == source) return;
+  b.attentions_of_slot[0][0].kv_heads.become(kv_heads_of(places, b.layer, plan.attentions[b.layer][0], 0, source));
 }
 
 // ----------------------------------------------------------------------------

@@ -55,7 +55,7 @@ struct QkvProjection {
   std::optional<SegmentMemory> memory;     // in training with `memory`, if the layer projects any k or v
   std::vector<Projection> projections;
   // The gradients that the layer's own attention adds to, before it does: of shared heads those that other layers'
-  // attention has left, of unused ones zeros.
+  // attention has left, of those that begin with zero zeros.
   std::vector<RowCopy> load_dqkv;
 };
 
@@ -133,7 +133,7 @@ inline void bind_load_dqkv(QkvProjection& p, const HeadPlaces& places, const Bin
       add_copy(p.load_dqkv, {to.x, to.stride, from.x, from.stride, binding.head_size()});
     }
   for (Qkv which : all_qkv)
-    for (int head : plan.unused(which, l)) {
+    for (int head : plan.begin_with_zero(which, l)) {
       const HeadPlace to = places(which, {l, head}).dx;
       add_copy(p.load_dqkv, {to.x, to.stride, nullptr, 0, binding.head_size()});
     }

@@ -24,6 +24,7 @@
 #include "reversible.h"
 #include "rmsnorm.h"
 #include "rope.h"
+#include "route.h"
 #include "router.h"
 #include "share.h"
 #include "silu.h"
@@ -38,8 +39,8 @@
 #include "vres.h"
 #include "window.h"
 
-using WiringTerm =
-    std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, VresTerm, RouterTerm, DepthTerm,
-                 WindowTerm, StridedTerm, FixedTerm, TopkTerm, SinksTerm, DocumentsTerm, ReuseTerm, BlendTerm, GateTerm,
-                 RopeTerm, RelativeTerm, AlibiTerm, MemoryTerm, UniversalTerm, ActTerm, RmsnormTerm, QknormTerm,
-                 Relu2Term, SiluTerm, SwigluTerm, UntiedTerm, SoftcapTerm, DenseTerm, GruTerm, LshTerm, ReversibleTerm>;
+using WiringTerm = std::variant<PlainTerm, SlaTerm, AlsoTerm, ShareTerm, LayersTerm, GqaTerm, RouteTerm, VresTerm,
+                                RouterTerm, DepthTerm, WindowTerm, StridedTerm, FixedTerm, TopkTerm, SinksTerm,
+                                DocumentsTerm, ReuseTerm, BlendTerm, GateTerm, RopeTerm, RelativeTerm, AlibiTerm,
+                                MemoryTerm, UniversalTerm, ActTerm, RmsnormTerm, QknormTerm, Relu2Term, SiluTerm,
+                                SwigluTerm, UntiedTerm, SoftcapTerm, DenseTerm, GruTerm, LshTerm, ReversibleTerm>;

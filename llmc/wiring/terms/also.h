@@ -6,7 +6,7 @@
 struct AlsoTerm : SourceBelow {
   static constexpr TermSyntax syntax = {"also(distance, heads)", "also(2, 4) or also(2, 0:4)", 2, 2};
   static constexpr const char* help = "as sla, but beside what the heads attend to already: one softmax over all keys";
-  static constexpr TermFeatures features = {sources};
+  static constexpr TermFeatures features = {sources | unroutable};
 
   double more_attentions(int) const { return 1; }
   void apply(WiringTable& t) const {

@@ -5,7 +5,7 @@
 struct LayersTerm : Term {
   static constexpr TermSyntax syntax = {"layers(the layer for each layer)", "layers(0_0_2_2)", 1, 1};
   static constexpr const char* help = "all heads attend to the K/V of the layer named for theirs: itself or one below";
-  static constexpr TermFeatures features = {sources};
+  static constexpr TermFeatures features = {sources | unroutable};
   std::vector<int> layers;
 
   void read(const TermReader& a) {

@@ -8,7 +8,7 @@
 struct RouterTerm : Term {
   static constexpr TermSyntax syntax = {"router"};
   static constexpr const char* help = "K/V heads are learned sums of those of all layers up to theirs";
-  static constexpr TermFeatures features = {values,
+  static constexpr TermFeatures features = {values | unroutable,
                                             values | maps | distances | segments | cycles | halting | joins | hashing};
   void apply(WiringTable& t) const {
     t.router = true;

@@ -40,7 +40,9 @@ struct Feature {
     documents = 1 << 18,    // masks that follow from tokens
     values = 1 << 19,       // what is made of values before they are used
     inputs = 1 << 20,       // what a layer takes of those below
-    no_key = 1 << 21        // what a softmax has beside keys
+    no_key = 1 << 21,       // what a softmax has beside keys
+    routes = 1 << 22,       // whose K/V a layer uses in an update
+    unroutable = 1 << 23    // sources beside a layer's own K/V, or instead of it, that another layer's could not be
   };
 };
 
