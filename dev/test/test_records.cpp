@@ -441,6 +441,7 @@ class MakeTrain : public ScriptRecords {
       done
       if grep -q "^channels = ${broken:-none}" "$config"; then echo 'error: no memory' >&2; exit 1; fi
       number() { sed -n "s/^$1 = //p" "$config"; }
+      if [ "$(number dropout)" != 0 ]; then ps=$((2 * ps)); fi
       mkdir -p "$out/step_1"
       echo '{"run":{"num_parameters":7,"flops_per_token":9}}' >"$out/log.jsonl"
       for step in 1 2 3; do
@@ -540,6 +541,9 @@ TEST_F(MakeTrain, SaysThatTheTextIsTheLimit) {
   const Outcome o = train("0a", 50, out, 1000000);
   EXPECT_TRUE(has(o.out, " times the text, and so with dropout\n")) << o.out;
   EXPECT_EQ(chosen("dropout"), 0.1);
+  const double weights = 12 * chosen("layers") * chosen("channels") * chosen("channels"),
+               ms = weights * chosen("total-batch") * 2 * 50 / 1e9;  // with dropout twice as long
+  EXPECT_NEAR(chosen("steps") * ms / (0.95 * 300000), 1, 0.01);
   const Outcome little = try_train("0a", 50, out, 10240);
   EXPECT_EQ(little.exit_status, 1);
   EXPECT_TRUE(has(little.err, "is too little text: 1024 tokens to validate with")) << little.err;

@@ -67,7 +67,8 @@ class Wiring:
 
     def apply(self, name, arguments):
         L, h = self.num_layers, self.num_heads
-        n = int(arguments[0]) if arguments and name not in ("layers", "blend", "rope", "route", "act", "softcap") else None
+        is_whole = arguments and name not in ("layers", "blend", "rope", "route", "act", "softcap")
+        n = int(arguments[0]) if is_whole else None
         if name in ("sla", "also"):
             first, end = map(int, arguments[1].split(":")) if ":" in arguments[1] else (h - int(arguments[1]), h)
             for l in range(n, L):
