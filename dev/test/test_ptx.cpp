@@ -32,6 +32,12 @@ static std::vector<PtxRun> ptx_runs() {
     runs.push_back({"bf16_attention_by_" + (by == "candidates-ds" ? "candidates_ds" : by),
                     folder + "bf16/test_attention_90a.ptx", folder + "bf16/test_attention_emu",
                     "Attention.*:LongAttention.*", "SLA_EMU_CC=90 SLA_ATTENTION=" + by});
+  // The model, with heads that those kernels take, and the other candidates.
+  for (const std::string by : {"candidates", "candidates-ds"})
+    runs.push_back({"bf16_model_by_" + (by == "candidates-ds" ? "candidates_ds" : by),
+                    folder + "bf16/test_gpt2_sla_90a.ptx", folder + "bf16/test_gpt2_sla_emu",
+                    "LongRandomWirings.OfLargeHeads*:*Golden.*",
+                    "SLA_EMU_CC=90 SLA_CANDIDATES=bias-gradients,norm,classifier SLA_ATTENTION=" + by});
   // A T4, whose blocks have so little shared memory that fp32's kernels have smaller tiles. It has no asynchronous
   // copies, whose bytes one test counts.
   for (const std::string test : {"test_attention", "test_ops"})

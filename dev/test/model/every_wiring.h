@@ -180,6 +180,30 @@ TEST(LongRandomWirings, HaveTheReferencesLossesAndGradients) {
   }
 }
 
+// Heads as large as wgmma's kernels take, and wirings whose attention is their kind: all keys before the query, of one
+// source.
+TEST(LongRandomWirings, OfLargeHeadsHaveThemToo) {
+  uint64_t seed = 1000;
+  for (int cases = 0; cases < 6; seed++) {
+    RandomCase random(seed);
+    GraphCase& c = random.c;
+    const WiringTable table = wiring_table(parse_wiring(random.wiring), c.L, c.h);
+    bool is_plain = table.topk == 0 && table.lsh_buckets == 0 && table.memory == 0 && !table.documents &&
+                    !table.relative && !table.sinks && table.mix == WiringTable::Mix::none;
+    for (const AttentionMask& mask : table.masks) is_plain &= mask.is_causal() && mask.slope() == 0;
+    for (const auto& sources : table.source_layers) is_plain &= sources.size() == 1;
+    Draw draw = {seed + 12000};
+    const int hs = draw.of<int>({40, 56, 64, 104, 128});
+    if (!is_plain || c.h * hs > 256) continue;
+    c.C = c.h * hs, c.T = draw(60, 200), c.B = draw(1, 2), cases++;
+    const std::string trace = format("seed %d: %s; %d layers, %d heads of %d, B %d, T %d", int(seed),
+                                     random.wiring.c_str(), c.L, c.h, hs, c.B, c.T);
+    SCOPED_TRACE(trace);
+    c.name = trace.c_str(), c.wiring = random.wiring.c_str();
+    expect_equal_to_reference(c, int(seed % 5));
+  }
+}
+
 // A wiring for each term, and combinations. The emulated GPU, where each takes seconds, has every second one: in bf16
 // not the same as in fp32.
 const char* const every_term[] = {"plain",

@@ -341,7 +341,7 @@ const std::vector<GraphCase> graph_cases =
      {"all_layers_below", 5, 4, 32, 61, 40, "route(1) gqa(2) window(9,SL)", false, 2, 33, 1},
      {"drawn_layers_of_shared_keys", 5, 4, 32, 61, 40, "route(0.7) sla(2,2) rope qknorm documents", true, 2, 33, 1},
      {"drawn_keys_of_shared_values", 5, 4, 32, 61, 40, "route(0.7) sla(2,2,v) sla(1,1:2,k)", true, 2, 33, 1},
-     {"drawn_layers_of_groups", 5, 4, 32, 61, 40, "route(0.7) share(2)", true, 2, 33, 1},
+     {"drawn_layers_of_groups", 4, 4, 32, 61, 70, "route(0.8) share(2)", true, 2, 64, 1},
      {"drawn_layers_of_mixed_values", 5, 4, 32, 61, 40, "route(0.7) vres dense alibi sinks", true, 2, 33, 1},
      {"drawn_layers_of_values_over_depth", 5, 4, 32, 61, 40, "route(0.7) depth sla(3,2) rope", true, 2, 33, 1},
      {"drawn_layers_of_memory", 4, 4, 32, 61, 40, "route(0.7) rope memory(20)", true, 2, 33, 4},
