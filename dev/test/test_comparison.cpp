@@ -283,6 +283,26 @@ TEST_F(Report, SeveralWiringsAreTestedByHolm) {
   EXPECT_TRUE(has(page, "<td>0.423</td>"));
 }
 
+// Differences of 0.001, -0.001 and 0.002: mean 0.00067, deviation 0.00153, t of what is left of 0.01 10.583, p 0.0044;
+// that of the second arm, 1.6e-5, is the smaller of two.
+TEST_F(Report, EqualLossesAreShownByTwoOneSidedTests) {
+  EXPECT_NEAR(equivalence_p({0.001, -0.001, 0.002}, 0.01), 0.0044049, 1e-6);
+  EXPECT_NEAR(equivalence_p({-0.001, 0.001, -0.002}, 0.01), 0.0044049, 1e-6);
+  EXPECT_NEAR(equivalence_p({0.012, 0.014, 0.016}, 0.01), 0.9629100, 1e-6) << "1 - p of t = 3.4641";
+  EXPECT_EQ(equivalence_p({0.02, 0.02}, 0.01), 1);
+  EXPECT_EQ(equivalence_p({0.002, 0.002}, 0.01), 0);
+  EXPECT_TRUE(std::isnan(equivalence_p({0.002}, 0.01)));
+  std::vector<RunHistory> runs;
+  for (const auto& [wiring, losses] : {std::pair("plain", std::vector<const char*>{"2.5", "2.5", "2.5"}),
+                                       {"rope", {"2.501", "2.499", "2.502"}},
+                                       {"gqa(2)", {"2.504", "2.504", "2.5041"}}})
+    for (int64_t seed : {1, 2, 3}) runs.push_back(read_finished(wiring, seed, losses[size_t(seed - 1)]));
+  const std::string page = comparison_page(runs);
+  EXPECT_TRUE(has(page, "<td>the same within 0.01 nats (p 0.0044)</td>")) << page.substr(page.find("Over seeds"), 2000);
+  EXPECT_TRUE(has(page, "<td>higher, but the same within 0.01 nats (p 3.1e-05)</td>"));
+  EXPECT_TRUE(has(page, "two one-sided tests, each of 0.01 nats. Speeds"));
+}
+
 TEST_F(Report, ModernHasOneName) {
   const std::string terms = "rmsnorm qknorm rope relu2 untied softcap(15)";
   std::vector<RunHistory> runs;

@@ -197,10 +197,23 @@ std::string final_losses(const Comparison& c) {
   return "<div class=\"wide\"><table class=\"runs\">\n" + rows + "</table></div>\n";
 }
 
-// In words, what a difference to the first arm shows. `p` is Holm's.
-static std::string verdict(const Estimate& difference, double p, size_t pairs) {
+constexpr double least_difference = 0.01;  // nats: what is smaller counts as none
+
+// Arms whose losses have pairs with the first arm's, and what these show. The p are Holm's: of a difference, and of
+// there being none as large as least_difference.
+struct PairedDifference {
+  Estimate of;
+  size_t pairs;
+  double holm_p = NAN, same_p = NAN;
+};
+
+// In words, what a difference to the first arm shows.
+static std::string verdict(const PairedDifference& d) {
+  const auto& [difference, pairs, p, same_p] = d;
   if (!std::isfinite(difference.interval)) return "one pair shows nothing about other seeds";
-  if (p < 0.05) return difference.mean < 0 ? "lower" : "higher";
+  const std::string same = same_p < 0.05 ? format(" within %g nats (p %.2g)", least_difference, same_p) : "";
+  if (p < 0.05) return (difference.mean < 0 ? "lower" : "higher") + (same.empty() ? "" : ", but the same" + same);
+  if (!same.empty()) return "the same" + same;
   if (difference.p < 0.05) return "no difference is shown: among so many, one may look like this by chance";
   const int needed = pairs_needed(difference.mean, difference.deviation);
   return "no difference is shown: 0 lies in the interval" +
@@ -228,17 +241,10 @@ static std::string seeds_for(double squares, int freedom, bool is_the_papers) {
   return text + ".</p>\n";
 }
 
-// Arms whose losses have pairs with the first arm's, and what these show.
-struct PairedDifference {
-  Estimate of;
-  size_t pairs;
-  double holm_p = NAN;
-};
-
 static std::map<const Arm*, PairedDifference> paired_differences(const std::vector<Arm>& arms) {
   std::map<const Arm*, PairedDifference> found;
   std::vector<PairedDifference*> tested;
-  std::vector<double> ps;
+  std::vector<double> ps, same_ps;
   for (size_t k = 1; k < arms.size(); k++) {
     std::vector<double> differences;
     for (const auto& [seed, loss] : arms[k].losses)
@@ -246,10 +252,11 @@ static std::map<const Arm*, PairedDifference> paired_differences(const std::vect
         differences.push_back(loss - first->second);
     if (differences.empty() || !arms[k].other_validation.empty()) continue;
     PairedDifference& d = found[&arms[k]] = {estimate(differences), differences.size()};
-    if (std::isfinite(d.of.p)) tested.push_back(&d), ps.push_back(d.of.p);
+    if (!std::isfinite(d.of.p)) continue;
+    tested.push_back(&d), ps.push_back(d.of.p), same_ps.push_back(equivalence_p(differences, least_difference));
   }
-  ps = holm(ps);
-  for (size_t i = 0; i < tested.size(); i++) tested[i]->holm_p = ps[i];
+  ps = holm(ps), same_ps = holm(same_ps);
+  for (size_t i = 0; i < tested.size(); i++) tested[i]->holm_p = ps[i], tested[i]->same_p = same_ps[i];
   return found;
 }
 
@@ -275,6 +282,7 @@ static std::string how_to_read(const std::vector<Arm>& arms, size_t tests) {
   return "<p>Means with 95 % confidence intervals by Student's t, each for itself; differences are of runs with the "
          "same seed, and p that of the paired t-test" +
          (tests > 1 ? format(", by Holm's correction for %zu tests", tests) : std::string()) +
+         format(". What is the same is shown by two one-sided tests, each of %g nats", least_difference) +
          ". Speeds are medians, over steps and then over runs. Only runs that are finished count." +
          (!rate.empty() && same("learning_rate") && !same("wiring")
               ? " All wirings have one learning rate, " + html(rate) + ", which need not be the best of each."
@@ -318,7 +326,7 @@ std::string over_seeds(const std::vector<Arm>& arms, const std::map<int, std::st
       cells[3] = with_interval(d.of, signed_text(d.of.mean));
       cells[4] = format("%zu", d.pairs);
       cells[5] = std::isfinite(d.holm_p) ? format("%.3g", d.holm_p) : "-";
-      cells[8] = verdict(d.of, d.holm_p, d.pairs);
+      cells[8] = verdict(d);
     }
     if (!arm.other_validation.empty()) cells[8] = "not compared: other validation data";
     const double speed = median(arm.speeds) / median(arms[0].speeds), kv = arm.kv_bytes / arms[0].kv_bytes;

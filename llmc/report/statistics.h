@@ -117,6 +117,16 @@ inline Estimate estimate(const std::vector<double>& values) {
           deviation};
 }
 
+// The p of the test whether that mean lies within +- margin: of the less certain of two one-sided tests (Schuirmann
+// 1987). NaN for a single value.
+inline double equivalence_p(const std::vector<double>& values, double margin) {
+  const Estimate e = estimate(values);
+  const double n = double(values.size()), error = e.deviation / std::sqrt(n), room = margin - std::fabs(e.mean);
+  if (error == 0) return room > 0 ? 0 : 1;
+  const double p = two_sided_p(room / error, n - 1) / 2;
+  return room > 0 ? p : 1 - p;
+}
+
 // The p of each of several tests, by Holm (1979), so that with probability 0.95 none that shows nothing is below 0.05:
 // the smallest times how many there are, the next times one less, and none below a smaller one's.
 inline std::vector<double> holm(const std::vector<double>& ps) {
