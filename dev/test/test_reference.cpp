@@ -828,9 +828,9 @@ GoldenRun<Real> run_golden(const GoldenCase& golden) {
     for (int s = 0; s < accum; s++) {
       golden_micro_batch(golden, (step - 1) * accum + s, inputs, targets);
       Cache<Real> cache;
-      const reference::Dropout dropout = {golden.dropout, golden.seed, step, s * B, /*routes=*/true};
+      const reference::UpdateDraw draw = {golden.dropout, golden.seed, step, s * B, /*routes=*/true};
       const Result<Real> result =
-          reference::forward(config, params, inputs, targets, B, T, &cache, &memory, nullptr, dropout);
+          reference::forward(config, params, inputs, targets, B, T, &cache, &memory, nullptr, draw);
       reference::backward(config, params, cache, grads, 1.0 / accum);
       loss += result.loss / accum;
       if (step == 1 && s == 0) run.token_losses = result.token_losses;

@@ -119,8 +119,8 @@ void for_each_head(const AttentionPlan& plan, int l, Visit visit) {
   for (const PlannedAttention& attention : plan.attentions[l])
     for_each_head(attention, [&](Qkv which, const ProjectedHead& h) {
       visit(which, h);
-      for (int source = 0; source < l && which != Qkv::q && plan.table.route > 0; source++)
-        if (h.layer == l) visit(which, ProjectedHead{source, h.head});
+      const bool is_routed = plan.table.route > 0 && which != Qkv::q && h.layer == l;
+      for (int source = 0; is_routed && source < l; source++) visit(which, ProjectedHead{source, h.head});
     });
 }
 

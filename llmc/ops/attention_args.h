@@ -180,10 +180,9 @@ struct KVHeads {
     for (int head : query_heads) args.NH = std::max<int64_t>(args.NH, head + 1);
     auto of_head = std::vector<std::vector<int>>(size_t(args.NH));
     args.is_general = !masks.empty();
+    allow(kv_heads);
     for (size_t i = 0; i < kv_heads.size(); i++) {
       const KVHead<Element>& kv = kv_heads[i];
-      check_kv_head(kv);
-      args.is_general |= kv.k_stride != kv.v_stride;
       for (int r = 0; r < kv.num_query_heads; r++) of_head[query_heads[kv.first_query_head + r]].push_back(int(i));
     }
     for (const std::vector<int>& kv : of_head) args.kv_per_head = std::max(args.kv_per_head, int(kv.size()));
@@ -208,12 +207,12 @@ struct KVHeads {
     args.query_heads = query_heads_.data, args.kv_of_head = kv_of_head_.data, args.masks = masks_.data;
   }
 
-  // Other K/V heads take these ones' place, one for one; may_become(them) was called before the arguments were used.
-  void become(const std::vector<KVHead<Element>>& kv_heads) {
+  // Other K/V heads take the place of these, one for one. They must have been allowed before `args` was copied.
+  void replace(const std::vector<KVHead<Element>>& kv_heads) {
     CHECK(int(kv_heads.size()) == args.num_kv_heads);
     copy_to_device(kv_heads_.data, kv_heads);
   }
-  void may_become(const std::vector<KVHead<Element>>& kv_heads) {
+  void allow(const std::vector<KVHead<Element>>& kv_heads) {
     for (const KVHead<Element>& kv : kv_heads) {
       check_kv_head(kv);
       args.is_general |= kv.k_stride != kv.v_stride;

@@ -33,7 +33,7 @@ inline ModelConfig config_of(const GraphCase& c) {
 }
 
 // What the update of a case draws, with `route`.
-inline reference::Dropout drawn_for(const GraphCase& c) { return {0, 77, 1000 * c.L + c.T, 0, /*routes=*/true}; }
+inline reference::UpdateDraw drawn_for(const GraphCase& c) { return {0, 77, 1000 * c.L + c.T, 0, /*routes=*/true}; }
 
 // What the reference makes of a case: `accumulation` micro-batches, with `memory` one segment of the streams after the
 // other, and the gradients of their mean loss.

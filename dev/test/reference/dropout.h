@@ -9,7 +9,7 @@
 namespace reference {
 
 // What decides beside an element's place. p = 0: nothing is dropped.
-struct Dropout {
+struct UpdateDraw {
   double p = 0;
   uint64_t seed = 0;
   int64_t update = 0, first_sequence = 0;  // in the update, of the batch
@@ -30,7 +30,7 @@ inline std::vector<uint32_t> philox_words(std::vector<uint32_t> x, uint32_t key0
 
 // The sources of a head, in an update that routes: with the probability of `route` a lower layer takes the layer's
 // place. The number of 53 bits is that of stream 8, the update and the layer.
-inline Sources sources_in_update(const ModelConfig& config, const Dropout& d, int l, int head) {
+inline Sources sources_in_update(const ModelConfig& config, const UpdateDraw& d, int l, int head) {
   const Sources own = source_layers(config, l, head);
   const RouteTerm* route = find_term<RouteTerm>(config);
   if (route == nullptr || !d.routes || l == 0) return own;
@@ -46,7 +46,7 @@ inline Sources sources_in_update(const ModelConfig& config, const Dropout& d, in
 
 // The 16-bit number `index` of eight at (row, column) of sequence b, scaled to 0 to 1. Ten rounds make the sequence's
 // key from the seed, 7 for dropout, the update and the sequence; seven rounds make eight numbers from the key.
-inline double uniform(const Dropout& d, int64_t b, Site site, int layer, int64_t part, int64_t row, int64_t column,
+inline double uniform(const UpdateDraw& d, int64_t b, Site site, int layer, int64_t part, int64_t row, int64_t column,
                       int64_t index) {
   const int64_t sequence = d.first_sequence + b;
   const std::vector<uint32_t> key = philox_words({uint32_t(sequence), uint32_t(sequence >> 32), uint32_t(d.update), 7},
@@ -58,13 +58,13 @@ inline double uniform(const Dropout& d, int64_t b, Site site, int layer, int64_t
 }
 
 // 0, or what a kept element is multiplied by.
-inline double kept(const Dropout& d, double uniform) {
+inline double kept(const UpdateDraw& d, double uniform) {
   return uniform < std::round(d.p * 65536) / 65536 ? 0 : 1 / (1 - d.p);
 }
 
 // x (B, T, C), or its gradient.
 template <class Real>
-void drop(const Dropout& d, Site site, int layer, int64_t T, int64_t C, Array<Real>& x) {
+void drop(const UpdateDraw& d, Site site, int layer, int64_t T, int64_t C, Array<Real>& x) {
   if (d.p == 0) return;
   for (int64_t i = 0; i < int64_t(x.size()); i++) {
     const int64_t n = i / C, c = i % C;
@@ -75,7 +75,8 @@ void drop(const Dropout& d, Site site, int layer, int64_t T, int64_t C, Array<Re
 // The attention map (B, T, S * T) of a head, or its gradient, after dropout. Eight probabilities share a Philox call:
 // their queries differ in the bit of 8, and their keys in the bits of 8 and 16.
 template <class Real>
-Array<Real> drop_map(const Dropout& d, int layer, int head, const Array<Real>& map, int64_t B, int64_t T, int64_t K) {
+Array<Real> drop_map(const UpdateDraw& d, int layer, int head, const Array<Real>& map, int64_t B, int64_t T,
+                     int64_t K) {
   Array<Real> out = map;
   if (d.p == 0) return out;
   const int64_t keys = map.size() / (B * T);

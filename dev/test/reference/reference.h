@@ -106,7 +106,7 @@ struct Cache {
   std::vector<LayerCache<Real>> layers;  // (L)
   Halting<Real> halting;                 // empty without `act`
   std::vector<Array<Real>> outputs;      // (L + 1) of (B, T, C)  with `dense` y_0 to y_L; else empty
-  Dropout dropout;
+  UpdateDraw draw;
   Norm<Real> ln_f;     // ln_f.out: the last hidden state
   Array<Real> logits;  // (B, T, V)  with `softcap` capped
   Array<Real> probs;   // (B, T, V)  softmax of the logits
@@ -324,7 +324,7 @@ void sum_of_outputs_backward(const Tensors<Real>& params, const std::string& nam
 // Fills layer l's `heads` and `heads_out`, and `buckets` unless they are there; its `qkv`, `mix`, `distances` and
 // `rotations`, the layers below, and the tokens (B, T), are given.
 template <class Real>
-void attention(const ModelConfig& config, const Dropout& dropout, std::vector<LayerCache<Real>>& layers, int l,
+void attention(const ModelConfig& config, const UpdateDraw& draw, std::vector<LayerCache<Real>>& layers, int l,
                const std::vector<int>& tokens, int64_t B, int64_t m, int64_t T) {
   const int64_t C = config.channels, hs = config.head_size(), K = m + T;
   const TopkTerm* topk = find_term<TopkTerm>(config);
@@ -337,7 +337,7 @@ void attention(const ModelConfig& config, const Dropout& dropout, std::vector<La
     HeadCache<Real>& head = layer.heads[i];
     const HeadColumns columns = head_columns(config, i);
     std::vector<const Array<Real>*> sources_of_k, sources_of_v;
-    for (const auto& [k, v] : sources_in_update(config, dropout, l, i))
+    for (const auto& [k, v] : sources_in_update(config, draw, l, i))
       sources_of_k.push_back(&layers[k].qkv), sources_of_v.push_back(&layers[v].qkv);
     if (map_layer(config, l) != l) {
       head.map = layers[map_layer(config, l)].heads[i].map;
@@ -367,7 +367,7 @@ void attention(const ModelConfig& config, const Dropout& dropout, std::vector<La
       head.map = layer.mix.empty() ? head.own_map : mix_maps(layer.mix, layers[l - 1].heads[i].map, head.own_map);
     }
     head.v = take_columns(sources_of_v, columns.v, B, K, hs);
-    const Array<Real> dropped = drop_map(dropout, l, i, head.map, B, T, K);
+    const Array<Real> dropped = drop_map(draw, l, i, head.map, B, T, K);
     add_columns<Real>({&layer.heads_out}, i * hs, apply_map(dropped, head.v, B, T, hs), B, T, hs);
   }
 }
@@ -383,12 +383,12 @@ void join(const Tensors<Real>& params, const std::string& name, const Array<Real
 // The loss of predicting targets[b,t] from inputs[b,0..t]; both (B, T), T <= max_seq_len. `cache`, where given, is
 // overwritten with everything that backward() needs. `memory`, where given, has the segments before, and is left with
 // the segments up to this one. `buckets`, where given, has each layer's, (L): a program that rounds q decides otherwise
-// about a q between two buckets, and this says what follows from its decisions. `dropout`: for a training pass.
+// about a q between two buckets, and this says what follows from its decisions. `draw`: of a training pass.
 template <class Real>
 Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, const std::vector<int>& inputs,
                      const std::vector<int>& targets, int B, int T, Cache<Real>* cache = nullptr,
                      Memory<Real>* memory = nullptr, const std::vector<HeadBuckets>* buckets = nullptr,
-                     const Dropout& dropout = {}) {
+                     const UpdateDraw& draw = {}) {
   const int L = config.num_layers;
   const int64_t C = config.channels, V = config.vocab_size, N = int64_t(B) * T;
   CHECK(T <= config.max_seq_len && int64_t(inputs.size()) == N && int64_t(targets.size()) == N);
@@ -406,7 +406,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
           std::vector<LayerCache<Real>>(L),
           {},
           {},
-          dropout,
+          draw,
           {},
           Array<Real>(N * V),
           Array<Real>(N * V)};
@@ -427,7 +427,7 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
     if (l % k == 0)
       for (Array<Real>& stream : streams) add_coordinates(params, l / k, T, C, stream);
     if (l == 0)
-      for (Array<Real>& stream : streams) drop(dropout, Site::embeddings, l, T, C, stream);
+      for (Array<Real>& stream : streams) drop(draw, Site::embeddings, l, T, C, stream);
     if (l == 0 && find_term<DenseTerm>(config)) acts.outputs = {x2};
     const std::string h = name_of_layer(config, l);
     LayerCache<Real>& layer = acts.layers[l];
@@ -449,16 +449,16 @@ Result<Real> forward(const ModelConfig& config, const Tensors<Real>& params, con
     if (find_term<SinksTerm>(config)) layer.sinks = params.at(h + ".attn.sinks").data;
     if (find_term<LshTerm>(config)) layer.rotations = params.at(h + ".attn.rotations").data;
     if (buckets) layer.buckets = (*buckets)[l];
-    attention(config, dropout, acts.layers, l, inputs, B, m, T);
+    attention(config, draw, acts.layers, l, inputs, B, m, T);
     Array<Real> branch = linear(params, h + ".attn.c_proj", layer.heads_out);
-    drop(dropout, Site::attention_output, l, T, C, branch);
+    drop(draw, Site::attention_output, l, T, C, branch);
     join(params, h + ".gru_1", branch, x1, layer.gru_1);
     // x2 += c_proj(activation(c_fc(ln_2(x1))))
     layer.ln_2 = norm_of(config, params, h + ".ln_2", x1);
     layer.fc = linear(params, h + ".mlp.c_fc", layer.ln_2.out);
     layer.fc_act = activation(config, layer.fc);
     branch = linear(params, h + ".mlp.c_proj", layer.fc_act);
-    drop(dropout, Site::mlp_output, l, T, C, branch);
+    drop(draw, Site::mlp_output, l, T, C, branch);
     join(params, h + ".gru_2", branch, x2, layer.gru_2);
     if (act && (l + 1) % k == 0) acts.halting.states.push_back(x2);
     if (find_term<DenseTerm>(config)) acts.outputs.push_back(x2), x2 = sum_of_outputs(params, h, acts.outputs);
@@ -509,7 +509,7 @@ struct OwnGradients {
 
 // The backward pass of layer l's attention, from d_heads_out, the gradient of its `heads_out`: `shared` +=, `own` =.
 template <class Real>
-void attention_backward(const ModelConfig& config, const Dropout& dropout, const std::vector<LayerCache<Real>>& layers,
+void attention_backward(const ModelConfig& config, const UpdateDraw& draw, const std::vector<LayerCache<Real>>& layers,
                         int l, const Array<Real>& d_heads_out, SharedGradients<Real>& shared, OwnGradients<Real>& own,
                         int64_t B, int64_t m, int64_t T) {
   const int64_t hs = config.head_size(), K = m + T;
@@ -525,13 +525,13 @@ void attention_backward(const ModelConfig& config, const Dropout& dropout, const
     const HeadCache<Real>& head = layer.heads[i];
     const HeadColumns columns = head_columns(config, i);
     std::vector<Array<Real>*> d_sources_of_k, d_sources_of_v;
-    for (const auto& [k, v] : sources_in_update(config, dropout, l, i))
+    for (const auto& [k, v] : sources_in_update(config, draw, l, i))
       d_sources_of_k.push_back(&shared.d_qkv[k]), d_sources_of_v.push_back(&shared.d_qkv[v]);
     const Array<Real> d_out = take_columns<Real>({&d_heads_out}, i * hs, B, T, hs);
     Array<Real>& d_map = shared.d_map[l][i];
     Array<Real> d_q, d_k, d_v, d_of_distances, d_dropped(d_map.size());
-    apply_map_backward(drop_map(dropout, l, i, head.map, B, T, K), head.v, d_out, d_dropped, d_v, B, T, hs);
-    add_into(d_map, drop_map(dropout, l, i, d_dropped, B, T, K));
+    apply_map_backward(drop_map(draw, l, i, head.map, B, T, K), head.v, d_out, d_dropped, d_v, B, T, hs);
+    add_into(d_map, drop_map(draw, l, i, d_dropped, B, T, K));
     add_columns(d_sources_of_v, columns.v, d_v, B, K, hs);
     if (map_layer(config, l) != l) {
       add_into(shared.d_map[map_layer(config, l)][i], d_map);
@@ -625,17 +625,17 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
       d_x2 = d_outputs[l + 1];
     }
     Array<Real> d_mlp = join_backward(params, h + ".gru_2", layer.gru_2, d_x2, grads);
-    drop(cache.dropout, Site::mlp_output, l, T, C, d_mlp);
+    drop(cache.draw, Site::mlp_output, l, T, C, d_mlp);
     const Array<Real> d_act = linear_backward(params, h + ".mlp.c_proj", layer.fc_act, d_mlp, grads);
     const Array<Real> d_fc = activation_backward(config, layer.fc, d_act);
     const Array<Real> d_ln_2 = linear_backward(params, h + ".mlp.c_fc", layer.ln_2.out, d_fc, grads);
     add_into(d_x1, norm_backward(config, params, h + ".ln_2", layer.ln_2, d_ln_2, grads));
 
     Array<Real> d_attention = join_backward(params, h + ".gru_1", layer.gru_1, d_x1, grads);
-    drop(cache.dropout, Site::attention_output, l, T, C, d_attention);
+    drop(cache.draw, Site::attention_output, l, T, C, d_attention);
     const Array<Real> d_heads_out = linear_backward(params, h + ".attn.c_proj", layer.heads_out, d_attention, grads);
     OwnGradients<Real> own;
-    attention_backward(config, cache.dropout, cache.layers, l, d_heads_out, shared, own, B, cache.m, T);
+    attention_backward(config, cache.draw, cache.layers, l, d_heads_out, shared, own, B, cache.m, T);
     if (find_term<RelativeTerm>(config)) {
       linear_backward(params, h + ".attn.relative", sines_of_distances<Real>(cache.m + T, C), own.d_distances.r, grads);
       add_into(grads.at(h + ".attn.relative.u").data, own.d_distances.u);
@@ -656,7 +656,7 @@ void backward(const ModelConfig& config, const Tensors<Real>& params, const Cach
     add_into(d_x2, last_rows(norm_backward(config, params, h + ".ln_1", layer.ln_1, d_ln_1, grads), B, T, C));
     if (l == 0 && find_term<DenseTerm>(config)) add_into(d_x2, d_outputs[0]);
     if (l == 0)
-      for (Array<Real>& d_stream : d_streams) drop(cache.dropout, Site::embeddings, l, T, C, d_stream);
+      for (Array<Real>& d_stream : d_streams) drop(cache.draw, Site::embeddings, l, T, C, d_stream);
     if (l % k == 0)
       for (const Array<Real>& d_stream : d_streams) add_coordinates_backward(d_stream, l / k, T, C, grads);
   }

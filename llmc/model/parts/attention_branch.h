@@ -145,7 +145,7 @@ inline KVHeads<floatX> bind_kv_heads(const HeadPlaces& places, const Binding& bi
   for (AttentionMask& mask : masks) mask.clauses.slope *= std::sqrt(float(binding.head_size()));
   KVHeads<floatX> bound(kv_heads_of(places, l, attention, slot, l), query_heads, masks);
   for (int source = 0; source < l && plan.table.route > 0 && binding.shape.training; source++)
-    bound.may_become(kv_heads_of(places, l, attention, slot, source));
+    bound.allow(kv_heads_of(places, l, attention, slot, source));
   return bound;
 }
 
@@ -211,7 +211,7 @@ inline HeadPlaces bind_heads(const std::vector<AttentionBranch*>& layers, const 
 // From the next pass on the layer's heads use the K/V of layer `source` where they use their own.
 inline void use_kv_of(AttentionBranch& b, int source, const HeadPlaces& places, const AttentionPlan& plan) {
   if (std::exchange(b.kv_source, source) == source) return;
-  b.attentions_of_slot[0][0].kv_heads.become(kv_heads_of(places, b.layer, plan.attentions[b.layer][0], 0, source));
+  b.attentions_of_slot[0][0].kv_heads.replace(kv_heads_of(places, b.layer, plan.attentions[b.layer][0], 0, source));
 }
 
 // ----------------------------------------------------------------------------

@@ -55,7 +55,7 @@ struct QkvProjection {
   std::optional<SegmentMemory> memory;     // in training with `memory`, if the layer projects any k or v
   std::vector<Projection> projections;
   // The gradients that the layer's own attention adds to, before it does: of shared heads those that other layers'
-  // attention has left, of those that begin with zero zeros.
+  // attention has left; zeros of those that begin with zero.
   std::vector<RowCopy> load_dqkv;
 };
 

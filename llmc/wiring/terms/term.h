@@ -42,7 +42,7 @@ struct Feature {
     inputs = 1 << 20,       // what a layer takes of those below
     no_key = 1 << 21,       // what a softmax has beside keys
     routes = 1 << 22,       // whose K/V a layer uses in an update
-    unroutable = 1 << 23    // sources beside a layer's own K/V, or instead of it, that another layer's could not be
+    unroutable = 1 << 23    // sources whose place another layer's K/V, drawn for an update, could not take
   };
 };
 
