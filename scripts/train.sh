@@ -158,7 +158,7 @@ same_text=  # what says it is on this text again
 # with what is most frequent, the first longer word, if it is in Latin letters.
 prompt=$(if [ -n "$VOCABULARY" ]; then grep -oE '"Ġ[A-Za-z]{4,}"' "$data/tokenizer.json" | tr -dc 'A-Za-z\n'; else
   tail -c +1025 "$data/train_000000.bin" | head -c 2000 | tr -d '\000\001' |
-    grep -aoE '[^[:space:][:cntrl:]]{3,30}' | iconv -c -f UTF-8 -t UTF-8; fi | head -n 1) || true
+    grep -aoE '[^[:space:][:cntrl:][:punct:]]{3,30}' | iconv -c -f UTF-8 -t UTF-8; fi | head -n 1) || true
 printf -v again '%q ' --config "$OUT/config.toml" --wiring rope -o "$OUT-plain"
 printf -v sample '%q ' "$last" --prompt "$prompt"
 cat <<END

@@ -132,16 +132,16 @@ def compare(args):
               f"{limit[precision] * 1e-9:.0f} GFLOP/s |", flush=True)
 
 
-def wirings(args):
-    folders = {wiring: model_of(args.work, wiring, CACHED + DRAWN, args.vocabulary) for wiring in WIRINGS}
-    runs = {(wiring, precision): [] for wiring in WIRINGS for precision in ("fp32", "bf16")}
+def wirings(args, compared):
+    folders = {wiring: model_of(args.work, wiring, CACHED + DRAWN, args.vocabulary) for wiring in compared}
+    runs = {(wiring, precision): [] for wiring in compared for precision in ("fp32", "bf16")}
     for _ in range(args.rounds):
         for wiring, precision in runs:
             runs[wiring, precision].append(sample(precision, folders[wiring], CACHED, DRAWN // 2, args.work))
     print(f"\n| {CACHED:,} cached positions | K/V bytes a token, fp32 | cache, fp32 | tokens/s, fp32 | of plain | "
           "tokens/s, bf16 | of plain |\n| --- | --: | --: | --: | --: | --: | --: |")
     drawn = {key: medians(of_way)["drawn"] for key, of_way in runs.items()}
-    for wiring in WIRINGS:
+    for wiring in compared:
         first = runs[wiring, "fp32"][0]
         columns = [f"{drawn[wiring, p]:.1f} | {drawn[wiring, p] / drawn['plain', p]:.2f}" for p in ("fp32", "bf16")]
         print(f"| `{wiring}` | {first['kv']:,} | {first['cache']} | {' | '.join(columns)} |")
@@ -154,11 +154,14 @@ def main():
     parser.add_argument("--work", type=Path, required=True, help="a folder for models")
     parser.add_argument("--llama-bench", type=Path, help="llama.cpp's program")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--wirings", help="these alone, with ; between them, plain first; nothing else is compared")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     args.work, args.vocabulary = args.work.resolve(), args.vocabulary.resolve()
+    if args.wirings:
+        return wirings(args, [wiring.strip() for wiring in args.wirings.split(";")])
     compare(args)
-    wirings(args)
+    wirings(args, WIRINGS)
 
 
 if __name__ == "__main__":

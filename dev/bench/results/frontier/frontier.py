@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""The numbers of README.md from the runs' logs: frontier.py [runs/frontier | logs.tar.xz [POINTS.csv]], by default the
+archive beside it. Prints tables in Markdown, and writes the points to a file, if one is named, which
+dev/figures/figures.py draws. The trainer writes the logs, and ./evaluate_gpt2_sla_cpu RUN/read-N.json of routed models;
+nothing here is of ./report. The statistics are those of ../sla/differences.py."""
+import csv
+import json
+import math
+import os
+import re
+import statistics
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "sla"))
+from differences import DELTA, files, holm, interval, less, row, t_tail, validations  # noqa: E402
+
+LENGTH, LAYERS = 256, 8
+BUDGETS = [0.75, 0.5, 0.25, 0.1]
+
+
+def kv_bytes(description):
+    """Bytes of K/V a token that generation keeps of a text of LENGTH: a layer's cache ends at its window."""
+    window = re.search(r"window\((\d+)(?:,([SL]+))?\)", description["wiring"])
+    if not window:
+        return description["kv_bytes_per_token"]
+    pattern = window[2] or "S"
+    kept = [int(window[1]) / LENGTH if pattern[l % len(pattern)] == "S" else 1 for l in range(LAYERS)]
+    return description["kv_bytes_per_token"] * statistics.mean(kept)
+
+
+def read(path):
+    """({group: {wiring: {seed: bits a byte}}} of the runs that have done all updates, {wiring: bytes of K/V a token});
+    what a routed model has when it is read as a wiring is in the group `read`."""
+    found, kv = {}, {}
+    for folder, name, text in files(path, ["log.jsonl"] + [f"read-{i}.json" for i in range(20)]):
+        match = re.search(r"((?:rates/|points/)?[^/]+)/[^/]+-(\d+)$", folder)
+        if not match:
+            continue
+        group, seed = match[1], int(match[2])
+        if name != "log.jsonl":
+            result = json.loads(text)
+            found.setdefault("read", {}).setdefault(result["wiring"], {})[seed] = result["all_texts"]["bits_per_byte"]
+            continue
+        description, bits = validations(text, "val_bits_per_byte")
+        if description and description["steps"] in bits:
+            found.setdefault(group, {}).setdefault(description["wiring"], {})[seed] = bits[description["steps"]]
+            kv[description["wiring"]] = kv_bytes(description)
+    return found, kv
+
+
+def vertex(means):
+    """(the rate at the vertex of the parabola through three means over the logarithm of the rate, what it would gain
+    over the lowest mean), or None where it opens downwards. `means`: [(rate, mean)], in the order of rates, around the
+    lowest."""
+    (a, b, c), step = [mean for _, mean in means], math.log(means[1][0] / means[0][0])
+    bend = (a - 2 * b + c) / 2
+    if bend <= 0:
+        return None
+    slope = (c - a) / 2
+    at = -slope / (2 * bend)
+    return means[1][0] * math.exp(step * at), min(a, b, c) - (b - slope * slope / (4 * bend))
+
+
+def tuned(runs):
+    """{wiring: (best rate, {seed: bits})}, and the table of all rates."""
+    rates = {}  # {wiring: {rate: {seed: bits}}}
+    for group, wirings in runs.items():
+        if group.startswith("rates/"):
+            for wiring, bits in wirings.items():
+                rates.setdefault(wiring, {})[float(group[6:])] = bits
+    columns = sorted({rate for of_wiring in rates.values() for rate in of_wiring})
+    print("\nRates: bits a byte, the mean of the seeds\n")
+    row("arm", "seeds", *(f"{c:g}" for c in columns), "lowest", "vertex", "it would gain")
+    row("---", *["--:"] * (len(columns) + 4))
+    best = {}
+    for wiring, of_wiring in rates.items():
+        means = [(rate, statistics.mean(of_wiring[rate].values())) for rate in sorted(of_wiring)]
+        at = min(range(len(means)), key=lambda i: means[i][1])
+        best[wiring] = means[at][0], of_wiring[means[at][0]]
+        found = vertex(means[at - 1:at + 2]) if 0 < at < len(means) - 1 else None
+        row(f"`{wiring}`", str(min(len(bits) for bits in of_wiring.values())),
+            *(f"{dict(means)[c]:.4f}" if c in of_wiring else "" for c in columns), f"{means[at][0]:g}",
+            *((f"{found[0]:.2g}", f"{found[1]:.4f}") if found else ("", "")))
+    return best
+
+
+def same_p(differences):
+    """p of two one-sided tests that the mean is not within +-DELTA."""
+    mean, n = statistics.mean(differences), len(differences)
+    error = statistics.stdev(differences) / math.sqrt(n)
+
+    def above(t):  # P(T > t)
+        return t_tail(t, n - 1) / 2 if t > 0 else 1 - t_tail(t, n - 1) / 2
+
+    return max(above((mean + DELTA) / error), above((DELTA - mean) / error))
+
+
+def conclusions(arms):
+    """[(wiring, pairs, mean, half of the interval, said)] of {wiring: [differences to plain]}; Holm over all arms."""
+    found = [(wiring, of_arm, *interval(of_arm)) for wiring, of_arm in arms.items()]
+    different, same = holm([p for *_, p in found]), holm([same_p(of_arm) for _, of_arm, *_ in found])
+    said = lambda mean, p, q: (("lower" if mean < 0 else "higher") if p < 0.05 else "") + \
+        (" and " if p < 0.05 and q < 0.05 else "") + (f"the same within {DELTA}" if q < 0.05 else "") or "not decided"
+    return [(wiring, len(of_arm), mean, half, said(mean, p, q))
+            for (wiring, of_arm, mean, half, _), p, q in zip(found, different, same)]
+
+
+def table(title, arms, kv, plain_kv):
+    print(f"\n{title}\n")
+    row("wiring", "K/V, bytes a token", "of plain", "pairs", "less plain, bits a byte", "95 %", "")
+    row("---", "--:", "--:", "--:", "--:", "--:", "---")
+    found = sorted(conclusions(arms), key=lambda c: -kv[c[0]])
+    for wiring, pairs, mean, half, said in found:
+        row(f"`{wiring}`", f"{kv[wiring]:,.0f}", f"{100 * kv[wiring] / plain_kv:.1f} %", str(pairs), f"{mean:+.4f}",
+            f"+- {half:.4f}", said)
+    return found
+
+
+def main():
+    path = sys.argv[1] if len(sys.argv) > 1 else os.path.join(HERE, "logs.tar.xz")
+    if len(sys.argv) > 3 or not os.path.exists(path):
+        sys.exit(f"error: {path}: there is no such folder or archive; usage: frontier.py "
+                 "[runs/frontier | logs.tar.xz [POINTS.csv]]")
+    runs, kv = read(path)
+    best = tuned(runs)
+    plain = dict(best["plain"][1])
+    decay = less(runs.get("decay", {}).get("plain", {}), plain)
+    print("\nWeight decay 0.02 less 0.1, `plain`: " + ", ".join(f"{d:+.4f}" for d in decay.values()))
+
+    points = {wiring: bits for wiring, (_, bits) in best.items()}
+    for group, wirings in runs.items():
+        if group.startswith("points"):
+            for wiring, bits in wirings.items():
+                points.setdefault(wiring, {}).update(bits)
+    plain = points["plain"]
+    print(f"\n`plain`: {statistics.mean(plain.values()):.4f} bits a byte, sigma {statistics.stdev(plain.values()):.4f}")
+    differences = {wiring: less(bits, plain) for wiring, bits in points.items() if wiring != "plain"}
+    found = table("Points", {w: list(d.values()) for w, d in differences.items() if len(d) > 1}, kv, kv["plain"])
+    if len(sys.argv) > 2:
+        with open(sys.argv[2], "w", encoding="utf-8", newline="") as file:
+            out = csv.writer(file, lineterminator="\n")
+            out.writerows([["wiring", "kv_of_plain", "less_plain", "half"], ["plain", 1, 0, 0]])
+            out.writerows([wiring, f"{kv[wiring] / kv['plain']:.4f}", f"{mean:.4f}", f"{half:.4f}"]
+                          for wiring, _, mean, half, _ in found)
+
+    print("\nBudgets: the arm with the lowest mean among those that fit, and those whose difference to it is not decided\n")
+    row("budget", "lowest", "less plain", "not decided beside it")
+    row("--:", "---", "--:", "---")
+    means = {wiring: statistics.mean(d.values()) for wiring, d in differences.items()}
+    for budget in BUDGETS:
+        fit = [wiring for wiring in means if kv[wiring] <= budget * kv["plain"] * 1.0001]
+        if not fit:
+            continue
+        lowest = min(fit, key=means.get)
+        beside = []
+        for wiring in sorted(fit, key=means.get):
+            mean, half, _ = interval(list(less(points[wiring], points[lowest]).values()))
+            if wiring != lowest and mean - half < 0:
+                beside.append(f"`{wiring}` {mean:+.4f} +- {half:.4f}")
+        row(f"{100 * budget:g} %", f"`{lowest}`", f"{means[lowest]:+.4f}", "; ".join(beside))
+
+    readings = {w: list(less(bits, points[w]).values()) for w, bits in runs.get("read", {}).items() if w in points}
+    if readings:
+        table("`route(0.3)` read as a wiring, less that wiring trained", readings, kv, kv["plain"])
+
+
+if __name__ == "__main__":
+    main()
