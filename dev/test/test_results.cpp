@@ -86,6 +86,12 @@ TEST_F(Results, AFrontierIsOfTheBestRatesAndOfWhatACacheKeeps) {
   for (int seed = 1; seed <= 3; seed++)
     write_file(in(format("runs/points/6e-3/route_0_3_-%d/read-2.json", seed)),
                format("{\"wiring\":\"gqa(1)\",\"all_texts\":{\"bits_per_byte\":%g}}", 1.2 + 0.001 * seed));
+  // The difference doubles when the text does, from 0.01 and 0.02 on: slopes of 0.015 and 0.03.
+  for (const auto& [steps, difference] : {std::tuple("177", 0.01), {"354", 0.02}, {"708", 0.04}})
+    for (const auto& [wiring, bits] : {std::tuple("plain", 0.0), {"sla(6,6)", difference}})
+      for (const char* rate : {"6e-3", "12e-3"})
+        add(std::string("text/") + steps + "/" + rate, wiring, 1536,
+            rate[0] == '6' ? std::vector<double>{1, 1 + bits, 1.01 + 2 * bits} : std::vector<double>{1.1});
   const Outcome o = run("PYTHONDONTWRITEBYTECODE=1 python3 dev/bench/results/frontier/frontier.py " + in("runs") + " " +
                         in("points.csv"));
   ASSERT_EQ(o.exit_status, 0) << o.err;

@@ -13,9 +13,10 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "sla"))
+import differences  # noqa: E402
 from differences import DELTA, files, holm, interval, less, row, t_tail, validations  # noqa: E402
 
-LENGTH, LAYERS = 256, 8
+LENGTH, LAYERS, UPDATE = 256, 8, 2048
 BUDGETS = [0.75, 0.5, 0.25, 0.1]
 
 
@@ -117,6 +118,26 @@ def table(title, arms, kv, plain_kv):
     return found
 
 
+def texts(path):
+    """`sla(6,6)` less `plain` after several amounts of text, and what a doubling of the text adds to the difference."""
+    runs, of_text = differences.read(path), {}
+    for steps in sorted(int(question) for question, _ in runs if question.isdigit()):
+        if steps not in of_text:
+            bits = differences.tuned(runs, str(steps))
+            of_text[steps] = less(bits["sla(6,6)"], bits["plain"])
+    if not of_text:
+        return
+    differences.comparisons("`sla(6,6)` less `plain`, bits a byte, by the text in MB",
+                            [(f"{UPDATE * steps / 1e6:.2f}", d) for steps, d in of_text.items()])
+    seeds = set.intersection(*(set(d) for d in of_text.values()))
+    logs = [math.log2(steps) for steps in of_text]
+    middle = statistics.mean(logs)
+    slopes = [sum((log - middle) * d[seed] for log, d in zip(logs, of_text.values())) /
+              sum((log - middle) ** 2 for log in logs) for seed in sorted(seeds)]
+    mean, half, _ = interval(slopes)
+    print(f"\nA doubling of the text adds {mean:+.4f} +- {half:.4f} to the difference ({len(slopes)} pairs)")
+
+
 def main():
     path = sys.argv[1] if len(sys.argv) > 1 else os.path.join(HERE, "logs.tar.xz")
     if len(sys.argv) > 3 or not os.path.exists(path):
@@ -163,6 +184,7 @@ def main():
     readings = {w: list(less(bits, points[w]).values()) for w, bits in runs.get("read", {}).items() if w in points}
     if readings:
         table("`route(0.3)` read as a wiring, less that wiring trained", readings, kv, kv["plain"])
+    texts(path)
 
 
 if __name__ == "__main__":
