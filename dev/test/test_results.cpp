@@ -100,7 +100,8 @@ TEST_F(Results, AFrontierIsOfTheBestRatesAndOfWhatACacheKeeps) {
         "Weight decay 0.02 less 0.1, `plain`: +0.0100, -0.0100",
         "| `window(64)` | 384 | 25.0 % | 3 | +0.0007 | +- 0.0014 | the same within 0.01 |",
         "| `gqa(1) window(64,SSSL)` | 112 | 7.3 % | 3 | +0.0808 |", "| 50 % | `window(64)` | +0.0007 |  |",
-        "| 10 % | `gqa(1) window(64,SSSL)` | +0.0808 |  |", "| `gqa(1)` | 256 | 16.7 % | 3 | +0.1208 |"})
+        "| 10 % | `gqa(1) window(64,SSSL)` | +0.0808 |  |", "| `gqa(1)` | 256 | 16.7 % | 3 | +0.1208 |",
+        "| `0.72` | 2 | +0.0300 |", "A doubling of the text adds +0.0225 +- 0.0953 to the difference (2 pairs)"})
     EXPECT_NE(o.out.find(line), std::string::npos) << line << "\n" << o.out;
   EXPECT_EQ(o.out.find("higher and the same"), std::string::npos) << o.out;
   EXPECT_NE(read_file(in("points.csv")).find("\nwindow(64),0.2500,0.0007,0.0014\n"), std::string::npos);
