@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The numbers of README.md from the runs' logs: frontier.py [runs/frontier | logs.tar.xz [POINTS.csv]], by default the
 archive beside it. Prints tables in Markdown, and writes the points to a file, if one is named, which
-dev/figures/figures.py draws. The trainer writes the logs, and ./evaluate_gpt2_sla_cpu RUN/read-N.json of routed models;
-nothing here is of ./report. The statistics are those of ../sla/differences.py."""
+dev/figures/figures.py draws. The trainer writes the logs, and ./evaluate_gpt2_sla_cpu RUN/read-N.json of routed models and
+RUN/own.json of others; nothing here is of ./report. The statistics are those of ../sla/differences.py."""
 import csv
 import json
 import math
@@ -32,16 +32,17 @@ def kv_bytes(description):
 
 def read(path):
     """({group: {wiring: {seed: bits a byte}}} of the runs that have done all updates, {wiring: bytes of K/V a token});
-    what a routed model has when it is read as a wiring is in the group `read`."""
+    what a routed model has when it is read as a wiring is in the group `read`, and in `own` what one of that wiring has
+    by the same program, whose windows begin elsewhere than those of the trainer."""
     found, kv = {}, {}
-    for folder, name, text in files(path, ["log.jsonl"] + [f"read-{i}.json" for i in range(20)]):
+    for folder, name, text in files(path, ["log.jsonl", "own.json"] + [f"read-{i}.json" for i in range(20)]):
         match = re.search(r"((?:rates/|points/)?[^/]+)/[^/]+-(\d+)$", folder)
         if not match:
             continue
         group, seed = match[1], int(match[2])
         if name != "log.jsonl":
             result = json.loads(text)
-            found.setdefault("read", {}).setdefault(result["wiring"], {})[seed] = result["all_texts"]["bits_per_byte"]
+            found.setdefault("own" if name == "own.json" else "read", {}).setdefault(result["wiring"], {})[seed] = result["all_texts"]["bits_per_byte"]
             continue
         description, bits = validations(text, "val_bits_per_byte")
         if description and description["steps"] in bits:
@@ -181,7 +182,8 @@ def main():
                 beside.append(f"`{wiring}` {mean:+.4f} +- {half:.4f}")
         row(f"{100 * budget:g} %", f"`{lowest}`", f"{means[lowest]:+.4f}", "; ".join(beside))
 
-    readings = {w: list(less(bits, points[w]).values()) for w, bits in runs.get("read", {}).items() if w in points}
+    own = runs.get("own", {})
+    readings = {w: list(less(bits, own[w]).values()) for w, bits in runs.get("read", {}).items() if w in own}
     if readings:
         table("`route(0.3)` read as a wiring, less that wiring trained", readings, kv, kv["plain"])
     texts(path)
