@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the pictures of the READMEs beside itself: wiring.svg; router.svg from router.csv in
-dev/bench/results/layer-sources, the weights of a router; and probe.svg from the logs of
-`make probe` in dev/bench/results/probe.
+dev/bench/results/layer-sources, the weights of a router; probe.svg from the logs of
+`make probe` in dev/bench/results/probe; and frontier.svg from points.csv in dev/bench/results/frontier.
 
     dev/figures/figures.py
 
@@ -10,12 +10,14 @@ of their own and colours for light and dark mode.
 """
 import csv
 import json
+import math
 import os
 import re
 import tarfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROBE = os.path.join(HERE, "..", "bench", "results", "probe", "logs.tar.xz")
+FRONTIER = os.path.join(HERE, "..", "bench", "results", "frontier", "points.csv")
 ROUTER = os.path.join(HERE, "..", "bench", "results", "layer-sources", "router.csv")
 WIDTH, HEIGHT = 440, 400
 STYLE = """
@@ -31,10 +33,11 @@ STYLE = """
   .dead { fill: none; stroke: currentColor; stroke-width: 1.5; stroke-dasharray: 3 2 }
   .dead + text { fill: currentColor; font-weight: 600 }
   .arrow { fill: none; stroke: currentColor; stroke-width: 2 } .head { fill: currentColor }
+  .line { fill: none; stroke: #59636e; stroke-width: 1.5; stroke-dasharray: 4 3 }
   .cell { fill: currentColor } .tick { font-size: 11px } .right { font-size: 11px; fill: #ffffff }
   @media (prefers-color-scheme: dark) {
     .page { fill: #0d1117; stroke: #3d444d } text, .in { fill: #f0f6fc } .quiet { fill: #9198a1 }
-    .grid { stroke: #2f353d } .own { fill: #262c36; stroke: #4d555f }
+    .grid { stroke: #2f353d } .line { stroke: #9198a1 } .own { fill: #262c36; stroke: #4d555f }
     .a { color: #4493f8 } .b { color: #f0883e } .c { color: #ab7df8 }
     .source + text, .right { fill: #0d1117 } .dead + text { fill: currentColor }
   }
@@ -183,6 +186,56 @@ def probe():
               parts)
 
 
+def hull(points):
+    """Of points (x, y) in the order of x those below which no line between two others lies, up to the lowest."""
+    lower = []
+    for x, y in points:
+        while len(lower) > 1 and ((lower[-1][0] - lower[-2][0]) * (y - lower[-2][1])
+                                  <= (lower[-1][1] - lower[-2][1]) * (x - lower[-2][0])):
+            lower.pop()
+        lower.append((x, y))
+    return lower[:1 + min(range(len(lower)), key=lambda i: lower[i][1])]
+
+
+def frontier():
+    """A point is a wiring: what it loses against plain, with the 95 % interval of pairs, over its share of the K/V."""
+    with open(FRONTIER, encoding="utf-8", newline="") as file:
+        rows = [(row["wiring"], float(row["kv_of_plain"]), float(row["less_plain"]), float(row["half"]))
+                for row in csv.DictReader(file)]
+    rows = [row for row in rows if "route" not in row[0]]
+    left, top, bottom, right = 52, 66, 52, 20
+    low, high = -0.02, max(y + half for _, _, y, half in rows)
+    first, last = math.log2(1 / 16), 0.0
+    x_of = lambda share: left + (WIDTH - left - right) * (math.log2(share) - first) / (last - first)
+    y_of = lambda y: HEIGHT - bottom - (HEIGHT - top - bottom) * (y - low) / (high - low)
+    parts = [text(16, 26, "What a smaller K/V cache costs", "title"),
+             text(16, 44, "bits a byte above plain, 95 % intervals of pairs", "quiet")]
+    for tick in range(0, int(high / 0.05) + 1):
+        y = y_of(0.05 * tick)
+        parts.append(f'<path d="M{left} {y:.1f} H{WIDTH - right}" class="grid"/>'
+                     + text(left - 6, y + 4, f"{0.05 * tick:.2f}", "tick", "end"))
+    for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1):
+        parts.append(text(x_of(share), HEIGHT - bottom + 18, f"{100 * share:g} %", "tick", "middle"))
+    parts.append(text((left + WIDTH - right) / 2, HEIGHT - 14, "K/V cache of a text, of plain's", "quiet", "middle"))
+    below = hull(sorted((x_of(share), -y_of(y)) for _, share, y, _ in rows))
+    parts.append('<path d="M' + " L".join(f"{x:.1f} {-y:.1f}" for x, y in below) + '" class="line"/>')
+    for name, share, y, half in rows:
+        x, colour = x_of(share), "a" if "sla" in name else "b" if "window" in name else "c"
+        parts.append(f'<g class="{colour}"><path d="M{x:.1f} {y_of(y - half):.1f} V{y_of(y + half):.1f}" '
+                     f'stroke="currentColor"/><circle cx="{x:.1f}" cy="{y_of(y):.1f}" r="3.5" class="cell"/></g>')
+        if (x, -y_of(y)) in below:
+            anchor = "end" if share > 0.9 else "start"
+            parts.append(text(x + 4 * (anchor == "end"), y_of(y) + 15, name, "tick", anchor))
+        elif name in ("share(8)", "share(4)", "gqa(1)", "gqa(2)", "gqa(1) share(2)"):
+            parts.append(text(x + 6, y_of(y) + 4, name, "tick"))
+    for i, (colour, words) in enumerate(zip("abc", ("with sla", "windows, no sla", "neither"))):
+        parts.append(f'<g class="{colour}"><circle cx="{WIDTH - 150}" cy="{top + 16 * i}" r="3.5" class="cell"/></g>'
+                     + text(WIDTH - 140, top + 4 + 16 * i, words))
+    write_svg("frontier.svg", "Wirings by their share of plain GPT-2's K/V cache and what they lose in bits a byte.",
+              parts)
+
+
 wiring()
 router()
 probe()
+frontier()

@@ -76,7 +76,7 @@ def tuned(runs):
     row("arm", "seeds", *(f"{c:g}" for c in columns), "lowest", "vertex", "it would gain")
     row("---", *["--:"] * (len(columns) + 4))
     best = {}
-    for wiring, of_wiring in rates.items():
+    for wiring, of_wiring in sorted(rates.items()):
         means = [(rate, statistics.mean(of_wiring[rate].values())) for rate in sorted(of_wiring)]
         at = min(range(len(means)), key=lambda i: means[i][1])
         best[wiring] = means[at][0], of_wiring[means[at][0]]
@@ -112,7 +112,7 @@ def table(title, arms, kv, plain_kv):
     print(f"\n{title}\n")
     row("wiring", "K/V, bytes a token", "of plain", "pairs", "less plain, bits a byte", "95 %", "")
     row("---", "--:", "--:", "--:", "--:", "--:", "---")
-    found = sorted(conclusions(arms), key=lambda c: -kv[c[0]])
+    found = sorted(conclusions(arms), key=lambda c: (-kv[c[0]], c[0]))
     for wiring, pairs, mean, half, said in found:
         row(f"`{wiring}`", f"{kv[wiring]:,.0f}", f"{100 * kv[wiring] / plain_kv:.1f} %", str(pairs), f"{mean:+.4f}",
             f"+- {half:.4f}", said)
