@@ -70,7 +70,8 @@ TEST_F(Results, AFrontierIsOfTheBestRatesAndOfWhatACacheKeeps) {
       const std::string name = std::regex_replace(wiring, std::regex("\\W+"), "_");
       const std::string run = in("runs/" + group + "/" + name + format("-%zu", seed + 1));
       fs::create_directories(run);
-      write_file(run + "/log.jsonl", format("{\"run\":{\"wiring\":\"%s\",\"steps\":9,\"kv_bytes_per_token\":%d}}\n"
+      write_file(run + "/log.jsonl", format("{\"run\":{\"wiring\":\"%s\",\"steps\":9,\"num_layers\":8,\"seq_len\":256,"
+                                            "\"kv_bytes_per_token\":%d}}\n"
                                             "{\"step\":9,\"val_bits_per_byte\":%.17g}\n",
                                             wiring.c_str(), kv, bits[seed]));
     }

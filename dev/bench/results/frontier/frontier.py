@@ -16,17 +16,18 @@ sys.path.insert(0, os.path.join(HERE, "..", "sla"))
 import differences  # noqa: E402
 from differences import DELTA, files, holm, interval, less, row, t_tail, validations  # noqa: E402
 
-LENGTH, LAYERS, UPDATE = 256, 8, 2048
+UPDATE = 2048  # bytes
 BUDGETS = [0.75, 0.5, 0.25, 0.1]
 
 
 def kv_bytes(description):
-    """Bytes of K/V a token that generation keeps of a text of LENGTH: a layer's cache ends at its window."""
+    """Bytes of K/V a token that generation keeps of a text as long as the run's: a layer's cache ends at its window."""
     window = re.search(r"window\((\d+)(?:,([SL]+))?\)", description["wiring"])
     if not window:
         return description["kv_bytes_per_token"]
     pattern = window[2] or "S"
-    kept = [int(window[1]) / LENGTH if pattern[l % len(pattern)] == "S" else 1 for l in range(LAYERS)]
+    kept = [int(window[1]) / description["seq_len"] if pattern[l % len(pattern)] == "S" else 1
+            for l in range(description["num_layers"])]
     return description["kv_bytes_per_token"] * statistics.mean(kept)
 
 
@@ -102,8 +103,11 @@ def conclusions(arms):
     """[(wiring, pairs, mean, half of the interval, said)] of {wiring: [differences to plain]}; Holm over all arms."""
     found = [(wiring, of_arm, *interval(of_arm)) for wiring, of_arm in arms.items()]
     different, same = holm([p for *_, p in found]), holm([same_p(of_arm) for _, of_arm, *_ in found])
-    said = lambda mean, p, q: (("lower" if mean < 0 else "higher") if p < 0.05 else "") + \
-        (" and " if p < 0.05 and q < 0.05 else "") + (f"the same within {DELTA}" if q < 0.05 else "") or "not decided"
+
+    def said(mean, p, q):
+        found = ["lower" if mean < 0 else "higher"] * (p < 0.05) + [f"the same within {DELTA}"] * (q < 0.05)
+        return " and ".join(found) or "not decided"
+
     return [(wiring, len(of_arm), mean, half, said(mean, p, q))
             for (wiring, of_arm, mean, half, _), p, q in zip(found, different, same)]
 
@@ -125,12 +129,12 @@ def texts(path):
     for steps in sorted(int(question) for question, _ in runs if question.isdigit()):
         if steps not in of_text:
             bits = differences.tuned(runs, str(steps))
-            of_text[steps] = less(bits["sla(6,6)"], bits["plain"])
-    if not of_text:
-        return
+            of_text[steps] = less(bits.get("sla(6,6)", {}), bits.get("plain", {}))
     differences.comparisons("`sla(6,6)` less `plain`, bits a byte, by the text in MB",
                             [(f"{UPDATE * steps / 1e6:.2f}", d) for steps, d in of_text.items()])
-    seeds = set.intersection(*(set(d) for d in of_text.values()))
+    seeds = set.intersection(*(set(d) for d in of_text.values())) if len(of_text) > 1 else set()
+    if not seeds:
+        return
     logs = [math.log2(steps) for steps in of_text]
     middle = statistics.mean(logs)
     slopes = [sum((log - middle) * d[seed] for log, d in zip(logs, of_text.values())) /
@@ -146,11 +150,10 @@ def main():
                  "[runs/frontier | logs.tar.xz [POINTS.csv]]")
     runs, kv = read(path)
     best = tuned(runs)
-    plain = dict(best["plain"][1])
-    decay = less(runs.get("decay", {}).get("plain", {}), plain)
+    decay = less(runs.get("decay", {}).get("plain", {}), best["plain"][1])
     print("\nWeight decay 0.02 less 0.1, `plain`: " + ", ".join(f"{d:+.4f}" for d in decay.values()))
 
-    points = {wiring: bits for wiring, (_, bits) in best.items()}
+    points = {wiring: dict(bits) for wiring, (_, bits) in best.items()}
     for group, wirings in runs.items():
         if group.startswith("points"):
             for wiring, bits in wirings.items():
