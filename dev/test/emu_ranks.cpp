@@ -155,15 +155,21 @@ int seeds_with_another_order(ncclComm_t comm) {
   return differ;
 }
 
-// The ranks call three all-reduces together, as the trainer does, and a fourth that the last rank does not call.
-void one_reduce_is_missing(const Ranks& ranks) {
+// The ranks call three all-reduces together, as the trainer does, and a fourth that the last rank does not call; or
+// calls after it was paused for longer than a rank may hang, and then computed for less.
+void wait_for_the_last_rank(const Ranks& ranks, bool comes) {
   Watchdog watchdog;
   Collectives collectives;
-  collectives.init(ranks, watchdog, /*hang_seconds=*/2);
+  collectives.init(ranks, watchdog, /*hang_seconds=*/comes ? 4 : 2);
   auto* x = static_cast<float*>(device_malloc(4 * sizeof(float)));
   for (int sum = 0; sum < 4; sum++) {
     watchdog.step = sum + 1;
-    if (sum == 3 && rank == num_ranks - 1) sleep(600);
+    const bool is_last = sum == 3 && rank == num_ranks - 1;
+    if (is_last && comes) {
+      const WatchdogPause pause(watchdog);
+      sleep(6);
+    }
+    if (is_last) sleep(comes ? 2 : 600);
     collectives.comm_waits_for_compute();
     collectives.all_reduce(x, 4);
     collectives.compute_waits_for_comm();
@@ -242,10 +248,15 @@ int main(int argc, char** argv) {
   CHECK(argc == 2);
   const Ranks ranks = init_ranks("", "");
   rank = ranks.rank, num_ranks = ranks.size;
-  if (argv[1] == std::string("one_reduce_is_missing")) return one_reduce_is_missing(ranks), 0;
+  const std::string name = argv[1];
+  if (name == "one_reduce_is_missing" || name == "a_rank_is_slow") {
+    wait_for_the_last_rank(ranks, name == "a_rank_is_slow");
+    finalize_ranks(ranks);
+    return 0;
+  }
   check(ncclGetUniqueId(&id));
   if (ranks.by_mpi) broadcast_by_mpi(&id, sizeof id);
-  run(argv[1]);
+  run(name);
   finalize_ranks(ranks);
   return 0;
 }

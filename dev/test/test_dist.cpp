@@ -112,6 +112,11 @@ TEST_F(LongWatchdog, EndsARunInWhichARankDoesNotCome) {
                "SLA_EMU_NCCL_TIMEOUT=30");
 }
 
+TEST_F(LongWatchdog, WaitsForARankThatComputesAfterAPause) {
+  const Outcome o = run_ranks(3, "build/emu_ranks a_rank_is_slow", "SLA_EMU_NCCL_TIMEOUT=30");
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+}
+
 // ----------------------------------------------------------------------------
 // Training
 
@@ -748,13 +753,13 @@ TEST_F(LongTraining, ADiskThatStallsIsNoRankThatHangs) {
     #include <stdlib.h>
     #include <string.h>
     #include <unistd.h>
-    // Once there is the file $AFTER, the next call for the file $STALLS takes six seconds.
+    // Once there is the file $AFTER, the next call for the file $STALLS takes twelve seconds.
     static void stall(int fd) {
       static int has_stalled;
       char link[64], path[4096] = "";
       snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
       if (has_stalled || access(getenv("AFTER"), F_OK) != 0 || readlink(link, path, sizeof path - 1) < 0) return;
-      if (strcmp(path, getenv("STALLS")) == 0) has_stalled = 1, sleep(6), close(creat(getenv("STALLED"), 0600));
+      if (strcmp(path, getenv("STALLS")) == 0) has_stalled = 1, sleep(12), close(creat(getenv("STALLED"), 0600));
     }
     ssize_t pread(int fd, void* to, size_t n, off_t at) {
       stall(fd);
@@ -777,7 +782,7 @@ TEST_F(LongTraining, ADiskThatStallsIsNoRankThatHangs) {
     const Outcome o =
         run(format("timeout 100 scripts/launch.sh 2 bash -c '[ $RANK != %d ] || export ASAN_OPTIONS="
                    "verify_asan_link_order=0 AFTER=%s STALLS=%s STALLED=%s LD_PRELOAD=%s; exec \"$@\"' rank "
-                   "build/fp32/train_gpt2_sla_emu%s -j %s -v 2 -m 2 -x 8 -n 3 --hang-timeout 2 -o %s",
+                   "build/fp32/train_gpt2_sla_emu%s -j %s -v 2 -m 2 -x 8 -n 3 --hang-timeout 4 -o %s",
                    rank, in(after).c_str(), fs::absolute(in(name)).c_str(), in("stalled").c_str(),
                    in("stall.so").c_str(), arguments("").c_str(), in("val.bin").c_str(), in("out").c_str()));
     EXPECT_EQ(o.exit_status, 0) << name << o.err;

@@ -288,6 +288,9 @@ TEST(LargestMicroBatch, IsTheLastOneWhosePlanFits) {
       PlanOptions plan = {1, 64, Recompute(recompute)};
       plan.logit_bytes = 80 << 20;
       auto plan_of = [&](int B) { return gpt2_memory_plan(config, B, plan); };
+      GPT2 model;
+      gpt2_declare(model, config, plan);
+      auto logit_rows_of = [&](int B) { return planned_logit_rows(model, int64_t(B) * plan.T, plan.logit_bytes); };
       std::vector<size_t> bytes = {0};  // by B
       for (int B = 1; B <= 200; B++) bytes.push_back(plan_of(B).total());
       EXPECT_EQ(bytes[12] > bytes[13], config.vocab_size == 50257);
@@ -297,7 +300,7 @@ TEST(LargestMicroBatch, IsTheLastOneWhosePlanFits) {
           int expected = 0;
           for (int B = 1; B <= 200; B++)
             if (bytes[B] <= budget) expected = B;
-          EXPECT_EQ(largest_micro_batch(budget, plan_of), expected) << budget << " bytes";
+          EXPECT_EQ(largest_micro_batch(budget, plan_of, logit_rows_of), expected) << budget << " bytes";
         }
       }
     }

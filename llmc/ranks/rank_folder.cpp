@@ -11,7 +11,8 @@
 #include "llmc/base/error.h"
 #include "llmc/base/message.h"
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankNote, nonce, name, heard, listed, shared, times_written, step, begun, is_paused)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankNote, nonce, name, heard, listed, shared, times_written, step, begun,
+                                   idle_seconds)
 
 static const char advice[] = "name another place with --rendezvous FOLDER";
 

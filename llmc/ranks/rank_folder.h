@@ -15,8 +15,8 @@ struct RankNote {
   std::string heard;                // the others: rank 0's nonce, once it has listed theirs
   std::vector<uint8_t> shared;      // rank 0 alone: the bytes, once all others have heard
   int64_t times_written = 0, step = 0;
-  uint64_t begun = 0;  // collectives
-  bool is_paused = false;
+  uint64_t begun = 0;       // collectives
+  double idle_seconds = 0;  // since one began or was done, or the rank was paused
 };
 
 struct RankFolder {

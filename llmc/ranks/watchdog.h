@@ -53,18 +53,18 @@ struct Watchdog {
   void watch() {
     const double interval = hang_seconds_ > 0 ? std::min(2.0, hang_seconds_ / 8) : 2;
     uint64_t begun = 0, done = 0;
-    for (double last = seconds_now(), progress = last; sleeps(interval);) {
-      const double now = seconds_now(), slept = now - std::exchange(last, now);
-      const bool is_paused = pauses > 0, moves = counts_[0] != begun || counts_[1] != done;
+    for (double last = seconds_now(), moved = last, progress = last; sleeps(interval); last = seconds_now()) {
+      const double now = seconds_now(), stopped = std::max(0.0, now - last - 2 * interval);  // so was this process
+      const bool moves = counts_[0] != begun || counts_[1] != done || pauses > 0;
       begun = counts_[0], done = counts_[1];
+      moved = moves ? now : moved + stopped;
+      progress = moves || begun == done ? now : progress + stopped;
       if (folder_) {
         RankNote& note = folder_->own;
-        note.step = step, note.begun = begun, note.is_paused = is_paused;
+        note.step = step, note.begun = begun, note.idle_seconds = now - moved;
         if (begun > 1) note.shared.clear();  // all have read it
         write_note();
       }
-      if (moves || begun == done || is_paused) progress = now;
-      else progress += std::max(0.0, slept - 2 * interval);  // this process was itself stopped
       if (hang_seconds_ == 0 || now - progress < hang_seconds_ + (ranks_.rank > 0)) continue;  // rank 0 tells first
       const std::string who = who_is_behind(begun, interval);
       if (who.empty() || counts_[1] != done) continue;
@@ -77,7 +77,8 @@ struct Watchdog {
     }
   }
 
-  // Names the ranks that their notes show behind; "" if one is paused. Meanwhile every rank that lives writes a note.
+  // Names the ranks that their notes show behind; "" if one of them has moved, or was paused, less than hang_seconds
+  // ago. Meanwhile every rank that lives writes a note.
   std::string who_is_behind(uint64_t begun, double interval) {
     if (!folder_) return "there is no folder (-o, --rendezvous) with notes of who is behind";
     const std::vector<RankNote> before = folder_->read_all();
@@ -87,7 +88,7 @@ struct Watchdog {
     for (size_t rank = 0; rank < notes.size(); rank++) {
       const RankNote& note = notes[rank];
       const bool answers = note.times_written != before[rank].times_written;
-      if (answers && note.is_paused) return "";
+      if (answers && note.idle_seconds < hang_seconds_) return "";
       if (answers && note.begun >= begun) continue;
       who += (who.empty() ? "" : ", ") + (note.name.empty() ? format("rank %zu", rank) : note.name) +
              format(answers ? " is at step %lld, before it" : " does not answer since its step %lld",
