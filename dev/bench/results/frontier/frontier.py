@@ -2,8 +2,9 @@
 """The numbers of README.md from the runs' logs: frontier.py [runs/frontier | logs.tar.xz [POINTS.csv]], by default the
 archive beside it. Prints tables in Markdown, and writes the points to a file, if one is named, which
 dev/figures/figures.py draws. The trainer writes the logs, and ./evaluate_gpt2_sla_cpu RUN/read-N.json of routed models and
-RUN/own.json of others; nothing here is of ./report. The statistics are those of ../sla/differences.py."""
+RUN/own.json and RUN/positions.csv of all; nothing here is of ./report. The statistics are those of ../sla/differences.py."""
 import csv
+import io
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from differences import DELTA, files, holm, interval, less, row, t_tail, validat
 
 UPDATE = 2048  # bytes
 BUDGETS = [0.75, 0.5, 0.25, 0.1]
+RANGES = [(1, 15), (16, 63), (64, 127), (128, 256)]  # of bytes before the one that is predicted
 
 
 def kv_bytes(description):
@@ -34,13 +36,18 @@ def kv_bytes(description):
 def read(path):
     """({group: {wiring: {seed: bits a byte}}} of the runs that have done all updates, {wiring: bytes of K/V a token});
     what a routed model has when it is read as a wiring is in the group `read`, and in `own` what one of that wiring has
-    by the same program, whose windows begin elsewhere than those of the trainer."""
-    found, kv = {}, {}
-    for folder, name, text in files(path, ["log.jsonl", "own.json"] + [f"read-{i}.json" for i in range(20)]):
+    by the same program, whose windows begin elsewhere than those of the trainer. And {wiring: {seed: {range: bits a byte
+    of its positions}}}."""
+    found, kv, positions, wiring_of = {}, {}, {}, {}
+    wanted = ["log.jsonl", "own.json", "positions.csv"] + [f"read-{i}.json" for i in range(20)]
+    for folder, name, text in files(path, wanted):
         match = re.search(r"((?:rates/|points/)?[^/]+)/[^/]+-(\d+)$", folder)
         if not match:
             continue
         group, seed = match[1], int(match[2])
+        if name == "positions.csv":
+            positions[folder] = seed, of_ranges(csv.DictReader(io.StringIO(text)))
+            continue
         if name != "log.jsonl":
             result = json.loads(text)
             found.setdefault("own" if name == "own.json" else "read", {}).setdefault(result["wiring"], {})[seed] = result["all_texts"]["bits_per_byte"]
@@ -49,7 +56,18 @@ def read(path):
         if description and description["steps"] in bits:
             found.setdefault(group, {}).setdefault(description["wiring"], {})[seed] = bits[description["steps"]]
             kv[description["wiring"]] = kv_bytes(description)
-    return found, kv
+            wiring_of[folder] = description["wiring"]
+    by_position = {}
+    for folder, (seed, bits) in positions.items():
+        by_position.setdefault(wiring_of[folder], {})[seed] = bits
+    return found, kv, by_position
+
+
+def of_ranges(rows):
+    """{range: bits a byte}, of the losses in nats by position that the evaluator writes."""
+    losses = {int(r["position"]): (int(r["tokens"]), float(r["loss"])) for r in rows}
+    return {(first, last): sum(n * loss for n, loss in (losses[i] for i in range(first, last + 1))) / math.log(2) /
+            sum(losses[i][0] for i in range(first, last + 1)) for first, last in RANGES}
 
 
 def vertex(means):
@@ -123,6 +141,18 @@ def table(title, arms, kv, plain_kv):
     return found
 
 
+def positions(arms):
+    """The differences to `plain` by what comes before the byte that is predicted."""
+    print("\nLess `plain`, bits a byte, by the bytes before\n")
+    row("wiring", "pairs", *(f"{first} to {last}" for first, last in RANGES))
+    row("---", "--:", *["--:"] * len(RANGES))
+    for wiring in sorted(arms):
+        seeds = arms[wiring].keys() & arms["plain"].keys()
+        if wiring != "plain" and len(seeds) > 1:
+            found = [interval([arms[wiring][s][r] - arms["plain"][s][r] for s in seeds]) for r in RANGES]
+            row(f"`{wiring}`", str(len(seeds)), *(f"{mean:+.3f} +- {half:.3f}" for mean, half, _ in found))
+
+
 def texts(path):
     """`sla(6,6)` less `plain` after several amounts of text, and what a doubling of the text adds to the difference."""
     runs, of_text = differences.read(path), {}
@@ -148,7 +178,7 @@ def main():
     if len(sys.argv) > 3 or not os.path.exists(path):
         sys.exit(f"error: {path}: there is no such folder or archive; usage: frontier.py "
                  "[runs/frontier | logs.tar.xz [POINTS.csv]]")
-    runs, kv = read(path)
+    runs, kv, by_position = read(path)
     best = tuned(runs)
     decay = less(runs.get("decay", {}).get("plain", {}), best["plain"][1])
     print("\nWeight decay 0.02 less 0.1, `plain`: " + ", ".join(f"{d:+.4f}" for d in decay.values()))
@@ -189,6 +219,8 @@ def main():
     readings = {w: list(less(bits, own[w]).values()) for w, bits in runs.get("read", {}).items() if w in own}
     if readings:
         table("`route(0.3)` read as a wiring, less that wiring trained", readings, kv, kv["plain"])
+    if by_position:
+        positions(by_position)
     texts(path)
 
 
