@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes the pictures of the READMEs beside itself: wiring.svg; router.svg from router.csv in
 dev/bench/results/layer-sources, the weights of a router; probe.svg from the logs of
-`make probe` in dev/bench/results/probe; and frontier.svg from points.csv in dev/bench/results/frontier.
+`make probe` in dev/bench/results/probe; frontier.svg and ladder.svg from points.csv in dev/bench/results/frontier and
+ladder.
 
     dev/figures/figures.py
 
@@ -18,6 +19,7 @@ import tarfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROBE = os.path.join(HERE, "..", "bench", "results", "probe", "logs.tar.xz")
 FRONTIER = os.path.join(HERE, "..", "bench", "results", "frontier", "points.csv")
+LADDER = os.path.join(HERE, "..", "bench", "results", "ladder", "points.csv")
 ROUTER = os.path.join(HERE, "..", "bench", "results", "layer-sources", "router.csv")
 WIDTH, HEIGHT = 440, 400
 STYLE = """
@@ -197,6 +199,12 @@ def hull(points):
     return lower[:1 + min(range(len(lower)), key=lambda i: lower[i][1])]
 
 
+def grid(ticks, y_of, left, right):
+    """Lines at the heights y_of(tick), with the ticks left of them."""
+    return [f'<path d="M{left} {y_of(tick):.1f} H{WIDTH - right}" class="grid"/>'
+            + text(left - 6, y_of(tick) + 4, f"{tick:.2f}", "tick", "end") for tick in ticks]
+
+
 def frontier():
     """A point is a wiring: what it loses against plain, with the 95 % interval of pairs, over its share of the K/V."""
     with open(FRONTIER, encoding="utf-8", newline="") as file:
@@ -210,10 +218,7 @@ def frontier():
     y_of = lambda y: HEIGHT - bottom - (HEIGHT - top - bottom) * (y - low) / (high - low)
     parts = [text(16, 26, "What a smaller K/V cache costs", "title"),
              text(16, 44, "bits a byte above plain, 95 % intervals of pairs", "quiet")]
-    for tick in range(0, int(high / 0.05) + 1):
-        y = y_of(0.05 * tick)
-        parts.append(f'<path d="M{left} {y:.1f} H{WIDTH - right}" class="grid"/>'
-                     + text(left - 6, y + 4, f"{0.05 * tick:.2f}", "tick", "end"))
+    parts += grid([0.05 * tick for tick in range(0, int(high / 0.05) + 1)], y_of, left, right)
     for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1):
         parts.append(text(x_of(share), HEIGHT - bottom + 18, f"{100 * share:g} %", "tick", "middle"))
     parts.append(text((left + WIDTH - right) / 2, HEIGHT - 14, "K/V cache of a text, of plain's", "quiet", "middle"))
@@ -235,7 +240,34 @@ def frontier():
               parts)
 
 
+def ladder():
+    """A line is a model: its loss after more and more FLOPs, each time of the best run."""
+    models = {}
+    with open(LADDER, encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            models.setdefault(row["model"], []).append((math.log10(float(row["flops"])), float(row["loss"])))
+    left, top, bottom, right = 52, 66, 52, 66
+    ends = [end for of_model in models.values() for end in of_model]
+    (first, last), (low, high) = ((min(of), max(of)) for of in zip(*ends))
+    x_of = lambda x: left + 8 + (WIDTH - left - right - 8) * (x - first) / (last - first)
+    y_of = lambda y: HEIGHT - bottom - 8 - (HEIGHT - top - bottom - 8) * (y - low) / (high - low)
+    parts = [text(16, 26, "Which model for how many FLOPs", "title"),
+             text(16, 44, "nats a byte after training, layers x channels", "quiet")]
+    parts += grid([tick / 10 for tick in range(math.ceil(10 * low), int(10 * high) + 1)], y_of, left, right)
+    for power in range(math.ceil(first), int(last) + 1):
+        parts.append(text(x_of(power), HEIGHT - bottom + 18, f"1e{power}", "tick", "middle"))
+    parts.append(text((left + WIDTH - right) / 2, HEIGHT - 14, "FLOPs of the model", "quiet", "middle"))
+    for i, (name, of_model) in enumerate(models.items()):
+        of_model = [(x_of(x), y_of(y)) for x, y in sorted(of_model)]
+        points = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" class="cell"/>' for x, y in of_model)
+        line = " L".join(f"{x:.1f} {y:.1f}" for x, y in of_model)
+        parts.append(f'<g class="{"abc"[i % 3]}"><path d="M{line}" fill="none" stroke="currentColor"/>{points}</g>'
+                     + text(of_model[-1][0] + 7, of_model[-1][1] + 4, name, "tick"))
+    write_svg("ladder.svg", "Models of several sizes by the FLOPs that trained them and their loss.", parts)
+
+
 wiring()
 router()
 probe()
 frontier()
+ladder()

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""The tables of README.md beside it: table.py RUNS, from RUNS/*/log.jsonl. Fits E + A / N^a + B / D^b, by least squares
-of the loss, to each model's best rate and batch at each number of tokens; N: weights in layers, D: bytes of text."""
+"""The tables of README.md beside it: table.py RUNS [POINTS.csv], from RUNS/*/log.jsonl; writes each model's best runs to
+a file, if one is named, which dev/figures/figures.py draws. Fits E + A / N^a + B / D^b, by least squares of the loss, to
+each model's best rate and batch at each number of tokens; N: weights in layers, D: bytes of text."""
+import csv
 import itertools
 import json
 import sys
@@ -37,9 +39,15 @@ def main():
     runs = [run for run in map(read, Path(sys.argv[1]).glob("*/log.jsonl")) if run]
     points = {}
     for run in runs:
-        if "rope" in run["wiring"] and run["max_seq_len"] == 256:
+        if run["wiring"].endswith(" rope") and run["max_seq_len"] == 256:
             key = run["N"], round(run["D"] / 1e5)
             points[key] = min(points.get(key, run), run, key=lambda r: r["loss"])
+    if len(sys.argv) > 2:
+        with open(sys.argv[2], "w", encoding="utf-8", newline="") as file:
+            out = csv.writer(file, lineterminator="\n")
+            out.writerow(["model", "flops", "loss"])
+            out.writerows([f"{p['num_layers']} x {p['channels']}", f"{p['D'] * p['flops_per_token']:.3e}", f"{p['loss']:.4f}"]
+                          for _, p in sorted(points.items()))
     error, e, a, b, A, B = fit(list(points.values()))
     print("| layers | channels | wiring | context | tokens an update | rate | seed | tokens | FLOPs | loss | fitted |")
     print("| --: | --: | --- | --: | --: | --: | --: | --: | --: | --: | --: |")
