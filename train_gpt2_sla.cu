@@ -50,6 +50,7 @@ void declare_model(GPT2& model, const ModelConfig& config, bool keep_dead_kv, co
   model.memory_plan[MemoryGroup::workspaces] = device_workspace_bytes();
 }
 
+// How many of `rows` rows of logits a chunk of at most logit_bytes has (logit_chunk_rows).
 int64_t planned_logit_rows(const GPT2& model, int64_t rows, int64_t logit_bytes) {
   return logit_chunk_rows(rows, model.logit_stride * int64_t(sizeof(floatX)), logit_bytes);
 }

@@ -53,24 +53,26 @@ struct Watchdog {
   void watch() {
     const double interval = hang_seconds_ > 0 ? std::min(2.0, hang_seconds_ / 8) : 2;
     uint64_t begun = 0, done = 0;
-    for (double last = seconds_now(), moved = last, progress = last; sleeps(interval); last = seconds_now()) {
-      const double now = seconds_now(), stopped = std::max(0.0, now - last - 2 * interval);  // so was this process
+    // moved: when a collective last began or was done, or this rank was paused. While the process itself is stopped
+    // (SIGSTOP, a laptop that sleeps), no time passes for it.
+    for (double last = seconds_now(), moved = last; sleeps(interval); last = seconds_now()) {
+      const double now = seconds_now(), stopped = std::max(0.0, now - last - 2 * interval);
       const bool moves = counts_[0] != begun || counts_[1] != done || pauses > 0;
       begun = counts_[0], done = counts_[1];
       moved = moves ? now : moved + stopped;
-      progress = moves || begun == done ? now : progress + stopped;
       if (folder_) {
         RankNote& note = folder_->own;
         note.step = step, note.begun = begun, note.idle_seconds = now - moved;
         if (begun > 1) note.shared.clear();  // all have read it
         write_note();
       }
-      if (hang_seconds_ == 0 || now - progress < hang_seconds_ + (ranks_.rank > 0)) continue;  // rank 0 tells first
+      if (hang_seconds_ == 0 || begun == done) continue;              // it waits for nobody
+      if (now - moved < hang_seconds_ + (ranks_.rank > 0)) continue;  // rank 0 tells first
       const std::string who = who_is_behind(begun, interval);
       if (who.empty() || counts_[1] != done) continue;
       print_error(format("%s: at step %lld collective number %llu has not ended for %.0f s: %s; the run ends, and -y "
                          "resumes from its last checkpoint",
-                         rank_name(ranks_).c_str(), (long long)step.load(), (unsigned long long)begun, now - progress,
+                         rank_name(ranks_).c_str(), (long long)step.load(), (unsigned long long)begun, now - moved,
                          who.c_str()));
       folder_.reset();
       _exit(1);

@@ -23,7 +23,7 @@ int largest_micro_batch(size_t available, const PlanOf& plan_of, const LogitRows
   int fitting = 0, too_many = 1;
   while (too_many < most && fits(too_many, false)) fitting = too_many, too_many *= 2;
   for (int last = bisect(fitting, too_many, false); last > 0;) {
-    int first = last;  // of those with as many rows of logits
+    int first = last;  // the smallest micro-batch with as many rows of logits
     while (first > 1 && logit_rows_of(first - 1) == logit_rows_of(last)) first--;
     if (fits(first, true)) return bisect(first, last + 1, true);
     last = first - 1;

@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
 """The numbers of README.md from the runs' logs: frontier.py [runs/frontier | logs.tar.xz [POINTS.csv]], by default the
 archive beside it. Prints tables in Markdown, and writes the points to a file, if one is named, which
-dev/figures/figures.py draws. The trainer writes the logs, and ./evaluate_gpt2_sla_cpu RUN/read-N.json of routed models and
-RUN/own.json and RUN/positions.csv of all; nothing here is of ./report. The statistics are those of ../sla/differences.py."""
+dev/figures/figures.py draws. The trainer writes the logs, and ./evaluate_gpt2_sla_cpu RUN/read-N.json of routed models,
+RUN/own.json and RUN/positions.csv; nothing here is of ./report. The statistics are those of ../sla/differences.py."""
 import csv
-import io
 import json
 import math
 import os
@@ -15,7 +14,7 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "sla"))
 import differences  # noqa: E402
-from differences import DELTA, files, holm, interval, less, row, t_tail, validations  # noqa: E402
+from differences import DELTA, by_position, files, holm, interval, less, row, t_tail, validations  # noqa: E402
 
 UPDATE = 2048  # bytes
 BUDGETS = [0.75, 0.5, 0.25, 0.1]
@@ -34,11 +33,11 @@ def kv_bytes(description):
 
 
 def read(path):
-    """({group: {wiring: {seed: bits a byte}}} of the runs that have done all updates, {wiring: bytes of K/V a token});
-    what a routed model has when it is read as a wiring is in the group `read`, and in `own` what one of that wiring has
-    by the same program, whose windows begin elsewhere than those of the trainer. And {wiring: {seed: {range: bits a byte
-    of its positions}}}."""
-    found, kv, positions, wiring_of = {}, {}, {}, {}
+    """({group: {wiring: {seed: bits a byte}}}, {wiring: bytes of K/V a token}, {wiring: {seed: [bits a byte of each
+    of RANGES]}}) of the runs that have done all updates. What a routed model has when it is read as a wiring is in the
+    group `read`, and in `own` what one of that wiring has by the same program, whose windows begin elsewhere than
+    the trainer's."""
+    found, kv, wiring_of, ranges = {}, {}, {}, {}
     wanted = ["log.jsonl", "own.json", "positions.csv"] + [f"read-{i}.json" for i in range(20)]
     for folder, name, text in files(path, wanted):
         match = re.search(r"((?:rates/|points/)?[^/]+)/[^/]+-(\d+)$", folder)
@@ -46,7 +45,7 @@ def read(path):
             continue
         group, seed = match[1], int(match[2])
         if name == "positions.csv":
-            positions[folder] = seed, of_ranges(csv.DictReader(io.StringIO(text)))
+            ranges[folder] = seed, [nats / math.log(2) for nats in by_position(text, RANGES)]
             continue
         if name != "log.jsonl":
             result = json.loads(text)
@@ -57,17 +56,12 @@ def read(path):
             found.setdefault(group, {}).setdefault(description["wiring"], {})[seed] = bits[description["steps"]]
             kv[description["wiring"]] = kv_bytes(description)
             wiring_of[folder] = description["wiring"]
-    by_position = {}
-    for folder, (seed, bits) in positions.items():
-        by_position.setdefault(wiring_of[folder], {})[seed] = bits
-    return found, kv, by_position
-
-
-def of_ranges(rows):
-    """{range: bits a byte}, of the losses in nats by position that the evaluator writes."""
-    losses = {int(r["position"]): (int(r["tokens"]), float(r["loss"])) for r in rows}
-    return {(first, last): sum(n * loss for n, loss in (losses[i] for i in range(first, last + 1))) / math.log(2) /
-            sum(losses[i][0] for i in range(first, last + 1)) for first, last in RANGES}
+    of_ranges = {}
+    for folder, wiring in wiring_of.items():
+        if folder in ranges:
+            seed, bits = ranges[folder]
+            of_ranges.setdefault(wiring, {})[seed] = bits
+    return found, kv, of_ranges
 
 
 def vertex(means):
@@ -149,7 +143,7 @@ def positions(arms):
     for wiring in sorted(arms):
         seeds = arms[wiring].keys() & arms["plain"].keys()
         if wiring != "plain" and len(seeds) > 1:
-            found = [interval([arms[wiring][s][r] - arms["plain"][s][r] for s in seeds]) for r in RANGES]
+            found = [interval([arms[wiring][s][r] - arms["plain"][s][r] for s in seeds]) for r in range(len(RANGES))]
             row(f"`{wiring}`", str(len(seeds)), *(f"{mean:+.3f} +- {half:.3f}" for mean, half, _ in found))
 
 
@@ -178,7 +172,7 @@ def main():
     if len(sys.argv) > 3 or not os.path.exists(path):
         sys.exit(f"error: {path}: there is no such folder or archive; usage: frontier.py "
                  "[runs/frontier | logs.tar.xz [POINTS.csv]]")
-    runs, kv, by_position = read(path)
+    runs, kv, of_ranges = read(path)
     best = tuned(runs)
     decay = less(runs.get("decay", {}).get("plain", {}), best["plain"][1])
     print("\nWeight decay 0.02 less 0.1, `plain`: " + ", ".join(f"{d:+.4f}" for d in decay.values()))
@@ -219,8 +213,8 @@ def main():
     readings = {w: list(less(bits, own[w]).values()) for w, bits in runs.get("read", {}).items() if w in own}
     if readings:
         table("`route(0.3)` read as a wiring, less that wiring trained", readings, kv, kv["plain"])
-    if by_position:
-        positions(by_position)
+    if of_ranges:
+        positions(of_ranges)
     texts(path)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The tables of README.md beside it: table.py RUNS [POINTS.csv], from RUNS/*/log.jsonl; writes each model's best runs to
-a file, if one is named, which dev/figures/figures.py draws. Fits E + A / N^a + B / D^b, by least squares of the loss, to
-each model's best rate and batch at each number of tokens; N: weights in layers, D: bytes of text."""
+"""The tables of README.md beside it: table.py RUNS [POINTS.csv], from RUNS/*/log.jsonl. Fits E + A / N^a + B / D^b, by
+least squares of the loss, to each model's lowest run at each number of tokens; N: weights in layers, D: bytes of text.
+Writes those runs to a file, if one is named, which dev/figures/figures.py draws."""
 import csv
 import itertools
 import json
@@ -46,8 +46,8 @@ def main():
         with open(sys.argv[2], "w", encoding="utf-8", newline="") as file:
             out = csv.writer(file, lineterminator="\n")
             out.writerow(["model", "flops", "loss"])
-            out.writerows([f"{p['num_layers']} x {p['channels']}", f"{p['D'] * p['flops_per_token']:.3e}", f"{p['loss']:.4f}"]
-                          for _, p in sorted(points.items()))
+            out.writerows([f"{p['num_layers']} x {p['channels']}", f"{p['D'] * p['flops_per_token']:.3e}",
+                           f"{p['loss']:.4f}"] for _, p in sorted(points.items()))
     error, e, a, b, A, B = fit(list(points.values()))
     print("| layers | channels | wiring | context | tokens an update | rate | seed | tokens | FLOPs | loss | fitted |")
     print("| --: | --: | --- | --: | --: | --: | --: | --: | --: | --: | --: |")

@@ -3,6 +3,7 @@
 it. Tables in Markdown: of each arm the rates that were tried and the bits a byte of each seed, of each comparison the
 mean difference of pairs, its 95 % interval by Student and its p, by Holm over the arms of a question. The trainer writes
 the logs; nothing here is of ./report."""
+import csv
 import io
 import json
 import math
@@ -80,6 +81,18 @@ def read(path):
             found.setdefault((question, rate), {}).setdefault(description["wiring"], {})[int(seed)] = bits[
                 description["steps"]]
     return found
+
+
+def by_position(text, bands):
+    """The mean loss of each band, (first position, last position), that the run's context has; `text` is what
+    ./evaluate_gpt2_sla_cpu --positions writes."""
+    rows = [(int(row["position"]), int(row["tokens"]), float(row["loss"])) for row in csv.DictReader(io.StringIO(text))]
+    means = []
+    for first, last in bands:
+        of_band = [(tokens, loss) for position, tokens, loss in rows if first <= position <= last]
+        if of_band:
+            means.append(sum(tokens * loss for tokens, loss in of_band) / sum(tokens for tokens, _ in of_band))
+    return means
 
 
 def row(*cells):
