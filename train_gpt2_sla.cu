@@ -11,7 +11,7 @@
 // size, V: vocabulary, QKV: q, k and v of one token in one layer, hs * (heads of q, k and v that the layer projects).
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <cstddef>
 #include <string>
 #include <vector>
 #include "llmc/model/gpt2.h"
@@ -51,8 +51,13 @@ void declare_model(GPT2& model, const ModelConfig& config, bool keep_dead_kv, co
 }
 
 // How many of `rows` rows of logits a chunk of at most logit_bytes has (logit_chunk_rows).
-int64_t planned_logit_rows(const GPT2& model, int64_t rows, int64_t logit_bytes) {
-  return logit_chunk_rows(rows, model.logit_stride * int64_t(sizeof(floatX)), logit_bytes);
+int64_t planned_logit_rows(const ModelConfig& config, int64_t rows, int64_t logit_bytes) {
+  return logit_chunk_rows(rows, padded_vocab_size(config) * int64_t(sizeof(floatX)), logit_bytes);
+}
+
+// How many sequences of T tokens the device's kernels take at a time.
+int most_sequences(const ModelConfig& config, int64_t T) {
+  return int(std::min<int64_t>(largest_batch, largest_rows / (config.wiring_table().memory + T)));
 }
 
 void declare_activations(GPT2& model) {
@@ -85,6 +90,8 @@ void check_dropout(const ModelConfig& config, double p) {
 void gpt2_declare(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
   CHECK(1 <= o.B && 1 <= o.T && o.T <= config.max_seq_len && o.recompute < Recompute::above_all_levels);
   CHECK(!o.muon || o.shard.count == 1 || o.shard.whole_matrices);
+  if (const int most = most_sequences(config, o.T); o.B > most)
+    user_error("%d sequences of %d tokens in a micro-batch: at most %d here; take a smaller -b", o.B, o.T, most);
   declare_model(model, config, o.keep_dead_kv, o.shard);
   model.rows = int64_t(o.B) * o.T;
   model.training = {o.B, o.T, recompute_level(model.attention_plan, o.recompute)};
@@ -94,7 +101,7 @@ void gpt2_declare(GPT2& model, const ModelConfig& config, const PlanOptions& o) 
     model.training->matrices = muon_matrices(model.parameters);
     model.training->batches = make_muon_batches(model.training->matrices, o.muon_elements);
   }
-  model.logit_rows = planned_logit_rows(model, model.rows, o.logit_bytes);
+  model.logit_rows = planned_logit_rows(config, model.rows, o.logit_bytes);
   model.sublayers = make_sublayers(config, model.attention_plan);
   declare_recomputation(model.sublayers, model.training->recompute);
   model.memory_plan[MemoryGroup::master_weights] = has_master_weights ? model.state_bytes() : 0;
@@ -114,7 +121,7 @@ void gpt2_declare_generation(GPT2& model, const ModelConfig& config, const Gener
   model.generation = plan_kv_cache(model.attention_plan, o.slots, o.max_length, o.rows);
   model.cache = KVCache(*model.generation);
   model.sublayers = make_sublayers(config, model.attention_plan, /*is_generation=*/true);
-  const int64_t logit_rows = planned_logit_rows(model, o.losses ? o.rows : o.slots, o.logit_bytes);
+  const int64_t logit_rows = planned_logit_rows(config, o.losses ? o.rows : o.slots, o.logit_bytes);
   model.logit_rows = std::max<int64_t>(logit_rows, o.slots);  // a pass that draws fetches its logits at once
   declare_activations(model);
 }
@@ -264,7 +271,9 @@ void gpt2_loss(GPT2& model, const int* targets, const Batch& batch, double divis
   gpt2_loss(model, batch, divisor, /*backward=*/false);
 }
 
-constexpr int num_loss_sums = 7, num_flags = 2;  // of StepStats: loss and what follows; what ranks tell each other
+// Of StepStats: loss and what follows; what ranks tell each other.
+constexpr int num_loss_sums = int((offsetof(StepStats, stop_requests) - offsetof(StepStats, loss)) / sizeof(double)),
+              num_flags = int((offsetof(StepStats, loss_scale) - offsetof(StepStats, stop_requests)) / sizeof(double));
 void gpt2_zero_loss(GPT2& model) { device_memset(&model.acts.stats->loss, 0, num_loss_sums * sizeof(double)); }
 
 // What gpt2_loss has added up since gpt2_zero_loss, and what gpt2_update found. Waits for the device.
@@ -322,30 +331,32 @@ void gpt2_forward_backward(GPT2& model, const Batch& batch, bool sum_over_ranks)
   remember(model.sublayers, batch);
 }
 
-// One micro-batch of an update that averages `num_micro_batches` of them, over all ranks: acts.stats->loss and grads +=
-// as in gpt2_forward_backward. dloss is computed as if all tokens of the micro-batch were scored, so that it is the
-// same in each; gpt2_update multiplies by StepStats::grad_weight where not all are. Waits for nothing, but with `route`
-// once an update: inputs, targets (B, T) lie in host memory, and if that is a PinnedBuffer's, the caller leaves them as
-// they are until gpt2_read_stats has returned. A rank's last micro-batch also sums the gradients over the ranks, and
-// its first one also receives weights from them. These two run eagerly, because they take two streams. The others are
-// captured and replayed as a CUDA graph.
-void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, int T, int64_t num_micro_batches,
-                     bool last) {
-  Activations& a = model.acts;
-  CHECK(1 <= B && 1 <= T && int64_t(B) * T <= model.rows);
-  route_heads(model.sublayers, model.attention_plan, &model.draw);
+// Copies a micro-batch (B, T), and what its dropout is drawn by, to the device. Waits for nothing: where inputs and
+// targets are a PinnedBuffer's, the caller leaves them as they are until gpt2_read_stats has returned.
+void upload_micro_batch(GPT2& model, const int* inputs, const int* targets, int B, int T) {
+  const Activations& a = model.acts;
   const size_t count = size_t(B) * size_t(T);
   const Upload tokens = {a.tokens, a.staged_tokens, inputs, count},
                next_tokens = {a.targets, a.staged_targets, targets, count};
-  if (model.training->dropout > 0) {
-    const UpdateDraw& draw = model.draw;
-    std::vector<uint64_t> keys;
-    for (int b = 0; b < B; b++) keys.push_back(dropout_key(draw.seed, draw.update, draw.first_sequence + b));
-    const int* words = reinterpret_cast<const int*>(keys.data());
-    upload({tokens, next_tokens, {a.dropout_keys, a.staged_dropout_keys, words, 2 * keys.size()}});
-  } else {
-    upload({tokens, next_tokens});
-  }
+  if (model.training->dropout == 0) return upload({tokens, next_tokens});
+  const UpdateDraw& draw = model.draw;
+  std::vector<uint64_t> keys;
+  for (int b = 0; b < B; b++) keys.push_back(dropout_key(draw.seed, draw.update, draw.first_sequence + b));
+  const int* words = reinterpret_cast<const int*>(keys.data());
+  upload({tokens, next_tokens, {a.dropout_keys, a.staged_dropout_keys, words, 2 * keys.size()}});
+}
+
+// One micro-batch of an update that averages `num_micro_batches` of them, over all ranks: acts.stats->loss and grads +=
+// as in gpt2_forward_backward. dloss is computed as if all tokens of the micro-batch were scored, so that it is the
+// same in each; gpt2_update multiplies by StepStats::grad_weight where not all are. Waits for nothing, but with `route`
+// once an update. A rank's last micro-batch also sums the gradients over the ranks, and its first one also receives
+// weights from them. These two run eagerly, because they take two streams. The others are captured and replayed as a
+// CUDA graph.
+void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, int T, int64_t num_micro_batches,
+                     bool last) {
+  CHECK(1 <= B && 1 <= T && int64_t(B) * T <= model.rows);
+  route_heads(model.sublayers, model.attention_plan, &model.draw);
+  upload_micro_batch(model, inputs, targets, B, T);
   const float dloss = float(1.0 / (double(B) * T * double(num_micro_batches)));
   const bool sum_over_ranks = last && model.collectives.size() > 1, weights_are_coming = model.buckets_awaited == 0;
   auto forward_backward = [&](int b, int t, int64_t remembered, float d) {

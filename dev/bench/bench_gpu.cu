@@ -343,7 +343,9 @@ json bench_attention(const Scale& scale) {
         double least_forward = INFINITY, least_backward = INFINITY;
         std::string forward_by, backward_by;
         GPT2 model;
+        gpu().attention_by = ways.back().second;  // of which dS goes through memory that is planned
         gpt2_declare(model, config, {B, T});
+        gpu().attention_by = asked_for;
         gpt2_allocate(model);
         init_weights(model, 1);
         // This gives q, k and v the values that they have in training.

@@ -15,6 +15,5 @@ inline std::string thousands(int64_t n) {
 inline int largest_batch_on(size_t memory, const ModelConfig& config, int T, Recompute recompute) {
   PlanOptions plan = {1, T, recompute};
   plan.logit_bytes = logit_chunk_bytes(memory);
-  return largest_micro_batch(memory - device_reserve_bytes(),
-                             [&](int sequences) { return gpt2_memory_plan(config, sequences, plan); });
+  return largest_micro_batch(memory - device_reserve_bytes(), config, plan);
 }

@@ -180,15 +180,16 @@ TEST_F(LongGpuCheck, SaysWhatIsFastestWhenItIsToTune) {
                                           "--vocab-size 256 --max-seq-len 8 -b 1 \"$@\"");
   write_tool("python3", "[ \"$1\" != -c ] || exit 1\nexec '" + python + "' \"$@\"");  // without PyTorch
   write_tool("ncu", R"sh(
-    options="--clock-control none --csv --metrics gpu__time_duration.sum --log-file"
-    [ "$1 $2 $3 $4 $5 $6" = "$options" ] || exit 3
-    log=$7
-    shift 7
+    options="--clock-control none --cache-control none --csv --metrics gpu__time_duration.sum --log-file"
+    [ "$1 $2 $3 $4 $5 $6 $7 $8" = "$options" ] || exit 3
+    log=$9
+    shift 9
     "$@" || exit
     metric='"gpu__time_duration.sum"' forward='"void attention_forward_kernel<64, 0, 1>(AttentionArgs<a, b>, float)"'
     echo '==PROF== Connected to process 1
 "ID","Kernel Name","Metric Name","Metric Unit","Metric Value"' >"$log"
-    for row in "$forward,$metric,\"us\",\"1,250.5\"" "$forward,$metric,\"ns\",\"500\"" \
+    for row in "\"matmul\",$metric,\"ms\",\"9\"" "\"embedding_forward_kernel(float *)\",$metric,\"us\",\"0.5\"" \
+      "$forward,$metric,\"us\",\"1,250.0\"" "$forward,$metric,\"ns\",\"500\"" \
       "\"adamw_kernel(float *)\",$metric,\"ms\",\"3.749\""; do
       echo "\"0\",$row" >>"$log"
     done)sh");
@@ -198,8 +199,8 @@ TEST_F(LongGpuCheck, SaysWhatIsFastestWhenItIsToTune) {
   for (const char* part :
        {"| tuning | green |", "| an update's kernels | green |", "| PyTorch | not timed |", "\n| matmul: m, n, k |",
         "\n| 8 | 64 | mma | ", "\n| 16 | 128 | mma | ",
-        "\n| adamw_kernel | 1 | 3.749 | 75.0 % |\n| attention_forward_kernel | 2 | 1.251 | 25.0 % |\n",
-        "\n3 launches, the first update's, 5.00 ms; an update takes ", "; nvidia-smi shows no clock.\n",
+        "\n| adamw_kernel | 1 | 3.749 | 75.0 % |\n| attention_forward_kernel | 2 | 1.250 | 25.0 % |\n",
+        "\n4 launches, the first update's, 5.00 ms; an update takes ", "; nvidia-smi shows no clock.\n",
         "\nGreen so far; not done: build tests nccl sanitize bench torch.\n"})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
   EXPECT_EQ(text.find("ms/step"), std::string::npos) << "whole steps are the benchmark's";

@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 #include "dev/bench/gpu_model.h"
+#include "dev/bench/tables.h"
 #include "dev/test/helpers.h"
 #include "llmc/train/training.h"
 
@@ -287,12 +288,8 @@ TEST(LargestMicroBatch, IsTheLastOneWhosePlanFits) {
     for (int recompute : {0, 3}) {
       PlanOptions plan = {1, 64, Recompute(recompute)};
       plan.logit_bytes = 80 << 20;
-      auto plan_of = [&](int B) { return gpt2_memory_plan(config, B, plan); };
-      GPT2 model;
-      gpt2_declare(model, config, plan);
-      auto logit_rows_of = [&](int B) { return planned_logit_rows(model, int64_t(B) * plan.T, plan.logit_bytes); };
       std::vector<size_t> bytes = {0};  // by B
-      for (int B = 1; B <= 200; B++) bytes.push_back(plan_of(B).total());
+      for (int B = 1; B <= 200; B++) bytes.push_back(gpt2_memory_plan(config, B, plan).total());
       EXPECT_EQ(bytes[12] > bytes[13], config.vocab_size == 50257);
       // Just enough for so many, and just not; 200 sequences are too many for either, whatever the logits.
       for (size_t sequences = 1; sequences <= 20; sequences++) {
@@ -300,11 +297,48 @@ TEST(LargestMicroBatch, IsTheLastOneWhosePlanFits) {
           int expected = 0;
           for (int B = 1; B <= 200; B++)
             if (bytes[B] <= budget) expected = B;
-          EXPECT_EQ(largest_micro_batch(budget, plan_of, logit_rows_of), expected) << budget << " bytes";
+          EXPECT_EQ(largest_micro_batch(budget, config, plan), expected) << budget << " bytes";
         }
       }
     }
   }
+}
+
+TEST(LargestMicroBatch, IsNoneThatTheKernelsDoNotTake) {
+  const size_t memory = size_t(1) << 50;
+  ModelConfig config = make_config(1, 1, 8, 0, 0);
+  config.vocab_size = 64, config.max_seq_len = 1 << 20;
+  EXPECT_EQ(largest_micro_batch(memory, config, {1, 8}), 65535) << "the largest y of a grid";
+  EXPECT_EQ(largest_micro_batch(memory, config, {1, 1 << 20}), 2047) << "rows of 31 bits";
+  config.wiring = parse_wiring("memory(1048576) rope");
+  EXPECT_EQ(largest_micro_batch(memory, config, {1, 1 << 20}), 1023);
+  GPT2 model;
+  EXPECT_ERROR(gpt2_declare(model, config, {65536, 8}), "65536 sequences of 8 tokens in a micro-batch: at most 2047");
+  config.wiring = parse_wiring("plain");
+  EXPECT_ERROR(gpt2_declare(model, config, {65536, 8}), "at most 65535 here; take a smaller -b");
+  EXPECT_EQ(largest_batch_on(size_t(80) << 30, config, 8, Recompute::nothing),
+            largest_micro_batch((size_t(80) << 30) - device_reserve_bytes(), config, {1, 8}));
+}
+
+// Where dS goes through memory. A stream's first segment has no keys before it, so that it may take that way where the
+// others do not, and its chunks may have more sequences.
+TEST(AttentionScratch, IsEnoughForAStreamsFirstSegment) {
+  const AttentionBy by = gpu().attention_by;
+  gpu().attention_by = AttentionBy::candidates_ds;
+  for (const auto& [memory, B] : {std::pair(4096, 1), {512, 10}}) {
+    ModelConfig config = preset("d12", 1024);
+    config.wiring = parse_wiring(format("memory(%d) rope", memory));
+    GPT2 model;
+    gpt2_declare(model, config, {B, 1024});
+    const int64_t needed = attention_backward_scratch(B, 1024, 64, 12);
+    EXPECT_GT(needed, attention_backward_scratch(B, memory + 1024, 64, 12));
+    const auto& tensors = model.activations.layout.tensors;
+    const auto scratch = std::find_if(tensors.begin(), tensors.end(),
+                                      [](const TensorSpec& tensor) { return tensor.name == "attention_scratch"; });
+    ASSERT_NE(scratch, tensors.end());
+    EXPECT_EQ(scratch->shape, std::vector<int64_t>{needed});
+  }
+  gpu().attention_by = by;
 }
 
 // ----------------------------------------------------------------------------

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
-#include <utility>
 #include "llmc/ops/device_memory.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/error.h"
@@ -16,6 +15,8 @@
 #include "threads.h"
 
 constexpr int head_size_multiple = 1, largest_head_size = 1 << 20, largest_channels = 1 << 20;  // any will do
+constexpr int largest_batch = 1 << 30;
+constexpr int64_t largest_rows = int64_t(1) << 40;
 
 // How many tokens of a prompt, and of texts that are scored, are computed at a time: enough for matmuls to run at their
 // full rate.

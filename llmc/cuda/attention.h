@@ -79,9 +79,9 @@ void check_kv_head(const KVHead<Element>& kv_head) {
 
 inline void check_attention(const AttentionArgs<floatX>& a) {
   CHECK(0 < a.HS && a.HS <= largest_head_size && a.HS % head_size_multiple == 0 && a.q_stride % 8 == 0);
-  CHECK(0 < a.T && a.B * a.T <= INT_MAX - 128 && 0 <= a.first_query && a.first_query < a.T);
+  CHECK(0 < a.T && a.B * a.T <= largest_rows && 0 <= a.first_query && a.first_query < a.T);
   // 65,535 is the largest y and z of a grid.
-  CHECK(a.B <= 65535 && a.NH <= 65535 && most_tiles(a.T, 32, a.T, a.largest_stride) <= 65535);
+  CHECK(a.B <= largest_batch && a.NH <= 65535 && most_tiles(a.T, 32, a.T, a.largest_stride) <= 65535);
   const RelativePositions<floatX>& relative = a.relative;
   CHECK(relative.q == nullptr || (relative.r != nullptr && 0 < relative.distances && relative.distances <= 65535 * 32 &&
                                   a.topk == 0 && a.largest_stride == 1));

@@ -100,6 +100,7 @@ inline bool launch_wgmma_forward(const AttentionArgs<floatX>& a) {
 // dS once through memory, in chunks of sequences.
 template <int D>
 void launch_ds_backward(const AttentionArgs<floatX>& a) {
+  CHECK(a.scratch != nullptr);
   launch(attention_delta_kernel, blocks_of(a.B * a.T * a.NH, delta_threads / 4), delta_threads, 0, a);
   DsMatrices ds = {reinterpret_cast<floatX*>(a.scratch), 0, a.NH, DsMatrices::rows_of(a.T)};
   const int64_t sequences = DsMatrices::sequences(a.B, a.T, a.NH);

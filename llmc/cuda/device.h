@@ -10,6 +10,7 @@
 #include <cuda_runtime.h>
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <cstdlib>
 #include <initializer_list>
 #include <iterator>
@@ -28,6 +29,8 @@
 #include "launch.h"
 
 constexpr int head_size_multiple = 8, largest_head_size = 128, largest_channels = 8192;
+// Sequences, which are the y or z of a grid; rows of all of them with what segment memory keeps, to the end of a tile.
+constexpr int largest_batch = 65535, largest_rows = INT_MAX - 128;
 
 // How many tokens of a prompt, and of texts that are scored, are computed at a time: with 2,048 of GPT-2 124M an H100
 // computes for longer than the host needs to launch the kernels. More rows would need longer K/V caches of windows.

@@ -21,7 +21,7 @@
 inline void check_lsh(const LshShape& s) {
   CHECK(0 < s.HS && s.HS <= largest_head_size && s.HS % head_size_multiple == 0);
   CHECK(2 <= s.buckets && s.buckets <= lsh_most_buckets && s.buckets % 2 == 0 && 1 <= s.rounds && s.rounds <= 65535);
-  CHECK(0 < s.T && s.rows() <= INT_MAX - 128 && s.B <= 65535 && s.NH <= 65535);
+  CHECK(0 < s.T && s.rows() <= largest_rows && s.B <= largest_batch && s.NH <= 65535);
 }
 
 // ----------------------------------------------------------------------------

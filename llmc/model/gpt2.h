@@ -3,8 +3,6 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 #include "activations.h"
@@ -106,7 +104,8 @@ struct GPT2 : ModelShape, ModelMemory {
 void gpt2_declare(GPT2& model, const ModelConfig& config, const PlanOptions& o);
 void gpt2_declare_generation(GPT2& model, const ModelConfig& config, const GenerationOptions& o);
 MemoryPlan gpt2_memory_plan(const ModelConfig& config, int B, PlanOptions o);
-int64_t planned_logit_rows(const GPT2& model, int64_t rows, int64_t logit_bytes);
+int64_t planned_logit_rows(const ModelConfig& config, int64_t rows, int64_t logit_bytes);
+int most_sequences(const ModelConfig& config, int64_t T);
 void gpt2_allocate(GPT2& model, const GPT2* weights_of = nullptr);
 void gpt2_fill_activations(GPT2& model, int value);
 

@@ -31,6 +31,7 @@
 #include "parts/dense_sum.h"
 #include "parts/gru_residual.h"
 #include "parts/head.h"
+#include "parts/kv_route.h"
 #include "parts/lsh_branch.h"
 #include "parts/mlp_branch.h"
 #include "parts/norm.h"

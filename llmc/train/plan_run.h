@@ -23,11 +23,9 @@
 #include "llmc/train/model_options.h"
 #include "llmc/train/print.h"
 #include "llmc/train/run.h"
-#include "llmc/train/stop_signal.h"
 #include "llmc/text/document_lengths.h"
 #include "llmc/text/scored_text.h"
 #include "llmc/text/step_loader.h"
-#include "llmc/text/validation_batches.h"
 #include "llmc/base/crc32c.h"
 #include "llmc/base/error.h"
 #include "llmc/base/meminfo.h"
@@ -132,9 +130,7 @@ inline LogFields print_memory(const GPT2& model, const PlanOptions& o, const Hos
   line("total", total);
   printf(" of %s free on the %s\n", bytes_text(double(available)).c_str(), device_name());
   const size_t of_sequences = model.activations.layout.bytes - plan[MemoryGroup::logits] - plan[MemoryGroup::muon];
-  auto plan_of = [&](int B) { return gpt2_memory_plan(model.config, B, o); };
-  auto logit_rows_of = [&](int B) { return planned_logit_rows(model, int64_t(B) * shape.T, o.logit_bytes); };
-  const int most = largest_micro_batch(available - std::min(available, beside), plan_of, logit_rows_of);
+  const int most = largest_micro_batch(available - std::min(available, beside), model.config, o);
   printf("  each sequence takes %s beside the logits; the largest micro-batch that fits is %d\n",
          bytes_text(double(of_sequences) / shape.B).c_str(), most);
   const std::string of_batch =

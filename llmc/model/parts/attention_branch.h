@@ -11,7 +11,6 @@
 #include "llmc/model/binding.h"
 #include "llmc/ops/attention_args.h"
 #include "head_stages.h"
-#include "kv_route.h"
 #include "mixed_maps.h"
 #include "norm.h"
 #include "qkv_projection.h"
@@ -104,8 +103,10 @@ inline void declare(AttentionBranch& b, ActivationList& list) {
   }
   list.in_buffer(buffers::dnorm, b.datt, {N, C});
   list.in_buffer({"delta", MemoryGroup::backward}, b.delta, {N, h});
-  const int64_t scratch = attention_backward_scratch(shape.training->B, plan.table.memory + shape.training->T, hs,
-                                                     most_partial_sums(plan, b.layer));
+  int64_t scratch = 0;  // a stream's first segment has nothing before it
+  for (const int64_t keys : {int64_t(shape.training->T), int64_t(plan.table.memory + shape.training->T)})
+    scratch =
+        std::max(scratch, attention_backward_scratch(shape.training->B, keys, hs, most_partial_sums(plan, b.layer)));
   if (scratch > 0) list.in_buffer({"attention_scratch", MemoryGroup::backward}, b.scratch, {scratch});
 }
 
