@@ -7,7 +7,6 @@
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <condition_variable>
 #include <csignal>
@@ -152,35 +151,16 @@ static std::string changed_option(const json& before, const json& now) {
   return "";
 }
 
-// The CRC-32C of the first `bytes` bytes of a file; none if it cannot be read, or is shorter.
-static std::optional<uint32_t> checksum_of_file(const std::string& path, int64_t bytes) {
-  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.fd < 0) return std::nullopt;
-  std::vector<char> block(1 << 20);
-  uint32_t checksum = 0;
-  for (int64_t begin = 0; begin < bytes;) {
-    const ssize_t n = pread(file.fd, block.data(), size_t(std::min(bytes - begin, int64_t(block.size()))), begin);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return std::nullopt;
-    checksum = crc32c(block.data(), n, checksum);
-    begin += n;
-  }
-  return checksum;
-}
-
 // Whether a file has the size and the checksum that a manifest states. Standard input is read to its end.
 static bool is_as_stated(const std::string& path, const json& bytes, const json& crc32c) {
-  if (path == "-") {
-    SourceReader reader;
-    std::vector<char> block(1 << 20);
-    reader.fd = STDIN_FILENO;
-    while (reader.read(block.data(), block.size()) > 0) continue;
-    return crc32c == crc32c_hex(reader.checksum);
-  }
   struct stat info;
-  if (stat(path.c_str(), &info) != 0 || bytes != info.st_size) return false;
-  const std::optional<uint32_t> checksum = checksum_of_file(path, info.st_size);
-  return checksum && crc32c == crc32c_hex(*checksum);
+  if (path != "-" && (stat(path.c_str(), &info) != 0 || bytes != info.st_size)) return false;
+  SourceReader reader;
+  reader.fd = path == "-" ? STDIN_FILENO : open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  std::vector<char> block(1 << 20);
+  while (reader.read(block.data(), block.size()) > 0) continue;
+  if (reader.error == EINTR) user_error("interrupted");
+  return reader.error == 0 && crc32c == crc32c_hex(reader.checksum);
 }
 
 // Whether a file holds the vocabulary of this checksum.

@@ -16,9 +16,3 @@ enter_root() {
 }
 # pattern_of <folder>: a glob pattern that matches its name and no other.
 pattern_of() { sed 's/[][*?\\]/\\&/g' <<<"$1"; }
-# wiring_name <text>: the text of a wiring as part of a folder's name: "gqa(2) window(4)" is gqa_2_window_4.
-wiring_name() {
-  local LC_ALL=C name=${1//[!a-zA-Z0-9.]/_}
-  while [[ $name = *__* ]]; do name=${name//__/_}; done
-  echo "${name%_}"
-}

@@ -77,7 +77,7 @@ if [ -n "$TEXT" ]; then
   name=$(basename "$data")
   sum=$({ echo "$name"; sed -n '/"shards"/,$s/.*"crc32c": "\(.*\)".*/\1/p' "$data/MANIFEST.json"; } | sha256sum)
   name=${name#text-} name=${name%"-$TOKENIZER"} name=${name%-????????}
-  name=$(wiring_name "${name:0:30}")-${sum:0:4}
+  name=$(LC_ALL=C sed 's/[^a-zA-Z0-9.]\{1,\}/_/g; s/_$//' <<<"${name:0:30}")-${sum:0:4}
 fi
 name=runs/$name${VOCABULARY:+-$TOKENIZER}${PRECISION:+-${PRECISION,,}}${MINUTES:+-${MINUTES}min}${HOURS:+-${HOURS}h}
 OUT=${OUT:-$name} OUT=${OUT%/}

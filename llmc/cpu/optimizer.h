@@ -1,7 +1,6 @@
 // AdamW and the gradient's norm, over the arenas of parameters. Only the elements of the chunks are read and written,
 // not the gaps between tensors.
 #pragma once
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>

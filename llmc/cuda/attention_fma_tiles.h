@@ -2,7 +2,6 @@
 // products; masks, the topk keys and dropout on a thread's scores.
 #pragma once
 #include <cmath>
-#include <type_traits>
 #include "llmc/ops/attention_args.h"
 #include "attention_tiles.h"
 #include "attention_topk.h"

@@ -1,6 +1,5 @@
 // Where documents begin and end: the operation of llmc/cpu/documents.h.
 #pragma once
-#include <algorithm>
 #include <cstdint>
 #include "device.h"
 

@@ -4,7 +4,6 @@
 // Tokens repeat, so several rows of dout are added to one row of dwte. Atomics would add them in an order that changes
 // from run to run; here each token that occurs has one owner, which adds its rows in the order of their positions.
 #pragma once
-#include <algorithm>
 #include <cstdint>
 #include "llmc/ops/rows.h"
 #include "vec.h"

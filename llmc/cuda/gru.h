@@ -5,26 +5,13 @@
 #include <cmath>
 #include <cstdint>
 #include "llmc/ops/gru.h"
-#include "vec.h"
+#include "activation.h"
 
-__global__ void __launch_bounds__(element_threads) relu_forward_kernel(floatX* y, const floatX* x, int64_t n) {
-  const int64_t i = first_element();
-  if (i >= n) return;
-  float v[8];
-  load8(v, x + i);
-  for (float& a : v) a = a < 0.0f ? 0.0f : a;
-  store8(y + i, v);
-}
-
-__global__ void __launch_bounds__(element_threads) relu_backward_kernel(floatX* dy, const floatX* y, int64_t n) {
-  const int64_t i = first_element();
-  if (i >= n) return;
-  float d[8], v[8];
-  load8(d, dy + i);
-  load8(v, y + i);
-  for (int j = 0; j < 8; j++) d[j] = v[j] > 0.0f ? d[j] : 0.0f;
-  store8(dy + i, d);
-}
+// By what it makes of x, as relu_backward reads that.
+struct Relu {
+  __device__ static float value(float x) { return x < 0.0f ? 0.0f : x; }
+  __device__ static float slope(float y) { return y > 0.0f ? 1.0f : 0.0f; }
+};
 
 __global__ void __launch_bounds__(element_threads)
     gru_gates_forward_kernel(GruGates<floatX> gru, const floatX* sums, int64_t N, int64_t C) {
@@ -101,10 +88,12 @@ __global__ void __launch_bounds__(element_threads)
   store8(gru.dresidual + at, dresidual);
 }
 
-inline void relu_forward(floatX* y, const floatX* x, int64_t n) { launch_elements(relu_forward_kernel, n, y, x, n); }
+inline void relu_forward(floatX* y, const floatX* x, int64_t n) {
+  launch_elements(activation_forward_kernel<Relu>, n, y, x, n);
+}
 
 inline void relu_backward(floatX* dy, const floatX* y, int64_t n) {
-  launch_elements(relu_backward_kernel, n, dy, y, n);
+  launch_elements(activation_backward_kernel<Relu>, n, dy, y, n);
 }
 
 inline void gru_gates_forward(const GruGates<floatX>& gru, const floatX* sums, int64_t N, int64_t C) {

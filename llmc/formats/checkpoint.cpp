@@ -1,7 +1,6 @@
 #include "checkpoint.h"
 #include <unistd.h>
 #include <cctype>
-#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include "llmc/base/crc32c.h"

@@ -1,5 +1,4 @@
 #include "gguf_file.h"
-#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include "config_json.h"

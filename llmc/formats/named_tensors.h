@@ -3,7 +3,6 @@
 #pragma once
 #include <map>
 #include <string>
-#include <utility>
 #include <vector>
 #include "llmc/wiring/config.h"
 #include "llmc/formats/model_file.h"

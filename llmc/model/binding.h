@@ -1,7 +1,6 @@
 // What the parts of the model are made from (parts/): operations, lists of activations and parameters, a batch; and
 // what a branch gets to set its pointers and sizes.
 #pragma once
-#include <vector>
 #include "activation_list.h"
 #include "activations.h"
 #include "attention_plan.h"

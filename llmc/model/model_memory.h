@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 #include "change_wiring.h"
@@ -77,19 +78,14 @@ inline void fetch_constant(const ModelMemory& model, int index, float* values) {
   std::copy_n(model.constants.begin() + constant.offset, num_elements(constant.shape), values);
 }
 
-// Returns a function for writers of files, which copies a tensor of a float arena of all parameters to host memory.
-inline FetchTensor fetch_from(const ModelMemory& model, const float* arena) {
-  return [&model, arena](int index, float* values) {
+// Returns a function for writers of files, which copies a tensor of a float arena of all parameters, in the device's
+// memory or in the host's, to host memory.
+inline FetchTensor fetch_from(const ModelMemory& model, const float* arena, bool is_on_host = false) {
+  return [&model, arena, is_on_host](int index, float* values) {
     if (model.parameters.is_constant(index)) return fetch_constant(model, index, values);
-    copy_to_host(values, arena + model.tensor(index).element_offset(), model.tensor(index).bytes());
-  };
-}
-
-// Returns the same function for an arena of all parameters in host memory.
-inline FetchTensor fetch_from_host(const ModelMemory& model, const float* arena) {
-  return [&model, arena](int index, float* values) {
-    if (model.parameters.is_constant(index)) return fetch_constant(model, index, values);
-    std::copy_n(arena + model.tensor(index).element_offset(), model.tensor(index).num_elements(), values);
+    const float* from = arena + model.tensor(index).element_offset();
+    if (is_on_host) memcpy(values, from, model.tensor(index).bytes());
+    else copy_to_host(values, from, model.tensor(index).bytes());
   };
 }
 

@@ -1,6 +1,5 @@
 // GPT-2's parameters: which there are, in the arena's order, and pointers to them by name.
 #pragma once
-#include <algorithm>
 #include <cmath>
 #include <string>
 #include <vector>

@@ -2,7 +2,6 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
-#include <utility>
 #include <vector>
 #include "attention_mask.h"
 #include "device_memory.h"

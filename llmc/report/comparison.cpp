@@ -13,24 +13,14 @@
 
 namespace report {
 
-// A run's description with the defaults of the options that it does not have and that decide on results: an older
-// version of this program did not know them, and trained by these.
-static json described(const RunHistory& run) {
-  json description = run.description;
-  TrainOptions defaults;
-  for (const Option& option : train_options(defaults))
-    if (const auto value = option.value();
-        value && option.on_resume != OnResume::ignored && !description.contains(option.key))
-      std::visit([&](const auto& scalar) { description[option.key] = scalar; }, *value);
-  for (const char* key : {model_checksum_key, train_checksum_key, val_checksum_key})
-    if (!description.contains(key)) description[key] = "";  // not known, or none
-  return description;
-}
-
 // Each run's description without its seed and what follows from the rest: of the other keys those that all runs have.
 static std::vector<nlohmann::json> keys_of(const std::vector<RunHistory>& runs) {
   std::vector<json> all;
-  for (const RunHistory& run : runs) all.push_back(described(run));
+  for (const RunHistory& run : runs) {
+    all.push_back(run.description);
+    for (const char* key : {model_checksum_key, train_checksum_key, val_checksum_key})
+      all.back().emplace(key, "");  // not known, or none
+  }
   std::vector<nlohmann::json> keys(runs.size());
   for (const auto& [name, value] : all[0].items()) {
     const auto says_it = [&, n = name](const json& other) { return other.contains(n); };

@@ -48,9 +48,6 @@ LearnedSources read_learned_sources(const std::string& folder, const ModelConfig
 }
 
 // ----------------------------------------------------------------------------
-// CSV
-
-// ----------------------------------------------------------------------------
 // The nearest wirings
 
 namespace {

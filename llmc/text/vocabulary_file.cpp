@@ -1,7 +1,6 @@
 // Vocabularies as tiktoken, OpenAI and Hugging Face write them.
 #include <algorithm>
 #include <filesystem>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
 #include <unordered_set>
@@ -30,6 +29,19 @@ static uint32_t character_of(uint8_t byte) {
     return all;
   }();
   return characters[byte];
+}
+
+constexpr uint32_t end_of_characters = 256 + 68;
+
+// The byte that a character stands for; -1 if it stands for none.
+static int byte_of(uint32_t character) {
+  static const std::array<int, end_of_characters> bytes = [] {
+    std::array<int, end_of_characters> all;
+    all.fill(-1);
+    for (int byte = 0; byte < 256; byte++) all[character_of(uint8_t(byte))] = byte;
+    return all;
+  }();
+  return character < end_of_characters ? bytes[character] : -1;
 }
 
 // A token as those files write it; all these characters take one or two bytes of UTF-8.
@@ -97,19 +109,14 @@ struct Tokenizer::VocabularyFile {
   }
 
   std::string bytes_of(const std::string& token) const {
-    static const std::vector<int> byte_of = [] {
-      std::vector<int> bytes(256 + 68, -1);
-      for (int b = 0; b < 256; b++) bytes[character_of(uint8_t(b))] = b;
-      return bytes;
-    }();
     std::string bytes;
     for (std::string_view rest = token; !rest.empty();) {
       const Utf8Character c = first_character(rest);
-      if (c.code_point >= byte_of.size() || byte_of[c.code_point] < 0)
+      if (byte_of(c.code_point) < 0)
         user_error("%s: the token \"%s\" has a character that stands for no byte; only byte-level vocabularies are "
                    "known",
                    path, token);
-      bytes += char(byte_of[c.code_point]);
+      bytes += char(byte_of(c.code_point));
       rest.remove_prefix(c.length);
     }
     return bytes;
@@ -215,15 +222,6 @@ json Tokenizer::VocabularyFile::added_beside() const {
   return added;
 }
 
-// Whether a vocabulary file's token is that of a byte.
-static bool is_one_byte(const std::string& token) {
-  if (token.empty()) return false;
-  const Utf8Character c = first_character(token);
-  for (int byte = 0; byte < 256; byte++)
-    if (c.length == token.size() && c.code_point == character_of(uint8_t(byte))) return true;
-  return false;
-}
-
 // Takes {"token": id, ...} and added tokens, which may be among these: as an ordinary token, or by their names alone.
 void Tokenizer::VocabularyFile::add_all(const json& vocabulary, json added, const std::vector<std::string>& merges) {
   const std::unordered_set<std::string> merged(merges.begin(), merges.end());
@@ -233,7 +231,9 @@ void Tokenizer::VocabularyFile::add_all(const json& vocabulary, json added, cons
   for (const auto& [token, id] : vocabulary.items()) {
     const auto found = id_of_added.find(token);
     const bool is_name = found != id_of_added.end() && found->second == id && !merged.count(token);
-    if (!is_name || is_one_byte(token)) add(id, bytes_of(token));
+    const bool is_byte = !token.empty() && first_character(token).length == token.size() &&
+                         byte_of(first_character(token).code_point) >= 0;
+    if (!is_name || is_byte) add(id, bytes_of(token));
   }
   for (const json& token : added) add_added(token);
 }
@@ -351,9 +351,8 @@ Tokenizer Tokenizer::of_merges(const std::vector<Merge>& merges) {
   Tokenizer t;
   t.tokens_ = {end_of_text_name};
   t.added_.push_back({end_of_text_name, 0});
-  std::map<uint32_t, char> bytes;  // by character
-  for (int byte = 0; byte < 256; byte++) bytes[character_of(uint8_t(byte))] = char(byte);
-  for (const auto& [character, byte] : bytes) t.tokens_.emplace_back(1, byte);
+  for (uint32_t character = 0; character < end_of_characters; character++)
+    if (const int byte = byte_of(character); byte >= 0) t.tokens_.emplace_back(1, char(byte));
   for (const auto& [left, right] : merges) t.tokens_.push_back(t.tokens_[left] + t.tokens_[right]);
   t.build("the merges");
   return t;

@@ -13,7 +13,6 @@
 #include "llmc/base/host_name.h"
 #include "llmc/base/json.h"
 #include "llmc/base/message.h"
-#include "llmc/base/number.h"
 #include "llmc/base/utf8.h"
 #include "option.h"
 #include "print.h"

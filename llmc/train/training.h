@@ -23,14 +23,12 @@
 #include "llmc/train/print.h"
 #include "llmc/train/run.h"
 #include "llmc/train/stop_signal.h"
-#include "llmc/text/document_lengths.h"
 #include "llmc/text/scored_text.h"
 #include "llmc/text/step_loader.h"
 #include "llmc/text/validation_batches.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/crc32c.h"
 #include "llmc/base/error.h"
-#include "llmc/base/meminfo.h"
 #include "llmc/base/message.h"
 
 #include "llmc/train/plan_run.h"
@@ -267,7 +265,13 @@ inline void save_checkpoint(Trainer& t) {
   std::vector<TextFile> files = model_text_files(model.config);
   for (TextFile& file : tokenizer_text_files(model.config, t.run.tokenizer_json)) files.push_back(std::move(file));
   start_checkpoint(t.run, model.parameters,
-                   {{}, std::move(files), fetch_from_host(model, weights), m, v, std::move(segment_memory)}, header);
+                   {{},
+                    std::move(files),
+                    fetch_from(model, weights, /*is_on_host=*/true),
+                    m,
+                    v,
+                    std::move(segment_memory)},
+                   header);
 }
 
 // ----------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 #pragma once
 #include <cstdint>
 #include <optional>
-#include <vector>
 #include "llmc/model/binding.h"
 #include "cycle_start.h"
 #include "llmc/ops/halting.h"

@@ -2,7 +2,6 @@
 // (head_stages.h), and each stage may put them elsewhere; attention asks for the places that the last stage left.
 // Gradients go the other way, so that each place has one for the gradient beside it.
 #pragma once
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 #include "llmc/model/binding.h"

@@ -1,7 +1,6 @@
 // All terms, in the order of the lists that users see.
 #pragma once
 #include <variant>
-#include <vector>
 #include "act.h"
 #include "alibi.h"
 #include "also.h"

@@ -7,7 +7,6 @@
 //   misfit(L, h)          what is wrong with it in a model of L layers and h heads; "" if nothing is
 //   apply(WiringTable&)   what it changes
 #pragma once
-#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
