@@ -69,7 +69,7 @@ HOST_LIB := $(OBJ)/libhost.a
 REPORT_OBJS := $(patsubst %.cpp,$(OBJ)/%.o,$(wildcard llmc/report/*.cpp))
 REPORT_LIB := $(OBJ)/libreport.a
 
-EXPERIMENTS := paper night evidence probe
+EXPERIMENTS := paper night evidence probe frontier
 .PHONY: all help train $(EXPERIMENTS) test test-all list-tests mutants bench bench-cpu memory-table gpu-model gpu-check
 .PHONY: fuzz clean setup programs what-is-here gpu-checked gpu-bundle
 .DELETE_ON_ERROR:
@@ -89,7 +89,7 @@ help:
 	@echo '                MINUTES=n or HOURS=n: in that time; TEXT=path: your own text; DATA=tinyshakespeare'
 	@echo '                VOCABULARY=4096: tokens of a vocabulary of that size, learned from the text, not bytes'
 	@echo 'make paper      the tables of the SLA paper and other wirings, over seeds (1.6 hours on 2 cores);'
-	@echo '                make night, evidence, probe: the other files of scripts/experiments'
+	@echo '                make night, evidence, probe, frontier: the other files of scripts/experiments'
 	@echo 'make test       install, build and run the tests of every part, those for GPUs on an emulated one'
 	@echo '                (4 to 16 minutes on 2 cores)'
 	@echo 'make test-all   every test there is (an hour or more); the last line of both says how many passed'
@@ -160,7 +160,7 @@ on_gpu := $(if $(gpu_problem),,$(gpus))
 $(EXPERIMENTS):
 	@$(if $(and $(gpus),$(gpu_problem)),\
 	  echo 'note: $(gpus) is not used$(comma) and training is on the CPU: $(gpu_problem)',:)
-	@scripts/setup.sh gpu $(if $(on_gpu),,cpu) corpora $(if $(filter evidence,$@),gcide) --optional extras
+	@scripts/setup.sh gpu $(if $(on_gpu),,cpu) corpora $(if $(filter evidence frontier,$@),gcide) --optional extras
 	@$(MAKE) --no-print-directory -j$(shell nproc) train_gpt2_sla$(if $(on_gpu),,_cpu) report experiment \
 	  data/tokenize data/probe
 	@./experiment scripts/experiments/$@.toml $(if $(on_gpu),,--trainer ./train_gpt2_sla_cpu) $(ARGS)

@@ -42,7 +42,7 @@ inline void load_model(GPT2& model, const std::string& folder, const ModelConfig
   if (!same_model(in_folder, config)) {
     const WiringChange change = plan_wiring_change(in_folder, model.attention_plan);
     if (const std::string missing = weights_without_values(change); !missing.empty())
-      user_error("--wiring '%s': %s, which was trained with %s, has not all weights for it: %s has no trained values",
+      user_error("--wiring '%s': %s, which was trained with %s, has not all weights for it; without trained values: %s",
                  config.wiring.text, folder, in_folder.wiring.text, missing);
     fprintf(stderr, "%s was trained with the wiring %s and is read as %s; what changes:\n%s", folder.c_str(),
             in_folder.wiring.text.c_str(), config.wiring.text.c_str(), describe(change).c_str());

@@ -604,8 +604,9 @@ void print_gpus() {
          "H200](results/hopper/README.md), the H100\nbefore changes that made the H200 faster); all else is modelled, "
          "and of no other kind has a GPU been measured.\n`make gpu-model` writes this page.\n\n"
          "The micro-batch is the largest that fits by the trainer's own plan, as on [another page](results/memory.md), "
-         "in memory of GB of 10^9 bytes:\nGPUs with GiB have 7 %% more, for CUDA's context and a display. It "
-         "recomputes nothing unless an `-r` says so, the lowest that fits.\ntokens/s is of that micro-batch, or "
+         "in memory of GB of 10^9 bytes:\nwhat a GPU of as many GiB has more, 7 %%, is left to CUDA's context and a "
+         "display. It recomputes nothing unless an `-r` says so, the lowest that fits.\ntokens/s is of that "
+         "micro-batch, or "
          "of 32,768 tokens if it has more, by [the model](gpu-model.md) times the ratio of measured to modelled\n"
          "on H100 and H200, which other GPUs are only assumed to have. Hours are for 10 billion tokens.\n",
          precision_name);
@@ -623,9 +624,9 @@ void print_gpus() {
   }
   print_errors(measurements);
   printf("\n## The GPUs\n\n"
-         "Dense TFLOP/s in bf16 with sums in fp32 are multiprocessors x boost clock x FLOP a cycle. NVIDIA's documents "
-         "were not opened for this\ntable, but the pages that are named, or what is known by memory. Matmuls, copies "
-         "and attention reach the shares that are\n[assumed](gpu-model.md#what-is-assumed) on an A100, or on an H100, "
+         "Dense TFLOP/s in bf16 with sums in fp32 are multiprocessors x boost clock x FLOP a cycle. Figures are from "
+         "the pages named,\nor from memory; NVIDIA's documents were not opened. Matmuls, copies and attention reach "
+         "the shares that are\n[assumed](gpu-model.md#what-is-assumed) on an A100, or on an H100, "
          "H200 and B200. Power limits and L2 are not modelled.\n\n"
          "| GPU | SMs | GHz | dense TFLOP/s | memory, GB | GB/s | L2, MB | from |\n"
          "| --- | --: | --: | --: | --: | --: | --: | --- |\n");

@@ -235,6 +235,12 @@ TEST_F(ExperimentTest, ArgumentsAndFilesThatAreWrongAreRefused) {
     write_file(path, text);
     expect_error(path, part);
   }
+  const std::string none = in("none");
+  write_file(path, "data = '" + none + "'\nmake_data = 'mkdir " + none +
+                       "'\nseeds = '1'\n[[group]]\nname = 'a'\narms = ['plain']");
+  expect_error(path + " --dry-run",
+               "none: has no train_*.bin; mkdir " + none + " makes them, which --dry-run does not");
+  EXPECT_FALSE(fs::exists(none));
 }
 
 // Each of the repository's files, with the number of runs that it begins with.

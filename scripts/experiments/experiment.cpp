@@ -446,7 +446,9 @@ static bool parse_arguments(int argc, char** argv, Experiment& e) {
   app.add_option("-o,--out", e.out, "the folder of all runs; default: runs/ and the name of the file, or compare");
   app.add_option("--jobs", e.jobs, "runs at a time; default: one a GPU, or a core as far as there is memory");
   app.add_option("--trainer", e.trainer, "default: ./train_gpt2_sla where there is a GPU, else ./train_gpt2_sla_cpu");
-  app.add_flag("--dry-run", e.dry_run, "print the runs that are left, as far as they are known, and end");
+  app.add_flag("--dry-run", e.dry_run,
+               "print the runs that are left, as far as they are known, and end; of probes, makes their examples "
+               "first");
   char** const end = std::find(argv, argv + argc, std::string("--"));
   if (end != argv + argc) e.more.assign(end + 1, argv + argc);
   if (!parse_command_line(app, int(end - argv), argv)) return false;
@@ -467,6 +469,8 @@ static int run_experiment(int argc, char** argv) {
   for (const std::string& program : {e.trainer, std::string("./report")})
     if (access(program.c_str(), X_OK) != 0) user_error("%s: is not built; make builds it", program);
   const auto has_data = [&] { return e.data.empty() || !matching_files(e.data + "/train_*.bin").empty(); };
+  if (!has_data() && e.dry_run && !make_data.empty())
+    user_error("%s: has no train_*.bin; %s makes them, which --dry-run does not", e.data, make_data);
   if (!has_data() && (make_data.empty() || run({"sh", "-c", make_data}).status != 0 || !has_data()))
     user_error("%s: has no train_*.bin; data/README.md says how to make some", e.data);
   for (Group& g : e.groups)

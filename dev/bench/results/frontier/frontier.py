@@ -126,7 +126,7 @@ def conclusions(arms):
 
 def table(title, arms, kv, plain_kv):
     print(f"\n{title}\n")
-    row("wiring", "K/V, bytes a token", "of plain", "pairs", "less plain, bits a byte", "95 %", "")
+    row("wiring", "K/V, bytes a token", "of plain", "pairs", "minus plain, bits a byte", "95 %", "")
     row("---", "--:", "--:", "--:", "--:", "--:", "---")
     found = sorted(conclusions(arms), key=lambda c: (-kv[c[0]], c[0]))
     for wiring, pairs, mean, half, said in found:
@@ -194,7 +194,7 @@ def main():
                           for wiring, _, mean, half, _ in found)
 
     print("\nBudgets: the arm with the lowest mean among those that fit, and those whose difference to it is not decided\n")
-    row("budget", "lowest", "less plain", "not decided beside it")
+    row("budget", "lowest", "minus plain", "not decided beside it")
     row("--:", "---", "--:", "---")
     means = {wiring: statistics.mean(d.values()) for wiring, d in differences.items()}
     for budget in BUDGETS:
