@@ -33,6 +33,14 @@ inline std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
+// The parts that are not empty, with `between` them, and before the last of several `last`, if that is another.
+inline std::string joined(const std::vector<std::string>& parts, const char* between, const char* last = nullptr) {
+  std::string text;
+  for (const std::string& part : parts)
+    if (!part.empty()) text += (text.empty() ? "" : last != nullptr && &part == &parts.back() ? last : between) + part;
+  return text;
+}
+
 // The fewest digits that read back as the same number, with an exponent where %g has one.
 inline std::string shortest(double x) {
   char digits[64];

@@ -21,6 +21,7 @@
 #include "llmc/wiring/config.h"
 #include "llmc/formats/checkpoint.h"
 #include "llmc/base/error.h"
+#include "llmc/base/text.h"
 #include "parameters.h"
 
 struct WiringChange {
@@ -181,9 +182,7 @@ inline std::string layer_change_text(const WiringChange& c, int l) {
   if (change.unused > 0) parts.push_back(format("%d rows of c_attn are not used any more", change.unused * hs));
   if (change.fresh > 0)
     parts.push_back(format("%d rows of c_attn have no trained values and start as in a new model", change.fresh * hs));
-  std::string text;
-  for (const std::string& part : parts) text += (text.empty() ? "" : "; ") + part;
-  return text;
+  return joined(parts, "; ");
 }
 
 // "layers 1, 3 to 5".

@@ -252,6 +252,26 @@ inline std::vector<floatX*> gradients_of_inputs(const Sublayers& sublayers, cons
   return gradients;
 }
 
+// What the backward pass adds to from its first operation on: the gradient of the residual stream, those of learned
+// shares of maps, and with `route`, by which any layer may be the last that uses a layer's K/V, those of K/V.
+inline std::vector<ZeroedTensor> zeroed_tensors(const Sublayers& sublayers,
+                                                const std::vector<AttentionBranch*>& attentions,
+                                                const Binding& binding) {
+  const ModelShape& shape = binding.shape;
+  const size_t N = size_t(shape.rows);
+  std::vector<ZeroedTensor> zeroed = {
+      {sublayers.last_norm.dresidual, N * size_t(shape.config.channels) * sizeof(floatX)}};
+  const auto* attention = attention_of(sublayers.list[0]);
+  if (attention != nullptr && attention->mixed_maps && attention->mixed_maps->dmap_gates != nullptr)
+    zeroed.push_back({attention->mixed_maps->dmap_gates, N * size_t(shape.config.num_layers) * sizeof(float)});
+  if (!sublayers.places) return zeroed;
+  const size_t accumulated = size_t(binding.plan().accumulator_heads * binding.head_size()) * sizeof(floatX);
+  for (const AttentionBranch* b : attentions)
+    if (floatX* accumulator = b->projection.accumulator; accumulator != nullptr)
+      zeroed.push_back({accumulator, size_t(shape.key_rows()) * accumulated});
+  return zeroed;
+}
+
 // Sets what the passes look up, when parameters and activations have their pointers. In generation `grads` has no
 // layers, and `cache` is not null.
 inline void bind_sublayers(Sublayers& sublayers, const ModelShape& shape, const Params<floatX>& params,
@@ -298,17 +318,7 @@ inline void bind_sublayers(Sublayers& sublayers, const ModelShape& shape, const 
   bind_cycle_starts(sublayers, shape, params, grads, acts);
   sublayers.dropout = dropout_of(acts, shape, DropoutSite::embeddings, 0);
   if (const auto* r = std::get_if<ReversibleResidual>(&last.residual)) sublayers.streams = r->streams;
-  const size_t N = size_t(shape.rows);
-  sublayers.zeroed = {{sublayers.last_norm.dresidual, N * size_t(shape.config.channels) * sizeof(floatX)}};
-  const auto* attention = attention_of(sublayers.list[0]);
-  if (attention != nullptr && attention->mixed_maps && attention->mixed_maps->dmap_gates != nullptr)
-    sublayers.zeroed.push_back(
-        {attention->mixed_maps->dmap_gates, N * size_t(shape.config.num_layers) * sizeof(float)});
-  if (!sublayers.places) return;
-  const size_t accumulated = size_t(binding.plan().accumulator_heads * binding.head_size()) * sizeof(floatX);
-  for (const AttentionBranch* b : attentions)
-    if (floatX* accumulator = b->projection.accumulator; accumulator != nullptr)
-      sublayers.zeroed.push_back({accumulator, size_t(shape.key_rows()) * accumulated});
+  sublayers.zeroed = zeroed_tensors(sublayers, attentions, binding);
 }
 
 // ----------------------------------------------------------------------------

@@ -67,9 +67,7 @@ static std::string other_validation(const Arm& arm, const Arm& first) {
     if (matters && differ(arm, first, name))
       all.push_back(what + (" " + value_in(arm, name)) + " in place of " + value_in(first, name));
   if (has_memory(arm) != has_memory(first) && !reads_all) all.push_back("other places, for `memory` reads streams");
-  std::string text;
-  for (const std::string& what : all) text += (text.empty() ? "" : ", ") + what;
-  return text;
+  return joined(all, ", ");
 }
 
 static std::vector<std::string> names_of(const std::vector<RunHistory>& runs) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include "llmc/base/error.h"
+#include "llmc/base/text.h"
 
 // NaN for what is no number.
 static double number_in(const Scalar& value) {
@@ -36,11 +37,7 @@ Range zero_or_at_least(double least, const char* unit) {
           [=](const Scalar& value) { return number_in(value) == 0 || number_in(value) >= least; }};
 }
 
-std::string either(const std::vector<std::string>& names) {
-  std::string text;
-  for (size_t i = 0; i < names.size(); i++) text += (i == 0 ? "" : i + 1 < names.size() ? ", " : " or ") + names[i];
-  return text;
-}
+std::string either(const std::vector<std::string>& names) { return joined(names, ", ", " or "); }
 
 Range one_of(const std::vector<std::string>& names) {
   return {"be " + either(names), [=](const Scalar& value) {

@@ -36,9 +36,7 @@ std::string names_of_terms(const char* last, Predicate holds) {
   std::vector<std::string> names;
   for (const WiringTerm& t : known_terms())
     if (holds(info_of(t))) names.push_back(name_of(t));
-  std::string text;
-  for (size_t i = 0; i < names.size(); i++) text += (i == 0 ? "" : i + 1 < names.size() ? ", " : last) + names[i];
-  return text;
+  return joined(names, ", ", last);
 }
 
 bool combine(const TermInfo& a, const TermInfo& b) { return (a.excludes & b.sets) == 0 && (b.excludes & a.sets) == 0; }
@@ -303,9 +301,9 @@ void validate(const Wiring& w, int num_layers, int num_heads) {
 }
 
 std::string canonical_text(const Wiring& w) {
-  std::string text;
-  for (const WiringTerm& t : w.terms) text += (text.empty() ? "" : " ") + term_text(t);
-  return text;
+  std::vector<std::string> texts;
+  for (const WiringTerm& t : w.terms) texts.push_back(term_text(t));
+  return joined(texts, " ");
 }
 
 WiringTable wiring_table(const Wiring& w, int num_layers, int num_heads) {

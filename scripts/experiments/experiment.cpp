@@ -58,12 +58,6 @@ static Words words_of(std::string text, char separator = ' ') {
   return words;
 }
 
-static std::string joined(const Words& words, const char* between = " ") {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() || word.empty() ? "" : between) + word;
-  return text;
-}
-
 // ----------------------------------------------------------------------------
 // What is to be compared
 
@@ -88,7 +82,7 @@ static Group group_of(const json& j, const Experiment& e) {
   for (const json& arm : e.wirings.empty() ? j.value("arms", json::array()) : json(words_of(e.wirings, ';'))) {
     const json a = arm.is_object() ? arm : json{{"wiring", arm}};
     check_keys(a, e.file, "wiring from published options");
-    const std::string wiring = joined(words_of(a.at("wiring").get<std::string>()));
+    const std::string wiring = joined(words_of(a.at("wiring").get<std::string>()), " ");
     g.arms.push_back(
         {wiring, a.value("from", g.name), name_of(wiring), a.value("published", ""), words_of(a.value("options", ""))});
   }
@@ -210,7 +204,7 @@ static void make_probe(const Experiment& e, Group& g) {
   for (const std::string& of_level : {std::string("-t"), "--" + harder})
     if (const auto at = std::find(task.begin(), task.end(), of_level); at != task.end()) task.erase(at, at + 2);
   g.text = format("level %s of %s --%s\nchance %s", made.at("parameters").at(harder).dump().c_str(),
-                  joined(task).c_str(), harder.c_str(), made.at("chance_in_context").dump().c_str());
+                  joined(task, " ").c_str(), harder.c_str(), made.at("chance_in_context").dump().c_str());
 }
 
 // ----------------------------------------------------------------------------
