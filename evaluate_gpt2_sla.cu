@@ -498,10 +498,12 @@ std::vector<std::string> all_matching_files(const std::vector<std::string>& patt
 // Throws UserError unless the results can be written, and replace nothing that is read.
 void check_outputs(const EvaluateOptions& o) {
   std::vector<std::string> others = weight_files(o.model);
-  others.insert(others.end(), o.files.begin(), o.files.end());
+  for (const std::string& file : o.files)
+    others.insert(others.end(), {file, mask_path_of(file), Tokenizer::file_in(parent_folder(file))});
   others.insert(others.end(), o.lambada.begin(), o.lambada.end());
   for (const std::string& file : {o.model + "/config.json", Tokenizer::file_in(o.model), o.tokenizer})
-    if (!file.empty()) others.push_back(file);
+    others.push_back(file);
+  others.erase(std::remove(others.begin(), others.end(), ""), others.end());
   for (const std::string& output : {o.json, o.positions}) {
     if (output.empty()) continue;
     check_output(output, others);

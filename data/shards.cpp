@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include "llmc/base/crc32c.h"
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
@@ -89,33 +90,34 @@ void ShardWriter::finish_shard() {
 // -------------------------------------------------------------------------------------------------------------------
 // The folder
 
-// Names that this program writes; it deletes no others.
+// Names that this program writes; it replaces no others.
 static bool is_ours(const std::string& name) {
   const bool shard = begins_with(name, "train_") || begins_with(name, "val_");
   return name == "MANIFEST.json" || name == "tokenizer.json" ||
          (shard && (ends_with(name, ".bin") || ends_with(name, ".mask")));
 }
 
-// Deletes this program's files in a folder, and the folder if it is then empty. Ignores errors.
-static void remove_shard_folder(const std::string& folder) noexcept {
-  try {
-    for (const std::string& name : list_folder(folder))
-      if (is_ours(name)) unlink((folder + "/" + name).c_str());
-  } catch (const std::exception&) {}
-  rmdir(folder.c_str());
+// Where a folder is to be, with links followed.
+static std::string followed(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_symlink(path, error)) return path;
+  const std::filesystem::path target = std::filesystem::canonical(path, error);
+  if (error) user_error("%s: is a link that leads nowhere; remove it, or choose another --out", path);
+  return target;
 }
 
+OutputFolder::OutputFolder(const std::string& path) : path_(followed(path)), folder_(path_, /*may_exist=*/true) {}
+
 void OutputFolder::publish() {
-  const std::string old = path_ + ".old";
-  remove_shard_folder(old);  // from a run that was killed during the next lines
-  const bool replaces = rename(path_.c_str(), old.c_str()) == 0;
+  if (path_exists(path_)) shards_exist(path_);     // and nothing that has come meanwhile
+  const NewFolder old(path_, /*may_exist=*/true);  // deleted at the end; by a later run, if this one is killed
+  const bool replaces = rename(path_.c_str(), old.unfinished().c_str()) == 0;
   try {
     folder_.finish();
   } catch (const UserError&) {
-    if (replaces) rename(old.c_str(), path_.c_str());
+    if (replaces) rename(old.unfinished().c_str(), path_.c_str());
     throw;
   }
-  if (replaces) remove_shard_folder(old);
 }
 
 bool shards_exist(const std::string& folder) {

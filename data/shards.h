@@ -53,10 +53,11 @@ struct ShardWriter {
 // A folder DIR of shards while it is written, under another name. Without publish() nothing is left of it.
 struct OutputFolder {
   // Throws UserError if the folder cannot be made.
-  explicit OutputFolder(const std::string& path) : path_(path), folder_(path, /*may_exist=*/true) {}
+  explicit OutputFolder(const std::string& path);
 
   const std::string& path() const { return folder_.unfinished(); }
-  // Gives it the name DIR, durably. An existing DIR, which holds only files of this program, is deleted.
+  // Gives it the name DIR, or where that is a link, of what it leads to, durably. An existing DIR is deleted. Throws
+  // UserError if that holds files of other programs.
   void publish();
 
  private:

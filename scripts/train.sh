@@ -99,6 +99,10 @@ source scripts/ladder.sh
 chosen_number() { sed -n "s/^$1 = \([0-9]*\)$/\1/p" "$chosen"; }
 
 say "how fast this machine is, and what it trains in ${minutes} minutes"
+before=$(sed -n 's/^# \([0-9.e+]*\) minutes on.*/\1/p' "$chosen" 2>/dev/null) || true
+if [ -n "$before" ] && calculate "exit $before == $minutes"; then
+  die "$chosen: is what was chosen for $before minutes, not $minutes; give another OUT"
+fi
 if [ -e "$chosen" ]; then sed -n 's/^# //p' "$chosen"; else choose; fi
 echo "(kept in $chosen for the next time)"
 STEPS=$(chosen_number steps)
@@ -138,6 +142,13 @@ while true; do
   stoppable "${run[@]}" || true
   kill "$watcher" 2>/dev/null || true
   now=$(chosen_number steps)
+  # Where the time was over already: what has been trained by the time that it has stopped.
+  reached=$(find "$OUT" -maxdepth 1 -name 'step_*' 2>/dev/null | sort | tail -n 1)
+  reached=$((10#0${reached##*step_}))
+  if [ -n "$stopped" ] && [ "$now" -lt "$reached" ]; then
+    now=$reached
+    sed -i "s/^steps = .*/steps = $now/" "$chosen"
+  fi
   if [ -z "$stopped" ] || [ "$now" = "$STEPS" ]; then break; fi
   echo "at this speed $now updates take the time, not $STEPS"
   STEPS=$now

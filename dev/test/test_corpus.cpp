@@ -220,6 +220,28 @@ TEST_F(Corpus, AShardsMaskIsInTheManifestAndReplacedWithIt) {
   EXPECT_FALSE(fs::exists(in("out.old")));
 }
 
+TEST_F(Corpus, AFolderWhoseNameEndsInOldIsLeftAlone) {
+  const std::string text = write("in", "some text that is long enough for two parts\n");
+  tokenize("out.old", "--val-fraction 0 " + text);
+  tokenize("out", "--val-fraction 0 " + text);
+  tokenize("out", "--force --val-fraction 0 " + text);
+  EXPECT_TRUE(fs::exists(in("out.old") + "/train_000000.bin"));
+}
+
+TEST_F(Corpus, ALinkIsFollowed) {
+  tokenize("elsewhere", "--val-fraction 0 " + write("in", "some text\n"));
+  fs::create_directory_symlink(in("elsewhere"), in("out"));
+  const std::string before = read_file(in("elsewhere") + "/MANIFEST.json");
+  tokenize("out", "--update --val-fraction 0 " + write("in", "another text\n"));
+  EXPECT_TRUE(fs::is_symlink(in("out")));
+  EXPECT_NE(read_file(in("elsewhere") + "/MANIFEST.json"), before);
+  fs::remove_all(in("elsewhere"));
+  const Outcome o = run("data/tokenize --out " + in("out") + " " + in("in"));
+  EXPECT_EQ(o.exit_status, 1);
+  EXPECT_NE(o.err.find("is a link that leads nowhere"), std::string::npos) << o.err;
+  EXPECT_TRUE(fs::is_symlink(in("out")));
+}
+
 TEST(Packing, PutsTheLongestTextWhereTheLeastRoomIsLeft) {
   using Pieces = std::vector<std::pair<int64_t, int64_t>>;  // begin and length
   auto packed_rows = [](const std::vector<int64_t>& begins, int64_t end) {

@@ -179,6 +179,13 @@ TEST_F(Evaluation, ReadsStreamsInSegmentsWithAMemory) {
     write(format("%d.bin", b), shard_of({first, first + length + 1}));
     files += " " + in(format("%d.bin", b));
   }
+  for (const char* beside : {"tokenizer.json", "0.mask"}) {
+    write(beside, "x");
+    const Outcome refused = run(program + golden.folder + files + " --json " + in(beside));
+    EXPECT_NE(refused.err.find("this command reads or writes it"), std::string::npos) << refused.err;
+    EXPECT_EQ(read_file(in(beside)), "x");
+    std::filesystem::remove(in(beside));
+  }
   const Outcome o = run(program + golden.folder + files + " --json " + in("r.json") + " --positions " + in("p.csv"));
   ASSERT_EQ(o.exit_status, 0) << o.err;
   EXPECT_NE(o.err.find(format("%d tokens read", B * length)), std::string::npos) << o.err;
