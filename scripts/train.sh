@@ -142,11 +142,11 @@ while true; do
   stoppable "${run[@]}" || true
   kill "$watcher" 2>/dev/null || true
   now=$(chosen_number steps)
-  # Where the time was over already: what has been trained by the time that it has stopped.
+  # Where the time was over before it stopped: one update more than it has.
   reached=$(find "$OUT" -maxdepth 1 -name 'step_*' 2>/dev/null | sort | tail -n 1)
   reached=$((10#0${reached##*step_}))
-  if [ -n "$stopped" ] && [ "$now" -lt "$reached" ]; then
-    now=$reached
+  if [ -n "$stopped" ] && [ "$now" -le "$reached" ]; then
+    now=$((reached + 1))
     sed -i "s/^steps = .*/steps = $now/" "$chosen"
   fi
   if [ -z "$stopped" ] || [ "$now" = "$STEPS" ]; then break; fi

@@ -309,4 +309,8 @@ TEST_F(LongTrain, KeepsItsFiveMinutesAndSuggestsWhatToTry) {
   EXPECT_NE(run("cd '" + in("r [x]") + "' && MINUTES=7 PRECISION=FP32 TEXT=a scripts/train.sh")
                 .out.find("-fp32-7min -y"),
             std::string::npos);
+  const std::string in_x = "cd '" + in("r [x]") + "' && OUT=x TEXT=a scripts/train.sh";
+  EXPECT_EQ(run(in_x).exit_status, 0);
+  EXPECT_NE(run("export MINUTES=7; " + in_x).err.find("x.toml: is what was chosen for 5 minutes, not 7; give another "),
+            std::string::npos);
 }
