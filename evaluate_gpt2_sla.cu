@@ -503,7 +503,7 @@ void check_outputs(const EvaluateOptions& o) {
   others.insert(others.end(), o.lambada.begin(), o.lambada.end());
   for (const std::string& file : {o.model + "/config.json", Tokenizer::file_in(o.model), o.tokenizer})
     others.push_back(file);
-  others.erase(std::remove(others.begin(), others.end(), ""), others.end());
+  others.erase(std::remove(others.begin(), others.end(), ""), others.end());  // of what is not there
   for (const std::string& output : {o.json, o.positions}) {
     if (output.empty()) continue;
     check_output(output, others);

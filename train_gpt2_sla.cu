@@ -9,6 +9,8 @@
 //
 // B: sequences in a micro-batch, T: their length, N: rows, B T in training, C: channels, L: layers, h: heads, hs: head
 // size, V: vocabulary, QKV: q, k and v of one token in one layer, hs * (heads of q, k and v that the layer projects).
+// A bucket: the embeddings, a layer, or the last norm, whose gradients ranks sum in one piece. A shard: the part of all
+// buckets that one rank updates. A draw: what an update's random choices follow from, for dropout and `route`.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -90,9 +92,9 @@ void check_dropout(const ModelConfig& config, double p) {
 void gpt2_declare(GPT2& model, const ModelConfig& config, const PlanOptions& o) {
   CHECK(1 <= o.B && 1 <= o.T && o.T <= config.max_seq_len && o.recompute < Recompute::above_all_levels);
   CHECK(!o.muon || o.shard.count == 1 || o.shard.whole_matrices);
+  declare_model(model, config, o.keep_dead_kv, o.shard);
   if (const int most = most_sequences(config, o.T); o.B > most)
     user_error("%d sequences of %d tokens in a micro-batch: at most %d here; take a smaller -b", o.B, o.T, most);
-  declare_model(model, config, o.keep_dead_kv, o.shard);
   model.rows = int64_t(o.B) * o.T;
   model.training = {o.B, o.T, recompute_level(model.attention_plan, o.recompute)};
   check_dropout(config, o.dropout);

@@ -5,7 +5,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
 #include "llmc/base/crc32c.h"
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
@@ -97,19 +96,10 @@ static bool is_ours(const std::string& name) {
          (shard && (ends_with(name, ".bin") || ends_with(name, ".mask")));
 }
 
-// Where a folder is to be, with links followed.
-static std::string followed(const std::string& path) {
-  std::error_code error;
-  if (!std::filesystem::is_symlink(path, error)) return path;
-  const std::filesystem::path target = std::filesystem::canonical(path, error);
-  if (error) user_error("%s: is a link that leads nowhere; remove it, or choose another --out", path);
-  return target;
-}
-
 OutputFolder::OutputFolder(const std::string& path) : path_(followed(path)), folder_(path_, /*may_exist=*/true) {}
 
 void OutputFolder::publish() {
-  if (path_exists(path_)) shards_exist(path_);     // and nothing that has come meanwhile
+  shards_exist(path_);                             // throws where files of others have come meanwhile
   const NewFolder old(path_, /*may_exist=*/true);  // deleted at the end; by a later run, if this one is killed
   const bool replaces = rename(path_.c_str(), old.unfinished().c_str()) == 0;
   try {

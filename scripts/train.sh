@@ -96,14 +96,19 @@ files=(-i "$data/train_*.bin" -j "$data/val_*.bin" --vocab-size "$(manifest_numb
 # What updates have of the time; the rest is validations, samples and checkpoints.
 longest=$(calculate "printf \"%.0f\", $minutes * 60000 * 0.95")  # ms
 source scripts/ladder.sh
+newest_checkpoint() { { find "$OUT" -maxdepth 1 -name 'step_*' 2>/dev/null || true; } | sort | tail -n 1; }
 chosen_number() { sed -n "s/^$1 = \([0-9]*\)$/\1/p" "$chosen"; }
 
 say "how fast this machine is, and what it trains in ${minutes} minutes"
-before=$(sed -n 's/^# \([0-9.e+]*\) minutes on.*/\1/p' "$chosen" 2>/dev/null) || true
-if [ -n "$before" ] && calculate "exit $before == $minutes"; then
-  die "$chosen: is what was chosen for $before minutes, not $minutes; give another OUT"
+if [ -e "$chosen" ]; then
+  why=$(sed -n 's/^# //p' "$chosen")
+  if [[ $why = *' minutes on '* && $why != "$(calculate "printf \"%g\", $minutes") minutes on "* ]]; then
+    die "$chosen: is what was chosen for ${why%% *} minutes, not $minutes; give another OUT"
+  fi
+  echo "$why"
+else
+  choose
 fi
-if [ -e "$chosen" ]; then sed -n 's/^# //p' "$chosen"; else choose; fi
 echo "(kept in $chosen for the next time)"
 STEPS=$(chosen_number steps)
 [ -n "$STEPS" ] || die "$chosen: is none of make train's: it has no steps; give another OUT"
@@ -143,7 +148,7 @@ while true; do
   kill "$watcher" 2>/dev/null || true
   now=$(chosen_number steps)
   # Where the time was over before it stopped: one update more than it has.
-  reached=$(find "$OUT" -maxdepth 1 -name 'step_*' 2>/dev/null | sort | tail -n 1)
+  reached=$(newest_checkpoint)
   reached=$((10#0${reached##*step_}))
   if [ -n "$stopped" ] && [ "$now" -le "$reached" ]; then
     now=$((reached + 1))
@@ -157,7 +162,7 @@ done
 [ "$status" -eq 0 ] || exit "$status"
 
 say "done"
-last=$(find "$OUT" -maxdepth 1 -name 'step_*' | sort | tail -n 1) sampler=${trainer/train/sample}
+last=$(newest_checkpoint) sampler=${trainer/train/sample}
 build=${PRECISION:+PRECISION=$PRECISION }
 # What make and then a shell read as this text.
 in_make() { printf '%q' "${1//\$/\$\$}"; }

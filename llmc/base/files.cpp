@@ -160,6 +160,16 @@ std::string parent_folder(const std::string& path) {
   return parent.empty() ? "." : parent;
 }
 
+std::string followed(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_symlink(path, error)) return path;
+  const std::string target = std::filesystem::canonical(path, error);
+  if (error == std::errc::no_such_file_or_directory)
+    user_error("%s: is a link that leads nowhere; remove it, or choose another name", path);
+  if (error) user_error("%s: cannot be written: %s", path, error.message());
+  return target;
+}
+
 void make_folders(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
@@ -186,22 +196,19 @@ struct OutputTarget {
   bool is_standard_output = false, is_written_to_as_it_is = false;
 
   explicit OutputTarget(const std::string& name) : path(name) {
-    struct stat link, standard_output;
+    struct stat standard_output;
     exists = stat(name.c_str(), &status) == 0;
     if (!exists && errno != ENOENT) cannot_be_written(name);
-    // If it is no link, another process has made it since.
-    if (!exists && lstat(name.c_str(), &link) == 0 && S_ISLNK(link.st_mode))
-      user_error("%s: is a link that leads nowhere; remove it, or choose another name", name);
-    if (!exists) return;
+    if (!exists) {
+      followed(name);  // throws for a link
+      return;
+    }
     if (S_ISDIR(status.st_mode)) user_error("%s: is a folder; choose another name", name);
     if (S_ISBLK(status.st_mode)) user_error("%s: is a disk; name a file", name);
     is_standard_output = fstat(STDOUT_FILENO, &standard_output) == 0 && is_same_file(status, standard_output);
     is_written_to_as_it_is = is_standard_output || !S_ISREG(status.st_mode);
     if (is_written_to_as_it_is) return;
-    char* const resolved = realpath(name.c_str(), nullptr);
-    if (resolved == nullptr) cannot_be_written(name);
-    path = resolved;
-    free(resolved);
+    path = followed(name);
   }
 };
 

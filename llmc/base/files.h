@@ -92,6 +92,9 @@ void sync_folder(const std::string& path);
 // The folder that a path lies in: "a" of "a/b", and "." of "b".
 std::string parent_folder(const std::string& path);
 
+// What a path leads to, if it is a link; else the path. Throws UserError for a link that leads nowhere.
+std::string followed(const std::string& path);
+
 // mkdir -p. Throws UserError.
 void make_folders(const std::string& path);
 

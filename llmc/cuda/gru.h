@@ -7,7 +7,7 @@
 #include "llmc/ops/gru.h"
 #include "activation.h"
 
-// By what it makes of x, as relu_backward reads that.
+// relu_backward reads what the forward pass has made of x, so that the slope is by y = value(x).
 struct Relu {
   __device__ static float value(float x) { return x < 0.0f ? 0.0f : x; }
   __device__ static float slope(float y) { return y > 0.0f ? 1.0f : 0.0f; }

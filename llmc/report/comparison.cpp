@@ -1,8 +1,6 @@
 #include <algorithm>
 #include <set>
 #include <tuple>
-#include "llmc/train/option.h"
-#include "llmc/train/options.h"
 #include "llmc/train/print.h"
 #include "llmc/train/settings.h"
 #include "llmc/base/error.h"

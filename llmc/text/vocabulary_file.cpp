@@ -31,7 +31,7 @@ static uint32_t character_of(uint8_t byte) {
   return characters[byte];
 }
 
-constexpr uint32_t end_of_characters = 256 + 68;
+constexpr uint32_t end_of_characters = 256 + 68;  // 68 bytes are not printable
 
 // The byte that a character stands for; -1 if it stands for none.
 static int byte_of(uint32_t character) {
@@ -42,6 +42,13 @@ static int byte_of(uint32_t character) {
     return all;
   }();
   return character < end_of_characters ? bytes[character] : -1;
+}
+
+// Whether a vocabulary file's token is that of a byte.
+static bool is_one_byte(const std::string& token) {
+  if (token.empty()) return false;
+  const Utf8Character c = first_character(token);
+  return c.length == token.size() && byte_of(c.code_point) >= 0;
 }
 
 // A token as those files write it; all these characters take one or two bytes of UTF-8.
@@ -231,9 +238,7 @@ void Tokenizer::VocabularyFile::add_all(const json& vocabulary, json added, cons
   for (const auto& [token, id] : vocabulary.items()) {
     const auto found = id_of_added.find(token);
     const bool is_name = found != id_of_added.end() && found->second == id && !merged.count(token);
-    const bool is_byte = !token.empty() && first_character(token).length == token.size() &&
-                         byte_of(first_character(token).code_point) >= 0;
-    if (!is_name || is_byte) add(id, bytes_of(token));
+    if (!is_name || is_one_byte(token)) add(id, bytes_of(token));
   }
   for (const json& token : added) add_added(token);
 }

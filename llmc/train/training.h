@@ -264,14 +264,8 @@ inline void save_checkpoint(Trainer& t) {
   if (!error.empty()) return report_unsaved(t.run, error);
   std::vector<TextFile> files = model_text_files(model.config);
   for (TextFile& file : tokenizer_text_files(model.config, t.run.tokenizer_json)) files.push_back(std::move(file));
-  start_checkpoint(t.run, model.parameters,
-                   {{},
-                    std::move(files),
-                    fetch_from(model, weights, /*is_on_host=*/true),
-                    m,
-                    v,
-                    std::move(segment_memory)},
-                   header);
+  const FetchTensor fetch = fetch_from(model, weights, /*is_on_host=*/true);
+  start_checkpoint(t.run, model.parameters, {{}, std::move(files), fetch, m, v, std::move(segment_memory)}, header);
 }
 
 // ----------------------------------------------------------------------------

@@ -103,10 +103,11 @@ inline void declare(AttentionBranch& b, ActivationList& list) {
   }
   list.in_buffer(buffers::dnorm, b.datt, {N, C});
   list.in_buffer({"delta", MemoryGroup::backward}, b.delta, {N, h});
-  int64_t scratch = 0;  // a stream's first segment has nothing before it
-  for (const int64_t keys : {int64_t(shape.training->T), int64_t(plan.table.memory + shape.training->T)})
-    scratch =
-        std::max(scratch, attention_backward_scratch(shape.training->B, keys, hs, most_partial_sums(plan, b.layer)));
+  const auto scratch_for = [&](int64_t keys) {
+    return attention_backward_scratch(shape.training->B, keys, hs, most_partial_sums(plan, b.layer));
+  };
+  const int64_t T = shape.training->T, first_segment = scratch_for(T);  // which has no memory before it
+  const int64_t scratch = std::max(first_segment, scratch_for(plan.table.memory + T));
   if (scratch > 0) list.in_buffer({"attention_scratch", MemoryGroup::backward}, b.scratch, {scratch});
 }
 
