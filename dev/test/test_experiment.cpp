@@ -25,11 +25,12 @@ class ExperimentTest : public CommandLine {
         shift
       done
       [[ $wiring = *sla* ]] && flops=4 || flops=5
+      [[ $all != *--same-options* || -z ${OTHERS-} ]] || { echo "error: others" >&2; exit 1; }
       if [[ $all = *--dry-run* ]]; then
         echo "{\"steps\":$steps,\"flops_per_token\":$flops,\"memory_needed\":10,\"memory_free\":${MEMORY-1000}}"
         exit
       fi
-      [ "$wiring" != gate ] || { echo "error: no gates here" >&2; exit 3; }
+      case "$wiring${rate-}" in gate*|rope6e-3) echo "error: no gates here" >&2; exit 3 ;; esac
       touch "$started.now.$seed.$wiring"
       echo "${CUDA_VISIBLE_DEVICES-}${run#*/out/} $steps ${OMP_NUM_THREADS-}" >>"$started"
       sleep "${SLEEP-0}"
@@ -39,11 +40,12 @@ class ExperimentTest : public CommandLine {
       awk -v rate="${rate-1e-3}" -v wiring="$wiring" -v seed="$seed" -v steps="$steps" 'BEGIN {
         loss = 1.5 + (log(rate / (wiring ~ /sla/ ? 1.3e-2 : 4e-3)) / 4) ^ 2 + 0.01 * seed
         printf "{\"run\":{\"steps\":%d,\"seed\":%d,\"wiring\":\"%s\"}}\n", steps, seed, wiring
-        printf "{\"step\":%d,\"loss\":1}\n{\"step\":%d,\"val_loss\":%.6f}\n", steps, steps, loss
+        printf "{\"step\":%d,\"loss\":1}\n", steps
+        if (wiring != "alibi") printf "{\"step\":%d,\"val_loss\":%.6f}\n", steps, loss
       }' >"$run/log.jsonl")sh");
   }
   void TearDown() override {
-    for (const char* name : {"MEMORY", "SLEEP"}) unsetenv(name);
+    for (const char* name : {"MEMORY", "SLEEP", "OTHERS"}) unsetenv(name);
     CommandLine::TearDown();
   }
   void write_program(const std::string& name, const std::string& text) const {
@@ -205,6 +207,35 @@ TEST_F(ExperimentTest, SaysWhichRunsFailedAndDoesTheOthers) {
   EXPECT_NE(read_file(in("out/compare.html")).find("<h1>4 runs side by side</h1>"), std::string::npos);
 }
 
+// A rate that failed is worse than the others; without validation none can be chosen.
+TEST_F(ExperimentTest, ChoosesAmongTheRatesThatDidNotFail) {
+  const std::string file = in("e.toml");
+  write_file(file, R"toml(
+    rates = ["2.5e-3", "4e-3", "6e-3"]
+    search_seed = 5
+    seeds = "2"
+    steps = 4
+    [[group]]
+    name = "a"
+    arms = ["rope"]
+  )toml");
+  const Outcome o = run("timeout 20 " + experiment(file + " --jobs 1"));
+  EXPECT_EQ(o.exit_status, 1) << o.err;
+  EXPECT_NE(o.err.find("error: 1 runs failed; "), std::string::npos) << o.err;
+  EXPECT_EQ(started(),
+            (std::vector<std::string>{"a/4e-3/rope-5 4", "a/2.5e-3/rope-5 4", "a/4e-3/rope-1 4", "a/4e-3/rope-2 4"}));
+  EXPECT_NE(read_file(in("out/outline.txt")).find("rope: the first is taken; 4e-3: 1.5500; 2.5e-3: "),
+            std::string::npos);
+  setenv("OTHERS", "1", 1);
+  const Outcome others = run(experiment(file));
+  EXPECT_EQ(others.exit_status, 2) << others.err;
+  EXPECT_NE(others.err.find("error: a, rope, 4e-3, seed 5: others\n"), std::string::npos) << others.err;
+  write_file(file, run("sed 's/rope/alibi/' '" + file + "'").out);
+  const Outcome none = run("timeout 20 " + experiment(file + " --jobs 1"));
+  EXPECT_EQ(none.exit_status, 1) << none.out;
+  EXPECT_NE(none.err.find("error: " + in("out/a/4e-3/alibi-5: has no validation loss")), std::string::npos) << none.err;
+}
+
 // What is wrong is said before anything is written.
 TEST_F(ExperimentTest, ArgumentsAndFilesThatAreWrongAreRefused) {
   const auto expect_error = [&](const std::string& arguments, const std::string& part) {
@@ -222,15 +253,23 @@ TEST_F(ExperimentTest, ArgumentsAndFilesThatAreWrongAreRefused) {
   expect_error("--wirings plain --seed 1", "--seed: no such option; did you mean --seeds?");
   expect_error("--wirings plain --seeds 1 --data " + in("none"), "none: has no train_*.bin");
   expect_error("--wirings plain --seeds 1 --trainer ./none -- -x 1", "./none: is not built; make builds it");
-  for (const std::string own : {"--wiring=gate", "--seed 7", "-o X", "-oX", "--out=X", "-y", "--resume", "--dry-run"})
+  for (const std::string own :
+       {"--wiring=gate", "--seed 7", "-o X", "-oX", "--out=X", "-y", "--resume", "--dry-run", "--help", "-h"})
     expect_error("--wirings plain --seeds 1 -- -x 1 " + own, own.substr(0, own.find(' ')) + ": each run has its own");
   const std::string path = in("e.toml");
   for (const auto& [text, part] : {std::pair("seeds = ", ":1: is not TOML: "),
                                    {"sedes = 1", ": sedes: is no key here; the keys are "},
-                                   {"seeds = 3\n[[group]]\nname = 'a'\narms = ['plain']", "type must be string"},
+                                   {"seeds = 3\n[[group]]\nname = 'a'\narms = ['plain']", ": seeds: must be a text"},
                                    {"seeds = '1'\n[[group]]\nname = 'a'\ndata = 'b'", ": data: is no key here"},
                                    {"seeds = '1'\n[[group]]\nname = 'a'\narms = [{wirings = 'b'}]", ": wirings: is no"},
                                    {"seeds = '1'\n[[group]]\nname = 'a'", "no wirings"},
+                                   {"steps = 5.7", ": steps: must be a whole number from 1 to "},
+                                   {"search_seed = 0", ": search_seed: must be a whole number from 1 to "},
+                                   {"rates = [1e-3]", ": rates: must be a list of texts"},
+                                   {"group = ['a']", ": group: must be a list of tables"},
+                                   {"arms = [1]", ": arms: must be a list of texts and tables"},
+                                   {"seeds = '1'\n[[group]]\narms = ['plain']\nrates = ['a']", "a: is not a number"},
+                                   {"seeds = '1'\n[[group]]\narms = ['plain']\nrates = ['0']", "'0': must be above 0"},
                                    {"seeds = '1'\narms = ['plain']", ": has no group or probe"}}) {
     write_file(path, text);
     expect_error(path, part);

@@ -46,6 +46,7 @@ struct Experiment {
   bool dry_run = false;
   Words more;  // options of the trainer, after all others
   std::vector<Group> groups;
+  std::set<std::string> failed;  // folders of runs
 };
 
 static void append(Words& words, const Words& more) { words.insert(words.end(), more.begin(), more.end()); }
@@ -67,10 +68,26 @@ static std::string name_of(const std::string& text) {
   return name.substr(0, name.find_last_not_of('_') + 1);
 }
 
+// What the value of a key must be instead, "" where it is right.
+static std::string expected_instead(const std::string& key, const json& value) {
+  if (key == "steps" || key == "search_seed")
+    return value.is_number_integer() && value >= 1 && value <= 1000000000 ? ""
+                                                                          : "a whole number from 1 to 1,000,000,000";
+  if (key != "arms" && key != "group" && key != "probes" && key != "rates") return value.is_string() ? "" : "a text";
+  const auto fits = [&](const json& v) {
+    return (v.is_object() && (key == "arms" || key == "group")) || (v.is_string() && key != "group");
+  };
+  if (value.is_array() && std::all_of(value.begin(), value.end(), fits)) return "";
+  return key == "arms" ? "a list of texts and tables" : key == "group" ? "a list of tables" : "a list of texts";
+}
+
 static void check_keys(const json& table, const std::string& file, const std::string& keys) {
-  for (const auto& [key, value] : table.items())
+  for (const auto& [key, value] : table.items()) {
     if ((" " + keys + " ").find(" " + key + " ") == std::string::npos)
       user_error("%s: %s: is no key here; the keys are %s", file, key, keys);
+    if (const std::string expected = expected_instead(key, value); !expected.empty())
+      user_error("%s: %s: must be %s", file, key, expected);
+  }
 }
 
 static Group group_of(const json& j, const Experiment& e) {
@@ -92,6 +109,8 @@ static Group group_of(const json& j, const Experiment& e) {
     user_error("seeds '%s': must be a number, at least 1, or FIRST:LAST", text);
   g.first_seed = seeds[1].matched ? std::stol(seeds[1]) : 1, g.last_seed = std::stol(seeds[2]);
   if (g.first_seed > g.last_seed) user_error("seeds '%s': the first is after the last", text);
+  for (const std::string& rate : g.rates)
+    if (parse_number<double>(rate) <= 0) user_error("%s: rates: '%s': must be above 0", e.file, rate);
   if (g.arms.empty()) user_error("no wirings: give --wirings 'plain; sla(9,9)', or a FILE with arms");
   return g;
 }
@@ -247,17 +266,23 @@ struct RateSearch {
 };
 
 // The middle rate is tried first, then those beside the best until it has worse ones on both sides, as far as there are
-// any.
+// any. One that failed is worse than all others.
 static RateSearch search(const Experiment& e, const Group& g, const Arm& a) {
   RateSearch s;
   if (g.rates.empty()) return s;
+  const auto loss_of = [&](const std::string& rate) {
+    const ARun r = run_of(e, g, a, rate, g.search_seed);
+    const std::optional<double> loss = e.failed.count(r.folder) > 0 ? INFINITY : final_loss(r);
+    if (loss && std::isnan(*loss)) user_error("%s: has no validation loss, by which rates are compared", r.folder);
+    return loss;
+  };
   for (const std::string& rate : g.rates)
-    if (const auto loss = final_loss(run_of(e, g, a, rate, g.search_seed))) s.tried.push_back({*loss, rate});
+    if (const auto loss = loss_of(rate)) s.tried.push_back({*loss, rate});
   std::stable_sort(s.tried.begin(), s.tried.end(), [](auto& x, auto& y) { return x.first < y.first; });
   if (s.tried.empty()) return s.open = {g.rates[(g.rates.size() - 1) / 2]}, s;
   const size_t best = size_t(std::find(g.rates.begin(), g.rates.end(), s.best()) - g.rates.begin());
   for (size_t i = best > 0 ? best - 1 : 0; i < std::min(best + 2, g.rates.size()); i++)
-    if (!final_loss(run_of(e, g, a, g.rates[i], g.search_seed))) s.open.push_back(g.rates[i]);
+    if (!loss_of(g.rates[i])) s.open.push_back(g.rates[i]);
   return s;
 }
 
@@ -341,7 +366,8 @@ static bool fit_what_is_here(const Experiment& e) {
   for (const Group& g : e.groups)
     for (const Arm& a : g.arms)
       for (const std::string& rate : g.rates.empty() ? Words{""} : g.rates)
-        for (int64_t seed = std::min(g.first_seed, g.search_seed); seed <= g.last_seed; seed++) {
+        for (int64_t seed = std::min(g.first_seed, g.search_seed); seed <= std::max(g.last_seed, g.search_seed);
+             seed++) {
           ARun r = run_of(e, g, a, rate, seed);
           if (!has_begun(r)) continue;
           append(r.command, {"--same-options", "--dry-run"});
@@ -364,12 +390,12 @@ static bool is_busy(const std::vector<Slot>& slots) {
 }
 
 // Starts runs in all free slots; returns whether any is busy.
-static bool fill(const Experiment& e, std::vector<Slot>& slots, const std::set<std::string>& failed, int64_t gpus) {
+static bool fill(const Experiment& e, std::vector<Slot>& slots, int64_t gpus) {
   const int64_t cores = std::thread::hardware_concurrency();
   const std::vector<ARun> left = runs_left(e).runs;
   const auto can_start = [&](const ARun& r) {
     const auto has_it = [&](const Slot& slot) { return slot.pid > 0 && slot.run.folder == r.folder; };
-    return failed.count(r.folder) == 0 && std::none_of(slots.begin(), slots.end(), has_it);
+    return e.failed.count(r.folder) == 0 && std::none_of(slots.begin(), slots.end(), has_it);
   };
   for (size_t i = 0; i < slots.size(); i++) {
     if (slots[i].pid > 0) continue;
@@ -387,17 +413,16 @@ static bool fill(const Experiment& e, std::vector<Slot>& slots, const std::set<s
   return is_busy(slots);
 }
 
-static int run_all(const Experiment& e, int64_t jobs, int64_t gpus) {
+static int run_all(Experiment& e, int64_t jobs, int64_t gpus) {
   sigset_t signals;
   sigemptyset(&signals);
   for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGCHLD}) sigaddset(&signals, signal);
   sigprocmask(SIG_BLOCK, &signals, nullptr);
   std::vector<Slot> slots(static_cast<size_t>(jobs));
-  std::set<std::string> failed;
   const double began = seconds_now();
   int64_t done = 0;
   int stopped = 0;  // by which signal
-  while (stopped ? is_busy(slots) : fill(e, slots, failed, gpus)) {
+  while (stopped ? is_busy(slots) : fill(e, slots, gpus)) {
     const int signal = sigwaitinfo(&signals, nullptr);
     if (signal > 0 && signal != SIGCHLD) stopped = signal;
     for (auto& [pid, r] : slots) {
@@ -414,14 +439,14 @@ static int run_all(const Experiment& e, int64_t jobs, int64_t gpus) {
       } else if (!stopped) {
         const std::string printed = last_line(read_whole_file(r.folder + ".txt", most_text_bytes));
         print_error(format("%s: ended with status %d: ", r.said.c_str(), exit_status(status)) + printed);
-        failed.insert(r.folder);
+        e.failed.insert(r.folder);
       }
       write_page(e);
     }
   }
   write_page(e);
   if (stopped) fprintf(stderr, "stopped; the same command resumes\n");
-  else if (!failed.empty()) user_error("%zu runs failed; the others are in %s/compare.html", failed.size(), e.out);
+  else if (!e.failed.empty()) user_error("%zu runs failed; the others are in %s/compare.html", e.failed.size(), e.out);
   else printf("%s/compare.html\n", e.out.c_str());
   return stopped ? 128 + stopped : 0;
 }
@@ -446,7 +471,7 @@ static bool parse_arguments(int argc, char** argv, Experiment& e) {
   char** const end = std::find(argv, argv + argc, std::string("--"));
   if (end != argv + argc) e.more.assign(end + 1, argv + argc);
   if (!parse_command_line(app, int(end - argv), argv)) return false;
-  const std::regex own("(--wiring|--seed|--out|--resume|--same-options|--dry-run)(=.*)?|-[oy].*");
+  const std::regex own("(--wiring|--seed|--out|--resume|--same-options|--dry-run|--help)(=.*)?|-[hoy].*");
   for (const std::string& option : e.more)
     if (std::regex_match(option, own)) user_error("%s: each run has its own; it cannot be given after --", option);
   if (e.steps < 0 || e.jobs < 0) user_error("--steps and --jobs must not be negative");
