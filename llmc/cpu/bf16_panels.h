@@ -204,34 +204,37 @@ struct RowsOfPairs {
   int64_t row, pair, step;
 };
 
-// c (8, panel), rows ldc apart, = or += the product of eight rows and a packed panel with so many pairs of k, by
-// VDPBF16PS: the sums are in 16 registers. Where nothing is added to, it is alpha times the product.
+// c (8, 16 tiles), rows ldc apart, = or += the product of eight rows and one or both tiles of columns of a packed panel
+// with so many pairs of k, by VDPBF16PS: the sums are in 8 or 16 registers. Where nothing is added to, it is alpha
+// times the product.
+template <int64_t tiles>
 inline void multiply_rows(const RowsOfPairs& a, const bfloat16* b, int64_t pairs, float* c, int64_t ldc,
                           bool accumulate, float alpha) {
   constexpr int64_t rows = 8;
-  __m512 sums[rows][2];
+  __m512 sums[rows][tiles];
   for (int64_t r = 0; r < rows; r++)
-    for (int64_t half = 0; half < 2; half++)
+    for (int64_t half = 0; half < tiles; half++)
       sums[r][half] = accumulate ? _mm512_loadu_ps(c + r * ldc + half * tile_rows) : _mm512_setzero_ps();
   const bfloat16* x = a.x;
   auto add_pairs = [&](int64_t count) {
     for (int64_t p = 0; p < count; p++) {
-      const __m512bh left = __m512bh(_mm512_load_si512(b + p * tile_depth)),
-                     right = __m512bh(_mm512_load_si512(b + tile_size + p * tile_depth));
+      __m512bh columns[tiles];
+      for (int64_t half = 0; half < tiles; half++)
+        columns[half] = __m512bh(_mm512_load_si512(b + half * tile_size + p * tile_depth));
 #pragma GCC unroll 8
       for (int64_t r = 0; r < rows; r++) {
         int pair;
         memcpy(&pair, x + r * a.row + p * a.pair, sizeof pair);
         const __m512bh both = __m512bh(_mm512_set1_epi32(pair));
-        sums[r][0] = _mm512_dpbf16_ps(sums[r][0], both, left);
-        sums[r][1] = _mm512_dpbf16_ps(sums[r][1], both, right);
+        for (int64_t half = 0; half < tiles; half++)
+          sums[r][half] = _mm512_dpbf16_ps(sums[r][half], both, columns[half]);
       }
     }
   };
   for (; pairs >= tile_rows; pairs -= tile_rows, x += a.step, b += 2 * tile_size) add_pairs(tile_rows);
   add_pairs(pairs);
   for (int64_t r = 0; r < rows; r++)
-    for (int64_t half = 0; half < 2; half++)
+    for (int64_t half = 0; half < tiles; half++)
       _mm512_storeu_ps(c + r * ldc + half * tile_rows, accumulate ? sums[r][half] : sums[r][half] * alpha);
 }
 
@@ -282,7 +285,8 @@ inline void multiply(const Bf16Block& s, const bfloat16* a, const bfloat16* b, f
     const bfloat16* const b_tiles = b_packed.tiles(k, depth, /*as_pairs=*/true);
     const bfloat16* const a_tiles = packs_a ? a_packed.tiles(k, depth, as_pairs) : a + k;
     // to (rows, panel) = or += the product of row i and those that follow it in its panel, and of a panel of columns.
-    auto multiply = [&](int64_t i, int64_t rows, int64_t j, float* to, int64_t ld, bool adds, float alpha) {
+    auto multiply = [&](int64_t i, int64_t rows, int64_t j, int64_t columns, float* to, int64_t ld, bool adds,
+                        float alpha) {
       const bfloat16 *const b_panel = b_tiles + j * steps * tile_depth, *const a_panel =
                                                                             a_tiles + i * steps * tile_depth;
       if (by_amx) return multiply_panels(a_panel, b_panel, steps, to, ld, adds);
@@ -291,20 +295,22 @@ inline void multiply(const Bf16Block& s, const bfloat16* a, const bfloat16* b, f
         const RowsOfPairs x = !packs_a   ? RowsOfPairs{a_tiles + (i + r) * s.lda, s.lda, 2, tile_depth}
                               : as_pairs ? RowsOfPairs{tile + r % tile_rows * 2, 2, tile_depth, 2 * tile_size}
                                          : RowsOfPairs{tile + r % tile_rows * tile_depth, tile_depth, 2, 2 * tile_size};
-        multiply_rows(x, b_panel, (depth + 1) / 2, to + r * ld, ld, adds, alpha);
+        const auto multiply = columns > tile_rows ? multiply_rows<2> : multiply_rows<1>;
+        multiply(x, b_panel, (depth + 1) / 2, to + r * ld, ld, adds, alpha);
       }
     };
     for (int64_t i = 0; i < s.m; i += panel) {
       for (int64_t j = 0; j < s.n; j += panel) {
         const int64_t rows = std::min(panel, s.m - i), columns = std::min(panel, s.n - j);
         float* const to = c + i * s.ldc + j;
-        const bool is_whole = columns == panel && (by_amx ? rows == panel : rows % 8 == 0);
+        const bool is_whole =
+            (columns == panel || (columns == tile_rows && !by_amx)) && (by_amx ? rows == panel : rows % 8 == 0);
         if (is_whole && (s.alpha == 1 || (!by_amx && !accumulate))) {
-          multiply(i, rows, j, to, s.ldc, accumulate, s.alpha);
+          multiply(i, rows, j, columns, to, s.ldc, accumulate, s.alpha);
           continue;
         }
         alignas(64) float product[panel * panel];
-        multiply(i, rows, j, product, panel, false, 1);
+        multiply(i, rows, j, columns, product, panel, false, 1);
         for (int64_t r = 0; r < rows; r++) {
           float* row = to + r * s.ldc;
 #pragma omp simd

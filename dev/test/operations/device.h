@@ -241,6 +241,8 @@ TEST(Gemm, MultipliesTilesThatAreFullAndThatAreNot) {
                              {33, 64, 545},
                              {32, 49, 1056},
                              {40, 64, 34},
+                             {24, 48, 34},
+                             {16, 16, 546},
                              {8, 32, 546}})
         for (auto [alpha, beta] : {std::pair(1.0f, 0.0f), {1.0f, 1.0f}, {0.5f, 0.0f}, {0.5f, 1.0f}}) {
           SCOPED_TRACE(testing::Message() << op_a << op_b << " " << m << " x " << n << " x " << k << ", " << alpha);
