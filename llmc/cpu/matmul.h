@@ -134,8 +134,8 @@ inline void matmul_activation_backward(Activation f, floatX* dpre, float* dweigh
 
 // What matmuls compute in, for people.
 inline const char* matmul_precision() {
-  if (is_bf16 && !has_bf16_matmuls())
-    return "fp32, to which bf16 is converted: oneDNN finds no AVX512-BF16 or AMX here";
+  if (is_bf16 && multiplies_as_floats())
+    return "fp32, to which bf16 is converted: this CPU has no faster instructions, or oneDNN finds none";
   return precision_name;
 }
 

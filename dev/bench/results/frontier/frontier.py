@@ -16,7 +16,7 @@ sys.path.insert(0, os.path.join(HERE, "..", "sla"))
 import differences  # noqa: E402
 from differences import DELTA, by_position, files, holm, interval, less, row, t_tail, validations  # noqa: E402
 
-UPDATE = 2048  # bytes
+UPDATE, UPDATES = 2048, 1416  # bytes of one; how many
 BUDGETS = [0.75, 0.5, 0.25, 0.1]
 RANGES = [(1, 15), (16, 63), (64, 127), (128, 256)]  # of bytes before the one that is predicted
 
@@ -124,14 +124,15 @@ def conclusions(arms):
             for (wiring, of_arm, mean, half, _), p, q in zip(found, different, same)]
 
 
-def table(title, arms, kv, plain_kv):
+def table(title, arms, kv, plain_kv, curve=None):
     print(f"\n{title}\n")
-    row("wiring", "K/V, bytes a token", "of plain", "pairs", "minus plain, bits a byte", "95 %", "")
-    row("---", "--:", "--:", "--:", "--:", "--:", "---")
+    row("wiring", "K/V, bytes a token", "of plain", "pairs", "minus plain, bits a byte", "95 %", "",
+        *(["plain's updates"] if curve else []))
+    row("---", "--:", "--:", "--:", "--:", "--:", "---", *(["--:"] if curve else []))
     found = sorted(conclusions(arms), key=lambda c: (-kv[c[0]], c[0]))
     for wiring, pairs, mean, half, said in found:
         row(f"`{wiring}`", f"{kv[wiring]:,.0f}", f"{100 * kv[wiring] / plain_kv:.1f} %", str(pairs), f"{mean:+.4f}",
-            f"+- {half:.4f}", said)
+            f"+- {half:.4f}", said, *([f"{100 * share_of_updates(curve, mean):.0f} %"] if curve else []))
     return found
 
 
@@ -147,24 +148,35 @@ def positions(arms):
             row(f"`{wiring}`", str(len(seeds)), *(f"{mean:+.3f} +- {half:.3f}" for mean, half, _ in found))
 
 
-def texts(path):
-    """`sla(6,6)` less `plain` after several amounts of text, and what a doubling of the text adds to the difference."""
-    runs, of_text = differences.read(path), {}
-    for steps in sorted(int(question) for question, _ in runs if question.isdigit()):
-        if steps not in of_text:
-            bits = differences.tuned(runs, str(steps))
-            of_text[steps] = less(bits.get("sla(6,6)", {}), bits.get("plain", {}))
+def texts(path, points):
+    """`sla(6,6)` less `plain` after several amounts of text, the last that of the points, and what a doubling of the
+    text adds to the difference. Returns `plain`'s [(updates, mean)]."""
+    runs = differences.read(path)
+    bits = {steps: differences.tuned(runs, str(steps)) for steps in sorted({int(q) for q, _ in runs if q.isdigit()})}
+    seeds = {seed for of_wiring in bits.values() for of_seed in of_wiring.values() for seed in of_seed}
+    bits[UPDATES] = {wiring: {seed: points[wiring][seed] for seed in seeds & points[wiring].keys()}
+                     for wiring in ["plain", "sla(6,6)"]}
+    bits = {steps: b for steps, b in bits.items() if len(less(b.get("sla(6,6)", {}), b.get("plain", {}))) > 1}
+    of_text = {steps: less(b["sla(6,6)"], b["plain"]) for steps, b in bits.items()}
     differences.comparisons("`sla(6,6)` less `plain`, bits a byte, by the text in MB",
                             [(f"{UPDATE * steps / 1e6:.2f}", d) for steps, d in of_text.items()])
-    seeds = set.intersection(*(set(d) for d in of_text.values())) if len(of_text) > 1 else set()
-    if not seeds:
-        return
+    seeds = set.intersection(*(set(d) for d in of_text.values()))
     logs = [math.log2(steps) for steps in of_text]
     middle = statistics.mean(logs)
     slopes = [sum((log - middle) * d[seed] for log, d in zip(logs, of_text.values())) /
               sum((log - middle) ** 2 for log in logs) for seed in sorted(seeds)]
     mean, half, _ = interval(slopes)
     print(f"\nA doubling of the text adds {mean:+.4f} +- {half:.4f} to the difference ({len(slopes)} pairs)")
+    return [(steps, statistics.mean(b["plain"].values())) for steps, b in bits.items()]
+
+
+def share_of_updates(curve, less_plain):
+    """The share of the last point's updates after which `plain` has so much more loss, by the line through the points
+    of the curve beside it over the logarithm of the updates: runs that end there, at rates of their own."""
+    loss = curve[-1][1] + less_plain
+    above = max([i for i, (_, mean) in enumerate(curve[:-1]) if mean >= loss], default=0)
+    (a, of_a), (b, of_b) = curve[above:above + 2]
+    return a * (b / a) ** ((of_a - loss) / (of_a - of_b)) / curve[-1][0]
 
 
 def main():
@@ -184,8 +196,9 @@ def main():
                 points.setdefault(wiring, {}).update(bits)
     plain = points["plain"]
     print(f"\n`plain`: {statistics.mean(plain.values()):.4f} bits a byte, sigma {statistics.stdev(plain.values()):.4f}")
-    differences = {wiring: less(bits, plain) for wiring, bits in points.items() if wiring != "plain"}
-    found = table("Points", {w: list(d.values()) for w, d in differences.items() if len(d) > 1}, kv, kv["plain"])
+    less_plain = {wiring: less(bits, plain) for wiring, bits in points.items() if wiring != "plain"}
+    found = table("Points", {w: list(d.values()) for w, d in less_plain.items() if len(d) > 1}, kv, kv["plain"],
+                  texts(path, points))
     if len(sys.argv) > 2:
         with open(sys.argv[2], "w", encoding="utf-8", newline="") as file:
             out = csv.writer(file, lineterminator="\n")
@@ -196,7 +209,7 @@ def main():
     print("\nBudgets: the arm with the lowest mean among those that fit, and those whose difference to it is not decided\n")
     row("budget", "lowest", "minus plain", "not decided beside it")
     row("--:", "---", "--:", "---")
-    means = {wiring: statistics.mean(d.values()) for wiring, d in differences.items()}
+    means = {wiring: statistics.mean(d.values()) for wiring, d in less_plain.items()}
     for budget in BUDGETS:
         fit = [wiring for wiring in means if kv[wiring] <= budget * kv["plain"] * 1.0001]
         if not fit:
@@ -215,7 +228,6 @@ def main():
         table("`route(0.3)` read as a wiring, less that wiring trained", readings, kv, kv["plain"])
     if of_ranges:
         positions(of_ranges)
-    texts(path)
 
 
 if __name__ == "__main__":
