@@ -137,29 +137,40 @@ inline bool has_bf16_matmuls() {
 #endif
 }
 
-inline const float* to_floats(std::vector<float>& floats, const bfloat16* x, int64_t rows, int64_t columns,
-                              int64_t ld) {
-  floats.resize(std::max(floats.size(), size_t(rows * columns)));
-  for (int64_t i = 0; i < rows; i++) {
+// A copy of an operand in fp32, in a thread's memory. The next block of a matmul often has the same operand.
+class FloatCopy {
+ public:
+  // x (rows, columns), rows ld apart, of the matmul that has this number, or 0: it is copied anew.
+  const float* of(const bfloat16* x, int64_t rows, int64_t columns, int64_t ld, uint64_t matmul) {
+    if (matmul != 0 && matmul == matmul_ && x == x_) return floats_.data();
+    x_ = x, matmul_ = matmul;
+    floats_.resize(std::max(floats_.size(), size_t(rows * columns)));
+    for (int64_t i = 0; i < rows; i++) {
 #pragma omp simd
-    for (int64_t j = 0; j < columns; j++) floats[i * columns + j] = to_float(x[i * ld + j]);
+      for (int64_t j = 0; j < columns; j++) floats_[i * columns + j] = to_float(x[i * ld + j]);
+    }
+    return floats_.data();
   }
-  return floats.data();
-}
+
+ private:
+  std::vector<float> floats_;
+  const bfloat16* x_ = nullptr;
+  uint64_t matmul_ = 0;
+};
 
 // Computes the block c = alpha op(a) op(b), or += where s.accumulate is set, by converting bf16 to fp32 and calling
-// sgemm. Products of bf16 numbers are exact in fp32.
-inline void multiply_as_floats(const Bf16Block& s, const bfloat16* a, const bfloat16* b, float* c) {
+// sgemm. Products of bf16 numbers are exact in fp32. `matmul` as in multiply_block, below.
+inline void multiply_as_floats(const Bf16Block& s, const bfloat16* a, const bfloat16* b, float* c, uint64_t matmul) {
   constexpr int64_t depth = 1024;  // of k at once, so that the copies stay small
-  thread_local std::vector<float> a_floats, b_floats;
+  thread_local FloatCopy a_floats, b_floats;
   const OneThread alone;
   for (int64_t first = 0; first < s.k; first += depth) {
     const int64_t k = std::min(depth, s.k - first);
     const bool a_is_n = s.op_a == 'N', b_is_n = s.op_b == 'N';
     const int64_t a_rows = a_is_n ? s.m : k, a_columns = a_is_n ? k : s.m, b_rows = b_is_n ? k : s.n,
                   b_columns = b_is_n ? s.n : k;
-    const float* a_part = to_floats(a_floats, a + first * (a_is_n ? 1 : s.lda), a_rows, a_columns, s.lda);
-    const float* b_part = to_floats(b_floats, b + first * (b_is_n ? s.ldb : 1), b_rows, b_columns, s.ldb);
+    const float* a_part = a_floats.of(a + first * (a_is_n ? 1 : s.lda), a_rows, a_columns, s.lda, matmul);
+    const float* b_part = b_floats.of(b + first * (b_is_n ? s.ldb : 1), b_rows, b_columns, s.ldb, matmul);
     gemm(s.op_a, s.op_b, s.m, s.n, k, s.alpha, a_part, a_columns, b_part, b_columns,
          s.accumulate || first > 0 ? 1.0f : 0.0f, c, s.ldc);
   }
@@ -187,10 +198,8 @@ inline bool multiplies_as_floats() {
 inline void multiply_block(const Bf16Block& s, const bfloat16* a, const bfloat16* b, float* c, uint64_t matmul = 0) {
 #ifdef __AVX512BF16__
   if (!multiplies_as_floats()) return bf16_panels::multiply(s, a, b, c, matmul, has_amx());
-#else
-  (void)matmul;
 #endif
-  multiply_as_floats(s, a, b, c);
+  multiply_as_floats(s, a, b, c, matmul);
 }
 
 // It depends on the shape alone, and so do the bits. Measured with 256 to 1,024 tokens, for oneDNN on Zen 5 and for AMX

@@ -221,7 +221,7 @@ TEST(Gemm, MultipliesBf16ToBothTypes) {
         EXPECT_LE(relative_error(p.computed(), p.expected()), of_fp32);
         std::vector<float> as_floats = p.c;
         multiply_as_floats({m, n, k, p.lda, p.ldb, p.ldc, alpha, op_a, op_b, beta != 0}, p.a.data(), p.b.data(),
-                           as_floats.data());
+                           as_floats.data(), /*matmul=*/0);
         EXPECT_LE(relative_error(as_floats, p.expected()), of_fp32) << "as floats";
         const Product<bfloat16, bfloat16> rounded = {m, n, k, op_a, op_b, 1.0f, beta};
         EXPECT_LE(relative_error(rounded.computed(), rounded.expected()), 2e-3);
@@ -317,7 +317,7 @@ TEST(Gemm, AddsUpAllPartsOfALongSum) {
   const Product<bfloat16, float> p = {3, 5, 2500, 'N', 'T', 1.0f, 0.0f};
   std::vector<float> as_floats = p.c;
   multiply_as_floats({p.m, p.n, p.k, p.lda, p.ldb, p.ldc, 1.0f, 'N', 'T', false}, p.a.data(), p.b.data(),
-                     as_floats.data());
+                     as_floats.data(), /*matmul=*/0);
   EXPECT_LE(relative_error(as_floats, p.expected()), of_fp32);
 }
 
