@@ -61,7 +61,7 @@ static void report_runs(ReportOptions o) {
 
 // Whether a process trains in the folder: then it has the lock (run_lock.h).
 static bool is_training(const std::string& folder) {
-  const FileDescriptor file(open((folder + "/lock").c_str(), O_RDONLY | O_CLOEXEC));
+  const FileDescriptor file(open((folder + "/lock").c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct flock lock = {};
   lock.l_type = F_WRLCK, lock.l_whence = SEEK_SET;
   return file.fd >= 0 && fcntl(file.fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;

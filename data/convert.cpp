@@ -178,6 +178,7 @@ static int run_convert(int argc, char** argv) {
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->default_val("fp32");
   if (!parse_command_line(app, argc, argv)) return 0;
+  if (o.out.empty()) user_error("OUT is empty; name a folder, NAME.bin or NAME.gguf");
   while (o.out.size() > 1 && o.out.back() == '/') o.out.pop_back();
   if (!has_ending(o.in, ".jsonl")) o.in = model_folder(o.in);
   check_free_name(o.out);

@@ -7,7 +7,7 @@ corpus=fineweb
 source -- "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 shards=${1:-10} out=$root/data/fineweb
 url=${FINEWEB_URL:-https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main}
-[[ $shards =~ ^[0-9]+$ ]] && ((shards >= 1 && shards <= 103)) || fail "usage: data/fineweb.sh [SHARDS], of 1 to 103"
+[[ $shards =~ ^[1-9][0-9]{0,2}$ ]] && ((shards <= 103)) || fail "usage: data/fineweb.sh [SHARDS], of 1 to 103"
 
 # Whether the file is a complete shard: the header 20240520, 1, number of tokens, and as many tokens.
 is_shard() {

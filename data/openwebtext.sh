@@ -9,7 +9,7 @@ corpus=openwebtext
 source -- "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 archives=${1:-21}
 url=${OPENWEBTEXT_URL:-https://huggingface.co/datasets/Skylion007/openwebtext/resolve/main/subsets}
-[[ $archives =~ ^[0-9]+$ ]] && ((archives >= 1 && archives <= 21)) ||
+[[ $archives =~ ^[1-9][0-9]?$ ]] && ((archives <= 21)) ||
   fail "usage: data/openwebtext.sh [ARCHIVES], of 1 to 21"
 TOKENIZER=${TOKENIZER:-gpt2} choose_tokenizer openwebtext
 ((archives == 21)) || out+=-$archives

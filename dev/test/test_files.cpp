@@ -406,10 +406,13 @@ TEST(Checkpoint, IsFoundByItsStepAndComesBackWhole) {
                             folder.path + "/../" + fs::path(folder.path).filename().string() + "/step_00000200/"),
             200);
   EXPECT_ERROR(checkpoint_step(folder.path, folder.path + "/step_of_another_kind"), "is not a checkpoint in");
+  EXPECT_ERROR(model.write(folder.path + "/gone", {9, 27, 77}), "/gone: is no longer there");
+  EXPECT_FALSE(fs::exists(folder.path + "/gone")) << "a folder that was renamed meanwhile";
   remove_unfinished_checkpoints(folder.path);
   EXPECT_FALSE(fs::exists(folder.path + "/unfinished_step_00002000"));
   EXPECT_TRUE(fs::exists(folder.path + "/step_of_another_kind"));
 
+  EXPECT_ERROR(read_run_state(model.write(folder.path, {2000, int64_t(1) << 60, 77})), "holds an impossible state");
   const RunState state = read_run_state(newest);
   EXPECT_EQ(state.step, 1000);
   EXPECT_EQ(state.next_sequence, 3000);
@@ -753,15 +756,35 @@ TEST(OldCheckpoints, GoAndTheNewestAndMilestonesStay) {
 
 TEST(OldCheckpoints, AreRenamedBeforeRemovalAndRemainsAreRemoved) {
   TemporaryFolder folder;
-  make_checkpoint_folders(folder.path, {1, 2});
-  std::ofstream(folder.path + "/removed_step_00000001") << "in the way";
-  EXPECT_ERROR(remove_old_checkpoints(folder.path, 1, 0), "removed_step_00000001: cannot be put in place");
-  EXPECT_TRUE(fs::exists(folder.path + "/step_00000001/state.json")) << "it cannot be renamed, so it stays whole";
-  fs::remove(folder.path + "/removed_step_00000001");
+  make_checkpoint_folders(folder.path, {0, 1, 2});
+  std::ofstream(folder.path + "/removed_step_00000000") << "in the way";
+  EXPECT_ERROR(remove_old_checkpoints(folder.path, 1, 0), "removed_step_00000000: cannot be put in place");
+  EXPECT_TRUE(fs::exists(folder.path + "/step_00000000/state.json")) << "it cannot be renamed, so it stays whole";
+  EXPECT_FALSE(fs::exists(folder.path + "/step_00000001")) << "others go";
+  fs::remove(folder.path + "/removed_step_00000000");
+  fs::rename(folder.path + "/step_00000000", folder.path + "/step_00000001");
   fs::rename(folder.path + "/step_00000001", folder.path + "/removed_step_00000001");  // killed there
   EXPECT_EQ(newest_checkpoint(folder.path, 2), "");
   remove_unfinished_checkpoints(folder.path);
   EXPECT_EQ(names_in(folder.path), (std::set<std::string>{"step_00000002"}));
+}
+
+// What the program has not made: other names, no state, links, files.
+TEST(OldCheckpoints, AreNoFoldersOfAUser) {
+  TemporaryFolder folder;
+  make_checkpoint_folders(folder.path, {2, 3});
+  fs::create_directory_symlink("step_00000003", folder.path + "/step_00000000");
+  for (const char* name : {"step_5", "step_00000001", "removed_step_x", "unfinished_step_00000004.old"})
+    fs::create_directory(folder.path + "/" + name);
+  std::ofstream(folder.path + "/step_5/state.json") << "{}";
+  std::ofstream(folder.path + "/unfinished_step_00000005") << "";
+  std::set<std::string> names = names_in(folder.path);
+  remove_unfinished_checkpoints(folder.path);
+  remove_old_checkpoints(folder.path, 2, 0);
+  EXPECT_EQ(names_in(folder.path), names);
+  remove_old_checkpoints(folder.path, 1, 0);
+  names.erase("step_00000002");
+  EXPECT_EQ(names_in(folder.path), names);
 }
 
 TEST(Checkpoints, AreSetAsideUnderNamesOfTheirOwn) {

@@ -141,10 +141,11 @@ TEST(Options, AnyTextComesBackFromToml) {
   }
 }
 
-TEST(Options, BytesThatAreNotUtf8AreReplacedInToml) {
-  EXPECT_EQ(config_toml_line("prompt", std::string("Stra\xdf"
-                                                   "e\n")),
-            "prompt = \"Stra\ufffde\\u000A\"\n");
+// A folder of another name would be written to.
+TEST(Options, TextThatIsNotUtf8IsACommentInToml) {
+  EXPECT_EQ(config_toml_line("out", std::string("Stra\xdf"
+                                                "e\n")),
+            "# out: \"Stra\ufffde\\u000A\", which is not UTF-8 as it was; give it on the command line\n");
 }
 
 TEST(Options, AConfigFileThatIsNotUnderstoodIsRefused) {
@@ -167,6 +168,7 @@ TEST(Options, AConfigFileThatIsNotUnderstoodIsRefused) {
   expect_error("shuffle = 2\n", ":1: shuffle 2: is neither 1 (true) nor 0 (false)");
   expect_error("learning-rate = inf\n", ":1: learning-rate inf: is not a number");
   expect_error("dry-run = true\n", ":1: dry-run: no such option");
+  expect_error("steps = 1\nout = \"a\\u0000b\"\n", ":2: out: holds a character of value 0");
   EXPECT_ERROR(parse({"-i", "x", "--config", folder.path + "/nowhere"}), "nowhere");
 }
 

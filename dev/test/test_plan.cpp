@@ -43,6 +43,11 @@ TEST(Config, RefusesImpossibleModels) {
   EXPECT_EQ(error_of([] { validate(make_config(12, 12, 768, 99, 0)); }), "") << "without skip heads any n_l is plain "
                                                                                 "GPT-2";
   EXPECT_EQ(error_of([] { validate(make_config(12, 12, 768, 11, 12)); }), "");
+  for (double eps : {0.0, 1e-60, 1e300}) {  // fp32 makes 0 and infinity of the last two
+    ModelConfig config = make_config(12, 12, 768, 9, 9);
+    config.layer_norm_eps = eps;
+    EXPECT_ERROR(validate(config), "it must be greater than 0, in fp32, and at most 1");
+  }
   ModelConfig repeated = make_config(12, 12, 768, 0, 0);
   repeated.wiring = parse_wiring("universal(5)");
   EXPECT_ERROR(validate(repeated), "universal(5), at character 1: cycles of 5 layers do not divide the 12 layers");

@@ -423,6 +423,40 @@ TEST_F(CommandLine, ResumingAsAnotherRunIsRefused) {
   refused_by("-x 3", "is past step 3, the last one by -x");
 }
 
+// Files of the user in the folder of -o, which are no run's, stay; and what makes a run another one than it was.
+TEST_F(CommandLine, AFolderThatIsNoRunsKeepsWhatItHas) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  const std::string command = trainer + "-i " + in("tokens.bin") + small_model + "-x 2 -n 1 -l 1e-3 -o ";
+  const auto expect_error = [&](const std::string& arguments, const std::string& part) {
+    const Outcome o = run(command + arguments);
+    EXPECT_EQ(o.exit_status, 1) << arguments;
+    EXPECT_NE(o.err.find(part), std::string::npos) << o.err;
+  };
+  expect_error(in("tokens.bin"), "error: -o " + in("tokens.bin") + ": is no folder");
+  fs::create_directory(in("out"));
+  write_file(in("notes"), "mine");
+  fs::create_symlink("../notes", in("out/lock"));
+  expect_error(in("out"), "out/lock: cannot be written: ");
+  fs::rename(in("notes"), in("out/lock"));
+  expect_error(in("out"), "out/lock: is another program's file");
+  EXPECT_EQ(read_file(in("out/lock")), "mine");
+  fs::remove(in("out/lock"));
+  write_file(in("out/config.toml"), "# mine\nlearning-rate = 0.5\n");
+  write_file(in("out/removed_step_00000001"), "mine");
+  const Outcome o = run(command + in("out") + " --keep 1");
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+  EXPECT_NE(o.err.find("warning: " + in("out/removed_step_00000001") + ": cannot be put in place"), std::string::npos)
+      << o.err;
+  EXPECT_EQ(read_file(in("out/removed_step_00000001")), "mine");
+  EXPECT_EQ(read_file(in("out/config.1.toml")), "# mine\nlearning-rate = 0.5\n");
+
+  fs::rename(in("out/step_00000002"), in("out/step_00000007"));
+  expect_error(in("out") + " -y -x 9", "step_00000007 is of step 2, by its state.json");
+  for (const char* name : {"step_00000001", "step_00000007"}) fs::remove_all(in("out/") + name);
+  write_file(in("out/positions.csv"), "damaged");
+  expect_error(in("out") + " -y -c 0.5 --same-options", "weight decay (-c): 0.1, and now 0.5");
+}
+
 // What differs is named, with both values.
 TEST_F(CommandLine, ResumingAnotherModelIsRefused) {
   write_file(in("tokens.bin"), shard_bytes(20000));

@@ -100,6 +100,26 @@ TEST(Log, OfAnEarlierRunIsKeptOrContinued) {
                                                    "\"checkpoint\":\"c\"}\n{\"step\":3,\"again\":true}\n");
 }
 
+// As with --resume-from, whose later checkpoints stay, too.
+TEST(Log, LosesNoLaterLineThatIsAskedFor) {
+  TemporaryFolder folder;
+  const std::string path = folder.path + "/log.jsonl", later = folder.path + "/log.set_aside.jsonl";
+  for (const char* all : {"", "{\"step\":2,\"val_loss\":1.5}\n{\"step\":3}\n"}) {
+    write_file(path, "{\"step\":1}\n{\"step\":2,\"val_loss\":1.5}\n{\"step\":3}\n");
+    RunLog().resume(folder.path, 1, /*keeps_later=*/true);
+    EXPECT_EQ(read_file(path), "{\"step\":1}\n");
+    EXPECT_EQ(read_file(later), all + std::string("{\"step\":2,\"val_loss\":1.5}\n{\"step\":3}\n"));
+  }
+}
+
+TEST(Log, ThatCannotBeReadIsNotReplaced) {
+  TemporaryFolder folder;
+  std::filesystem::create_directory(folder.path + "/log.damaged.jsonl");
+  write_file(folder.path + "/log.jsonl", "{\"step\":1}\n{\"st\n");
+  EXPECT_ERROR(RunLog().resume(folder.path, 1), "log.damaged.jsonl: cannot be read");
+  EXPECT_EQ(read_file(folder.path + "/log.jsonl"), "{\"step\":1}\n{\"st\n");
+}
+
 TEST(Log, KeepsValidLinesAfterDamagedOnes) {
   TemporaryFolder folder;
   const std::string path = folder.path + "/log.jsonl", damaged = folder.path + "/log.damaged.jsonl";

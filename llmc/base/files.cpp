@@ -181,6 +181,15 @@ void rename_durably(const std::string& temporary, const std::string& path) {
   sync_folder(parent_folder(path));
 }
 
+void set_aside(const std::string& path) {
+  if (!path_exists(path)) return;
+  const size_t end = path.rfind('.');
+  int n = 1;
+  const auto name = [&] { return path.substr(0, end) + format(".%d", n) + path.substr(end); };
+  while (path_exists(name())) n++;
+  rename_durably(path, name());
+}
+
 // ----------------------------------------------------------------------------
 // Outputs
 

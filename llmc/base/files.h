@@ -102,6 +102,9 @@ void make_folders(const std::string& path);
 // that name; for a folder the name must be free. Throws UserError.
 void rename_durably(const std::string& temporary, const std::string& path);
 
+// Renames a file NAME.EXT, if it exists, to the first of NAME.1.EXT, NAME.2.EXT, ... that does not. Throws UserError.
+void set_aside(const std::string& path);
+
 // Throws UserError if something of that name exists: a link that leads nowhere, too.
 void check_free_name(const std::string& path);
 

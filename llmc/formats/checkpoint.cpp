@@ -163,6 +163,7 @@ static json write_files(const std::string& temporary, const ParameterTable& tabl
 
 uint32_t lay_out_checkpoint(const std::string& out, int64_t step, const ParameterTable& table) {
   const std::string folder = folder_in(out, unfinished_prefix, step);
+  if (!is_folder(out)) user_error("%s: is no longer there", out);
   try {
     make_folders(folder);
     return lay_out_moment_file(folder + "/optimizer.safetensors", table);
@@ -197,13 +198,12 @@ std::string write_checkpoint(const std::string& out, const ParameterTable& table
 // ----------------------------------------------------------------------------
 // Which there are
 
-// The step of a folder named step_<digits>, or -1.
-static int64_t step_of(const std::string& name) {
-  const std::string prefix = "step_";
-  if (name.size() <= prefix.size() || name.size() > prefix.size() + 18 || !begins_with(name, prefix)) return -1;
-  for (size_t i = prefix.size(); i < name.size(); i++)
-    if (!isdigit((unsigned char)name[i])) return -1;
-  return parse_number<int64_t>(name.substr(prefix.size()));
+// The step of a folder that folder_in names with this prefix, or -1.
+static int64_t step_of(const std::string& name, const std::string& prefix = "step_") {
+  const std::string digits = name.substr(std::min(name.size(), prefix.size()));
+  if (digits.empty() || digits.size() > 18 || digits.find_first_not_of("0123456789") != std::string::npos) return -1;
+  const int64_t step = parse_number<int64_t>(digits);
+  return name == prefix + format("%08lld", (long long)step) ? step : -1;
 }
 
 std::map<int64_t, std::string> checkpoints_in(const std::string& out) {
@@ -237,24 +237,32 @@ int64_t checkpoint_step(const std::string& out, const std::string& checkpoint) {
 }
 
 void remove_old_checkpoints(const std::string& out, int64_t keep, int64_t keep_every) {
-  const std::map<int64_t, std::string> all = checkpoints_in(out);
+  std::map<int64_t, std::string> all = checkpoints_in(out);
+  for (auto it = all.begin(); it != all.end();)
+    it = path_exists(it->second + "/state.json") && !fs::is_symlink(it->second) ? std::next(it) : all.erase(it);
   int64_t surplus = keep > 0 ? int64_t(all.size()) - keep : 0;
+  std::string failure;
   for (const auto& [step, path] : all) {  // the oldest first
     if (surplus-- <= 0) break;
     if (keep_every > 0 && step % keep_every == 0) continue;
     const std::string away = folder_in(out, removed_prefix, step);
-    rename_durably(path, away);
-    std::error_code error;
-    fs::remove_all(away, error);
-    if (error) user_error("%s: cannot be removed: %s", away, error.message());
+    try {
+      rename_durably(path, away);
+      std::error_code error;
+      fs::remove_all(away, error);
+      if (error) user_error("%s: cannot be removed: %s", away, error.message());
+    } catch (const UserError& e) { failure = failure.empty() ? e.what() : failure; }
   }
+  if (!failure.empty()) throw UserError(failure);
 }
 
 void remove_unfinished_checkpoints(const std::string& out) {
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(out, error))
     for (const char* prefix : {unfinished_prefix, removed_prefix})
-      if (begins_with(entry.path().filename().string(), prefix)) fs::remove_all(entry.path(), error);
+      if (step_of(entry.path().filename().string(), prefix) >= 0 &&
+          entry.symlink_status(error).type() == fs::file_type::directory)
+        fs::remove_all(entry.path(), error);
 }
 
 std::vector<std::string> set_aside_checkpoints_after(const std::string& out, int64_t step) {
@@ -353,9 +361,11 @@ uint32_t weights_checksum(const std::string& folder) {
 
 RunState read_run_state(const std::string& checkpoint) {
   RunState state;
+  bool is_possible = true;
   with_state(checkpoint, [&](json options) {
     visit_progress(state, [&](const char* key, int64_t& value) {
       value = options.at(key);
+      is_possible &= options.at(key).is_number_integer() && value >= 0 && value < int64_t(1) << 53;
       options.erase(key);
     });
     state.loss_scale = options.value("loss_scale", int64_t(0));
@@ -363,9 +373,9 @@ RunState read_run_state(const std::string& checkpoint) {
     for (const char* key : {"format", "checksums", "checksum", "loss_scale", "good_updates"}) options.erase(key);
     for (const auto& [key, value] : options.items()) state.options.push_back({key, scalar_of(value)});
   });
-  if (state.step < 0 || state.next_sequence < 0 || state.num_sequences < 1 || state.skipped_steps < 0 ||
-      state.skipped_steps > state.step || state.bad_steps_in_row < 0 || state.bad_steps_in_row > state.skipped_steps ||
-      state.loss_scale < 0 || (state.loss_scale & (state.loss_scale - 1)) != 0 || state.good_updates < 0)
+  if (!is_possible || state.num_sequences < 1 || state.skipped_steps > state.step ||
+      state.bad_steps_in_row > state.skipped_steps || state.loss_scale < 0 ||
+      (state.loss_scale & (state.loss_scale - 1)) != 0 || state.good_updates < 0)
     user_error("%s/state.json: holds an impossible state", checkpoint);
   return state;
 }

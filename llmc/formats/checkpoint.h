@@ -86,7 +86,8 @@ std::string model_folder(const std::string& path);
 int64_t checkpoint_step(const std::string& out, const std::string& checkpoint);
 
 // Removes all checkpoints but the newest `keep` and the ones at steps that `keep_every` divides; nothing if `keep` is
-// 0. Throws UserError.
+// 0. What is no checkpoint of this program's, and links, stay and do not count. If one cannot be removed the others
+// are, and then a UserError is thrown.
 void remove_old_checkpoints(const std::string& out, int64_t keep, int64_t keep_every);
 
 // Removes what a killed run left half-written or half-removed.

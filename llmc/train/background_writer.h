@@ -14,10 +14,11 @@
 #include "llmc/base/error.h"
 
 struct SaveResult {
-  int64_t step = 0;    // of the checkpoint
-  std::string folder;  // the complete checkpoint; "" if writing failed
-  std::string error;   // what went wrong; "" if nothing did
-  double seconds = 0;  // from the start of writing to its end
+  int64_t step = 0;     // of the checkpoint
+  std::string folder;   // the complete checkpoint; "" if writing failed
+  std::string error;    // what went wrong; "" if nothing did
+  std::string warning;  // what went wrong after that
+  double seconds = 0;   // from the start of writing to its end
 };
 
 // Runs one job at a time. The destructor waits for it.

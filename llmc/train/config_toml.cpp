@@ -21,6 +21,8 @@ std::vector<ConfigEntry> read_config_toml(const std::string& path) {
       else
         user_error("%s:%d: %s: is a section, a list or a date; an option has text, a number, true or false", path,
                    entry.line, entry.name);
+      if (entry.value.find('\0') != std::string::npos)
+        user_error("%s:%d: %s: holds a character of value 0", path, entry.line, entry.name);
       entries.push_back(std::move(entry));
     }
   } catch (const toml::parse_error& e) {
@@ -44,6 +46,7 @@ static std::string quoted(const std::string& text) {
 std::string config_toml_line(const std::string& name, const Scalar& value) {
   const auto* text = std::get_if<std::string>(&value);
   std::string valid;
-  if (text != nullptr && replace_invalid_utf8(*text, valid) == 0) valid = *text;
-  return name + " = " + (text != nullptr ? quoted(valid) : text_of(value)) + "\n";
+  if (text != nullptr && replace_invalid_utf8(*text, valid) > 0)
+    return "# " + name + ": " + quoted(valid) + ", which is not UTF-8 as it was; give it on the command line\n";
+  return name + " = " + (text != nullptr ? quoted(*text) : text_of(value)) + "\n";
 }

@@ -18,11 +18,7 @@ void RunLog::open(int flags) {
 
 void RunLog::create(const std::string& out) {
   path_ = out + "/log.jsonl";
-  if (path_exists(path_)) {
-    int n = 1;
-    while (path_exists(out + format("/log.%d.jsonl", n))) n++;
-    rename_durably(path_, out + format("/log.%d.jsonl", n));
-  }
+  set_aside(path_);
   open(O_TRUNC);
 }
 
@@ -34,21 +30,29 @@ static int64_t step_of_line(const json& j) {
   return step->is_number_integer() && *step >= 0 ? step->get<int64_t>() : -1;
 }
 
-ResumedLog RunLog::resume(const std::string& out, int64_t step) {
+// What a log has; "" if there is none.
+static std::string text_of_log(const std::string& path) {
+  return path_exists(path) ? read_whole_file(path, most_text_bytes) : "";
+}
+
+ResumedLog RunLog::resume(const std::string& out, int64_t step, bool keeps_later) {
   path_ = out + "/log.jsonl";
-  const std::string old = try_read_file(path_, most_text_bytes).value_or(""), damaged_path = out + "/log.damaged.jsonl";
-  std::string kept, damaged = try_read_file(damaged_path, most_text_bytes).value_or("");
+  const std::string old = text_of_log(path_), damaged_path = out + "/log.damaged.jsonl",
+                    later_path = out + "/log.set_aside.jsonl";
+  std::string kept, damaged = text_of_log(damaged_path), later;
   ResumedLog found;
   for (size_t begin = 0, end; (end = old.find('\n', begin)) != std::string::npos; begin = end + 1) {
     const std::string line = old.substr(begin, end - begin);
     const json j = json::parse(line, nullptr, /*allow_exceptions=*/false);
     const int64_t its_step = step_of_line(j);
     if (its_step < 0) damaged += line + "\n", found.num_damaged++;
+    if (its_step > step) later += line + "\n";
     if (its_step < 0 || its_step > step) continue;
     kept += line + "\n";
     if (j.contains("checkpoint")) found.checkpoints.insert(its_step);
   }
   if (found.num_damaged > 0) write_file_durably(damaged_path, damaged);
+  if (keeps_later && !later.empty()) write_file_durably(later_path, text_of_log(later_path) + later);
   write_file_durably(path_, kept);
   open(O_APPEND);
   return found;

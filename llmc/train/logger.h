@@ -29,9 +29,10 @@ struct RunLog {
   // Starts a new log in folder `out`; an existing one is renamed to log.1.jsonl, log.2.jsonl, ... Throws UserError if
   // it cannot.
   void create(const std::string& out);
-  // Continues the log of a run that is resumed after `step` updates. Lines of later steps are dropped, and an
-  // incomplete last line, as a killed process leaves it. Other lines that are not valid are moved to log.damaged.jsonl.
-  ResumedLog resume(const std::string& out, int64_t step);
+  // Continues the log of a run that is resumed after `step` updates. Lines of later steps are dropped, or with
+  // `keeps_later` moved to log.set_aside.jsonl, and an incomplete last line, as a killed process leaves it. Other lines
+  // that are not valid are moved to log.damaged.jsonl. Throws UserError.
+  ResumedLog resume(const std::string& out, int64_t step, bool keeps_later = false);
 
   void write(const LogFields& fields);                   // {"key": value, ...}
   void write(const char* key, const LogFields& fields);  // {key: {"key": value, ...}}

@@ -83,6 +83,8 @@ void resume_progress(Run& run, const std::string& checkpoint, const LogFields& d
   const OptionTable table = train_options(options);
   if (checkpoint.empty()) return compare_with_log(run, table, settings_of(description));
   const RunState saved = read_run_state(checkpoint);
+  if (checkpoint_step(run.options.out, checkpoint) != saved.step)
+    user_error("-y: %s is of step %lld, by its state.json; give it that name again", checkpoint, (long long)saved.step);
   const DataLoader& data = *run.train;
   int64_t num_sequences = data.num_sequences, next_sequence = saved.next_sequence;
   if (run.has_memory) {

@@ -112,6 +112,7 @@ std::string checkpoint_to_resume(Run& run) {
   const TrainOptions& o = run.options;
   if (o.out.empty()) return "";
   if (is_folder(o.out)) run.lock.take(o.out);
+  else if (path_exists(o.out)) user_error("-o %s: is no folder", o.out);
   const std::string newest = newest_checkpoint(o.out);
   if (!o.resume && !newest.empty())
     user_error("-o %s: holds the checkpoints of an earlier run; resume it (-y), or name another folder", o.out);
@@ -158,11 +159,13 @@ static int64_t checkpoints_to_keep(const Run& run) { return run.bad_steps_in_row
 
 // Checkpoints that are not kept go first: a disk that they fill has no room for the log, nor for the next one. A run
 // that was killed between writing a checkpoint and its line in the log has that line written now.
-static void resume_log(Run& run) {
+static void resume_log(Run& run, bool keeps_later) {
   const std::string& out = run.options.out;
   const std::map<int64_t, std::string> checkpoints = checkpoints_in(out);
-  remove_old_checkpoints(out, checkpoints_to_keep(run), run.options.keep_every);
-  const ResumedLog log = run.log.resume(out, run.step);
+  try {
+    remove_old_checkpoints(out, checkpoints_to_keep(run), run.options.keep_every);
+  } catch (const UserError& e) { print_warning(e.what()); }
+  const ResumedLog log = run.log.resume(out, run.step, keeps_later);
   if (log.num_damaged > 0)
     printf("%s/log.jsonl: %d damaged lines were moved to log.damaged.jsonl\n", out.c_str(), log.num_damaged);
   for (const auto& [step, folder] : checkpoints)
@@ -191,6 +194,7 @@ static LogFields describe_process(const Run& run) {
 void open_output(Run& run, const std::string& checkpoint, LogFields description) {
   const TrainOptions& o = run.options;
   if (o.out.empty() || run.ranks.rank > 0) return;
+  const std::string config = o.out + "/config.toml";
   make_folders(o.out);
   run.lock.take(o.out);
   // Another run has made the folder, and ended, since this one looked.
@@ -198,15 +202,16 @@ void open_output(Run& run, const std::string& checkpoint, LogFields description)
     user_error("-o %s: another process has trained there meanwhile; resume it (-y), or name another folder", o.out);
   remove_unfinished_checkpoints(o.out);
   if (!checkpoint.empty()) {
-    for (const std::string& name : set_aside_checkpoints_after(o.out, run.step))
-      printf("set aside: %s\n", name.c_str());
-    resume_log(run);
+    const std::vector<std::string> later = set_aside_checkpoints_after(o.out, run.step);
+    for (const std::string& name : later) printf("set aside: %s\n", name.c_str());
+    resume_log(run, /*keeps_later=*/!later.empty());
   } else {
     run.log.create(o.out);
+    if (try_read_file(config) != o.as_toml) set_aside(config);
   }
   // A run that is resumed may have other options than before: config.toml has those of the last process, and the log
   // a description of each, with the step after which it begins.
-  write_file_durably(o.out + "/config.toml", o.as_toml);
+  write_file_durably(config, o.as_toml);
   description.push_back({"process", describe_process(run)});
   if (checkpoint.empty()) run.log.write("run", description);
   else run.log.write({{"step", run.step}, {"run", description}});
@@ -456,7 +461,9 @@ void start_checkpoint(Run& run, const ParameterTable& table, CheckpointContents 
   const int64_t keep = checkpoints_to_keep(run);
   run.writer.start(run.step, [&o, &table, contents, keep, shards = OtherShards{header, are_written}](SaveResult& r) {
     r.folder = write_checkpoint(o.out, table, contents, shards);
-    remove_old_checkpoints(o.out, keep, o.keep_every);
+    try {
+      remove_old_checkpoints(o.out, keep, o.keep_every);
+    } catch (const UserError& e) { r.warning = e.what(); }
   });
 }
 
@@ -491,6 +498,7 @@ void report_saved(Run& run, bool wait) {
     print_line("saved %s (training waited %.3f s, written in %.3f s beside it)\n", saved->folder, run.stall_seconds,
                saved->seconds);
   }
+  if (!saved->warning.empty()) print_line(""), print_warning(saved->warning);
   if (!run.save_failed) return;
   run.log.write({{"step", saved->step}, {"save_error", saved->error}});
   if (run.options.stop_on_save_error)
@@ -526,8 +534,8 @@ void end_rank(Run& run, const std::string& error) {
 int finish_run(Run& run, double seconds) {
   if (run.save_failed) user_error("the last checkpoint of the run could not be written");
   if (run.step < run.steps) {
-    print_line("stopped by %s after step %lld of %lld; -y resumes\n", signal_name(stop_signal()), (long long)run.step,
-               (long long)run.steps);
+    print_line("stopped by %s after step %lld of %lld%s\n", signal_name(stop_signal()), (long long)run.step,
+               (long long)run.steps, run.options.out.empty() ? "" : "; -y resumes");
     if (run.ranks.rank > 0)
       return 0;  // rank 0's status counts: mpirun would end it in mid-sentence if another failed first
     return 128 + (stop_signal() != 0 ? stop_signal() : SIGTERM);  // where only another rank had one

@@ -139,7 +139,7 @@ std::vector<std::string> files_of_run(const std::string& out) {
   return {out + "/log.jsonl", out + "/config.toml", out + "/positions.csv"};
 }
 
-RunHistory read_run(const std::string& out) {
+RunHistory read_run(const std::string& out, bool with_positions) {
   const std::vector<std::string> files = files_of_run(out);
   const std::optional<std::string> log = try_read_file(files[0], most_text_bytes);
   if (!log) user_error("%s: cannot be read: %s; name the folder of a run (-o)", files[0], strerror(errno));
@@ -148,7 +148,8 @@ RunHistory read_run(const std::string& out) {
   while (run.name.size() > 1 && run.name.back() == '/') run.name.pop_back();
   run.description = run.process = json::object();
   run.options = try_read_file(files[1]).value_or("");
-  if (const auto csv = try_read_file(files[2])) run.positions = ranges_of(parse_positions(files[2], *csv));
+  if (const auto csv = with_positions ? try_read_file(files[2]) : std::nullopt)
+    run.positions = ranges_of(parse_positions(files[2], *csv));
   size_t begin = 0;
   for (size_t end; (end = log->find('\n', begin)) != std::string::npos; begin = end + 1) {
     run.num_unreadable += !add_line(run, parse_json(std::string_view(*log).substr(begin, end - begin)));

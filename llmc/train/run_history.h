@@ -83,5 +83,6 @@ struct RunHistory {
 // The files of folder `out` that read_run reads.
 std::vector<std::string> files_of_run(const std::string& out);
 
-// Reads folder `out`. Throws UserError if it has no log, or losses by position that cannot be read.
-RunHistory read_run(const std::string& out);
+// Reads folder `out`. Throws UserError if it has no log, or losses by position that cannot be read, if they are asked
+// for.
+RunHistory read_run(const std::string& out, bool with_positions = true);

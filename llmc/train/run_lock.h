@@ -18,7 +18,7 @@ struct RunLock {
   void take(const std::string& out) {
     if (file_.fd >= 0) return;
     const std::string path = out + "/lock";
-    FileDescriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+    FileDescriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
     if (file.fd < 0) user_error("%s: cannot be written: %s", path, strerror(errno));
     const FileLock lock = lock_file(file.fd);
     if (lock == FileLock::unsupported)
@@ -30,8 +30,11 @@ struct RunLock {
       user_error("-o %s: is in use by %s; wait until it ends, or name another folder", out,
                  holder.empty() ? "another process" : holder);
     }
+    const std::string before = read_whole_file(path), mine = "process ";
+    if (!before.empty() && !begins_with(before, mine))
+      user_error("%s: is another program's file, and not the lock of a run; name another folder", path);
     // The name is for messages alone: a full disk or a late reader does no harm.
-    const std::string holder = format("process %d on %s", int(getpid()), host_name().c_str());
+    const std::string holder = mine + format("%d on %s", int(getpid()), host_name().c_str());
     if (ftruncate(file.fd, 0) == 0) write_all(file.fd, holder.data(), holder.size(), 0);
     file_ = std::move(file);
   }

@@ -33,13 +33,15 @@ const Settings& default_settings() {
   return settings;
 }
 
+static bool has_log(const std::string& out) { return path_exists(files_of_run(out)[0]); }
+
 Settings recorded_settings(const std::string& out, const RunState* saved) {
   Settings settings;
-  try {
-    const RunHistory history = read_run(out);
+  if (has_log(out)) {  // a checkpoint can be resumed without
+    const RunHistory history = read_run(out, /*with_positions=*/false);
     for (const auto& [key, value] : history.description_of(saved ? saved->step : history.last_step()).items())
       if (value.is_primitive() && !value.is_null()) settings[key] = scalar_of(value);
-  } catch (const UserError&) {}  // a checkpoint can be resumed without a log
+  }
   if (saved == nullptr) return settings;
   for (const auto& [key, value] : saved->options) settings[key] = value;
   settings.insert(default_settings().begin(), default_settings().end());
@@ -47,9 +49,7 @@ Settings recorded_settings(const std::string& out, const RunState* saved) {
 }
 
 bool log_is_finished(const std::string& out) {
-  try {
-    return read_run(out).is_finished();
-  } catch (const UserError&) { return false; }
+  return has_log(out) && read_run(out, /*with_positions=*/false).is_finished();
 }
 
 static const std::set<std::string> not_compared = {"train_data", "val_data", "grad_accum_steps", "ranks", "device"};

@@ -149,7 +149,8 @@ inline void validate(const ModelConfig& c) {
   if (c.channels % c.num_heads != 0)
     user_error("%d heads do not divide %d channels; take channels that are a multiple of the heads", c.num_heads,
                c.channels);
-  if (!(c.layer_norm_eps > 0)) user_error("layer_norm_epsilon is %g; it must be greater than 0", c.layer_norm_eps);
+  if (!(float(c.layer_norm_eps) > 0 && c.layer_norm_eps <= 1))
+    user_error("layer_norm_epsilon is %g; it must be greater than 0, in fp32, and at most 1", c.layer_norm_eps);
   check_plan_size(c);
   validate(c.wiring, c.num_layers, c.num_heads);
   const WiringTable table = c.whole_model();
