@@ -99,7 +99,11 @@ static bool is_ours(const std::string& name) {
 OutputFolder::OutputFolder(const std::string& path) : path_(followed(path)), folder_(path_, /*may_exist=*/true) {}
 
 void OutputFolder::publish() {
-  shards_exist(path_);                             // throws where files of others have come meanwhile
+  shards_exist(path_);  // throws where files of others have come meanwhile
+  sync_folder(folder_.unfinished());
+  // At once, where the file system can; ~NewFolder then deletes what had the name before.
+  if (renameat2(AT_FDCWD, folder_.unfinished().c_str(), AT_FDCWD, path_.c_str(), RENAME_EXCHANGE) == 0)
+    return sync_folder(parent_folder(path_));
   const NewFolder old(path_, /*may_exist=*/true);  // deleted at the end; by a later run, if this one is killed
   const bool replaces = rename(path_.c_str(), old.unfinished().c_str()) == 0;
   try {

@@ -6,10 +6,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <random>
 #include <set>
+#include <thread>
 #include "child.h"
 #include "data_test.h"
 #include "llmc/text/dataloader.h"
@@ -334,6 +336,21 @@ TEST_F(LongTokenize, KilledWhileReplacingLeavesOldNewOrNoFolder) {
   }
   ASSERT_EQ(shell("data/tokenize --force --out " + out + " " + in).exit_code, 0);
   EXPECT_EQ(names_in(folder), (std::set<std::string>{"in", "in2", "new", "old", "out"}));  // no .tmp, no .old
+}
+
+TEST_F(Tokenize, AFolderThatIsReplacedIsThereAtAllTimes) {
+  const std::string in = write("in", random_text(1000, 2)), out = folder + "/out",
+                    command = "data/tokenize --force --out " + out + " " + in;
+  ASSERT_EQ(shell(command).exit_code, 0);
+  std::atomic<bool> done = false;
+  int gaps = 0;
+  std::thread reader([&] {
+    while (!done) gaps += !std::filesystem::exists(out + "/MANIFEST.json");
+  });
+  for (int i = 0; i < 20; i++) EXPECT_EQ(shell(command).exit_code, 0);
+  done = true, reader.join();
+  EXPECT_EQ(gaps, 0);
+  EXPECT_EQ(names_in(folder), (std::set<std::string>{"in", "out"}));
 }
 
 TEST_F(Tokenize, AnInterruptedRunLeavesNoFiles) {

@@ -312,13 +312,25 @@ TEST(Gemm, TilesReadNothingBesideTheirMatrices) {
 }
 #endif
 
-// The sum over k is cut into parts only where a CPU has no matmul of bf16.
-TEST(Gemm, AddsUpAllPartsOfALongSum) {
-  const Product<bfloat16, float> p = {3, 5, 2500, 'N', 'T', 1.0f, 0.0f};
-  std::vector<float> as_floats = p.c;
-  multiply_as_floats({p.m, p.n, p.k, p.lda, p.ldb, p.ldc, 1.0f, 'N', 'T', false}, p.a.data(), p.b.data(),
-                     as_floats.data(), /*matmul=*/0);
-  EXPECT_LE(relative_error(as_floats, p.expected()), of_fp32);
+// By fp32 the sum over k is cut into parts, and a copy of an operand in one part serves the blocks of its matmul alone.
+TEST(Gemm, ConvertsBf16ToMultiplyIt) {
+  for (int64_t k : {500, 2500}) {
+    Product<bfloat16, float> p = {3, 5, k, 'N', 'T', 1.0f, 0.0f}, other = {3, 5, k, 'N', 'T', 0.5f, 0.0f};
+    const auto expect_product = [](const Product<bfloat16, float>& of, uint64_t matmul) {
+      std::vector<float> c = of.c;
+      multiply_as_floats({of.m, of.n, of.k, of.lda, of.ldb, of.ldc, of.alpha, of.op_a, of.op_b, false}, of.a.data(),
+                         of.b.data(), c.data(), matmul);
+      EXPECT_LE(relative_error(c, of.expected()), of_fp32) << of.k << ", " << matmul;
+    };
+    for (uint64_t matmul : {7, 8, 0, 0}) {
+      for (auto& x : p.a) x = bfloat16(-2.0f * float(x));
+      for (auto& x : p.b) x = bfloat16(2.0f * float(x));
+      expect_product(p, matmul);
+      expect_product(other, matmul);
+      expect_product(other, matmul);
+      expect_product(p, matmul);
+    }
+  }
 }
 
 // Columns of 600 floats, and rows that are 4 KB apart, are copied before they are multiplied, a part of the sum at a
