@@ -99,12 +99,14 @@ TEST_F(Results, AFrontierIsOfTheBestRatesAndOfWhatACacheKeeps) {
       }
       write_file(in(format("runs/rates/6e-3/%s-%d/positions.csv", wiring, seed)), csv);
     }
-  // The difference doubles when the text does, from 0.01 and 0.02 on: slopes of 0.015 and 0.03.
-  for (const auto& [steps, difference] : {std::tuple("177", 0.01), {"354", 0.02}, {"708", 0.04}})
+  // The difference doubles when the text does, from 0.01 and 0.02 on, to the points': slopes of 0.023 and 0.046.
+  add("points/6e-3", "sla(6,6)", 1152, {1.08, 1.081, 1.162});
+  for (const auto& [steps, plain, difference] : {std::tuple("177", 1.4, 0.01), {"354", 1.2, 0.02}, {"708", 1.1, 0.04}})
     for (const auto& [wiring, bits] : {std::tuple("plain", 0.0), {"sla(6,6)", difference}})
       for (const char* rate : {"6e-3", "12e-3"})
         add(std::string("text/") + steps + "/" + rate, wiring, 1536,
-            rate[0] == '6' ? std::vector<double>{1, 1 + bits, 1.01 + 2 * bits} : std::vector<double>{1.1});
+            rate[0] == '6' ? std::vector<double>{plain, plain + bits, plain + 0.01 + 2 * bits}
+                           : std::vector<double>{2});
   const Outcome o = run("PYTHONDONTWRITEBYTECODE=1 python3 dev/bench/results/frontier/frontier.py " + in("runs") + " " +
                         in("points.csv"));
   ASSERT_EQ(o.exit_status, 0) << o.err;
@@ -115,7 +117,8 @@ TEST_F(Results, AFrontierIsOfTheBestRatesAndOfWhatACacheKeeps) {
         "| `gqa(1) window(64,SSSL)` | 112 | 7.3 % | 3 | +0.0808 |", "| 50 % | `window(64)` | +0.0007 |  |",
         "| `gqa(1)` | 3 | +0.100 +- 0.000 | +0.297 +- 0.000 | +0.300 +- 0.248 | +0.300 +- 0.248 |",
         "| 10 % | `gqa(1) window(64,SSSL)` | +0.0808 |  |", "| `gqa(1)` | 256 | 16.7 % | 3 | +0.1200 |",
-        "| `0.72` | 2 | +0.0300 |", "A doubling of the text adds +0.0225 +- 0.0953 to the difference (2 pairs)"})
+        "| `0.72` | 2 | +0.0300 |", "A doubling of the text adds +0.0345 +- 0.1461 to the difference (2 pairs)",
+        "| `gqa(1)` | 256 | 16.7 % | 3 | +0.0802 | +- 0.0007 | higher | 58 % |"})
     EXPECT_NE(o.out.find(line), std::string::npos) << line << "\n" << o.out;
   EXPECT_EQ(o.out.find("higher and the same"), std::string::npos) << o.out;
   EXPECT_NE(read_file(in("points.csv")).find("\nwindow(64),0.2500,0.0007,0.0014\n"), std::string::npos);
