@@ -151,8 +151,10 @@ TEST_F(Records, AmidSkippedStepsNoCheckpointIsRemoved) {
   for (const int64_t bad_steps : {1, 0}) {
     ::Run run;
     run.options.out = in("out"), run.options.keep = 1, run.step = 3, run.bad_steps_in_row = bad_steps;
-    for (const char* name : {"out/step_00000001", "out/step_00000002", "out/step_00000003"})
+    for (const char* name : {"out/step_00000001", "out/step_00000002", "out/step_00000003"}) {
       fs::create_directories(in(name));
+      write_file(in(name) + std::string("/state.json"), "{}");
+    }
     open_output(run, in("out/step_00000003"), {});
     EXPECT_EQ(names_in(in("out")).count("step_00000001"), bad_steps > 0 ? 1u : 0u);
     EXPECT_EQ(names_in(in("out")).count("step_00000003"), 1u);
