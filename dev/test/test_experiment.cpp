@@ -167,6 +167,9 @@ TEST_F(ExperimentTest, TriesRatesUntilTheBestHasWorseOnesOnBothSides) {
   EXPECT_EQ(runs, expected);
   EXPECT_EQ(run(command).out, in("out/compare.html\n"));
   EXPECT_TRUE(started().empty()) << "all has been done";
+  run("sed -i '/\"loss\"/d' '" + in("out/block/4e-3/plain-2/log.jsonl") + "'");
+  run(command);
+  EXPECT_TRUE(started().empty()) << "an archive has not each update's line";
   const std::string outline = read_file(in("out/outline.txt")), block = in("out/block/");
   EXPECT_EQ(outline.find("# What this is\nWhat it is.\n# A title\nA text.\nplain: the first is taken; 4e-3: 1.5100; "),
             0u)

@@ -252,10 +252,11 @@ static std::optional<double> final_loss(const ARun& r) {
   if (const auto found = known.find(r.folder); found != known.end()) return found->second;
   if (!has_begun(r)) return {};
   const RunHistory history = read_run(r.folder);
-  const int64_t validated = history.validations.empty() ? r.steps : history.validations.back().step;
+  // An archive of results may have only some of the updates' lines.
+  const int64_t done = history.validations.empty() ? history.last_step() : history.validations.back().step;
   const auto checkpoints = checkpoints_in(r.folder);  // none in an archive of results
   const int64_t saved = checkpoints.empty() ? r.steps : checkpoints.rbegin()->first;
-  if (std::min({history.last_step(), validated, saved}) < r.steps) return {};
+  if (std::min(done, saved) < r.steps) return {};
   return known[r.folder] = history.final_loss();
 }
 
