@@ -13,8 +13,9 @@ ladder="3 2 64 256 2048 1.2e-2
 8 6 384 512 8192 3e-3
 12 8 512 1024 32768 2e-3
 12 12 768 1024 65536 2e-3"
-# A text is read at most so many times, from so many on with dropout, by a model of at most so many weights a byte.
-most_epochs=16 dropout_epochs=4 most_weights=10
+# A text is read at most so many times, by a model of at most so many weights a byte of it; with dropout if it is read
+# more than so many times by one of more than so many.
+most_epochs=16 most_weights=10 dropout_epochs=4 dropout_weights=1
 
 # The loss in nats a byte on the dictionary, by the weights in layers N and the bytes of text D: E + A / N^a + B / D^b.
 # Repeated text is worth less than new: U bytes that are read R + 1 times are worth U (1 + 15.4 (1 - exp(-R / 15.4))) of
@@ -38,12 +39,13 @@ predicted() {
 # the config.toml $chosen, why as a comment in it.
 choose() {
   local layers heads channels context batch rate  # a rung
-  local dropout log micro most ms flops updates tokens times loss lines least='' config='' why=''
+  local dropout log weights bytes micro ms flops updates tokens times loss lines least='' config='' why=''
   trial=$(mktemp -d)
   trap 'rm -rf "$trial"' EXIT
-  most=$(calculate "printf \"%.0f\", $most_weights * $training_tokens * $bytes_a_token")  # weights in layers
+  bytes=$(calculate "printf \"%.0f\", $training_tokens * $bytes_a_token")
   while read -r layers heads channels context batch rate; do
-    if [ -n "$config" ] && [ $((12 * layers * channels ** 2)) -gt "$most" ]; then break; fi
+    weights=$((12 * layers * channels ** 2))
+    if [ -n "$config" ] && [ "$weights" -gt $((most_weights * bytes)) ]; then break; fi
     # A micro-batch, as validation has it, and the token after it.
     micro=$((on_gpu ? (batch < 16384 ? batch : 16384) : (context < 1024 ? 1024 : context)))
     while [ "$micro" -ge "$validation_tokens" ] && [ "$micro" -gt "$context" ]; do micro=$((micro / 2)); done
@@ -70,7 +72,7 @@ weight-decay = 0.1"
       flops=$(sed -n 's/.*"flops_per_token":\([0-9.e+]*\).*/\1/p' "$log/log.jsonl")
       [ -n "$ms" ] && [ -n "$flops" ] || die "$trainer -x 4 tells no time of an update"
       read -r updates tokens times loss < <(predicted "$layers" "$channels" "$batch" "$ms")
-      calculate "exit !($times > $dropout_epochs)" || break
+      [ "$weights" -gt $((dropout_weights * bytes)) ] && calculate "exit !($times > $dropout_epochs)" || break
     done
     calculate "printf \"%d layers, %d channels: %.0f tokens/s, %.3g million tokens: loss about %.2f\\n\", $layers,
       $channels, 1000 * $batch / $ms, $tokens / 1e6, $loss"
@@ -92,10 +94,9 @@ dropout = $dropout"
     why+=$(calculate "printf \"%.3g million tokens in %d updates, %.2g times the text\", $tokens / 1e6, $updates,
       $tokens / $training_tokens")
     if calculate "exit !($times > $most_epochs)"; then
-      why+="; the text is the limit: it is read $most_epochs times, with dropout, which takes less than the time"
-    elif [ "$dropout" != 0 ]; then
-      why+=", and so with dropout"
+      why+="; the text is the limit: it is read $most_epochs times, which takes less than the time"
     fi
+    [ "$dropout" = 0 ] || why+="; so with dropout"
   done <<<"$ladder"
   rm -r "$trial"
   trap - EXIT

@@ -534,18 +534,21 @@ TEST_F(MakeTrain, TakesAModelThatFits) {
 
 TEST_F(MakeTrain, SaysThatTheTextIsTheLimit) {
   const std::string out = "OUT='" + in("mine") + "' ";
-  EXPECT_TRUE(has(train("0a", 5, out, 600000).out, "the text is the limit: it is read 16 times")) << "540,000 for "
+  EXPECT_TRUE(has(train("0a", 1, out, 600000).out, "the text is the limit: it is read 16 times")) << "540,000 for "
                                                                                                      "training";
   EXPECT_EQ(chosen("steps"), int64_t(16 * 540000 / chosen("total-batch")));
   EXPECT_EQ(chosen("dropout"), 0.1);
   EXPECT_LE(12 * chosen("layers") * chosen("channels") * chosen("channels"), 10 * 600000);
   fs::remove(in("mine.toml"));
-  const Outcome o = train("0a", 50, out, 1000000);
-  EXPECT_TRUE(has(o.out, " times the text, and so with dropout\n")) << o.out;
-  EXPECT_EQ(chosen("dropout"), 0.1);
-  const double weights = 12 * chosen("layers") * chosen("channels") * chosen("channels"),
-               ms = weights * chosen("total-batch") * 2 * 50 / 1e9;  // with dropout twice as long
-  EXPECT_NEAR(chosen("steps") * ms / (0.95 * 300000), 1, 0.01);
+  for (const auto& [ps, tokens, dropout] : {std::tuple(50, 1000000, 0.0), {50, 450000, 0.1}, {8000, 100000, 0.0}}) {
+    const Outcome o = train("0a", ps, out, tokens);  // of 442,368 weights twice, and of 147,456 read 2.7 times
+    EXPECT_TRUE(has(o.out, dropout > 0 ? " times the text; so with dropout\n" : " times the text\n")) << o.out;
+    EXPECT_EQ(chosen("dropout"), dropout);
+    const double weights = 12 * chosen("layers") * chosen("channels") * chosen("channels"),
+                 ms = weights * chosen("total-batch") * (dropout > 0 ? 2 : 1) * ps / 1e9;  // it takes twice as long
+    EXPECT_NEAR(chosen("steps") * ms / (0.95 * 300000), 1, 0.01);
+    fs::remove(in("mine.toml"));
+  }
   const Outcome little = try_train("0a", 50, out, 10240);
   EXPECT_EQ(little.exit_status, 1);
   EXPECT_TRUE(has(little.err, "is too little text: 1024 tokens to validate with")) << little.err;
