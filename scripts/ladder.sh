@@ -13,8 +13,8 @@ ladder="3 2 64 256 2048 1.2e-2
 8 6 384 512 8192 3e-3
 12 8 512 1024 32768 2e-3
 12 12 768 1024 65536 2e-3"
-# A text is read at most so many times, by a model of at most so many weights a byte of it; with dropout if it is read
-# more than so many times by one of more than so many.
+# A text is read at most most_epochs times, by a model of at most most_weights weights a byte of it; with dropout where
+# it is read more than dropout_epochs times by one of more than dropout_weights.
 most_epochs=16 most_weights=10 dropout_epochs=4 dropout_weights=1
 
 # The loss in nats a byte on the dictionary, by the weights in layers N and the bytes of text D: E + A / N^a + B / D^b.

@@ -204,9 +204,9 @@ struct RowsOfPairs {
   int64_t row, pair, step;
 };
 
-// c (8, 16 tiles), rows ldc apart, = or += the product of eight rows and one or both tiles of columns of a packed panel
-// with so many pairs of k, by VDPBF16PS: the sums are in 8 or 16 registers. Where nothing is added to, it is alpha
-// times the product.
+// c (8, tiles * tile_rows), rows ldc apart, = or += the product of eight rows and the first `tiles` tiles, 1 or 2, of a
+// packed panel of columns with so many pairs of k, by VDPBF16PS: the sums are in 8 or 16 registers. Where nothing is
+// added to, it is alpha times the product.
 template <int64_t tiles>
 inline void multiply_rows(const RowsOfPairs& a, const bfloat16* b, int64_t pairs, float* c, int64_t ldc,
                           bool accumulate, float alpha) {
@@ -290,21 +290,20 @@ inline void multiply(const Bf16Block& s, const bfloat16* a, const bfloat16* b, f
       const bfloat16 *const b_panel = b_tiles + j * steps * tile_depth, *const a_panel =
                                                                             a_tiles + i * steps * tile_depth;
       if (by_amx) return multiply_panels(a_panel, b_panel, steps, to, ld, adds);
+      const auto multiply_eight_rows = columns > tile_rows ? multiply_rows<2> : multiply_rows<1>;
       for (int64_t r = 0; r < rows; r += 8) {
         const bfloat16* const tile = a_panel + r / tile_rows * tile_size;
         const RowsOfPairs x = !packs_a   ? RowsOfPairs{a_tiles + (i + r) * s.lda, s.lda, 2, tile_depth}
                               : as_pairs ? RowsOfPairs{tile + r % tile_rows * 2, 2, tile_depth, 2 * tile_size}
                                          : RowsOfPairs{tile + r % tile_rows * tile_depth, tile_depth, 2, 2 * tile_size};
-        const auto multiply = columns > tile_rows ? multiply_rows<2> : multiply_rows<1>;
-        multiply(x, b_panel, (depth + 1) / 2, to + r * ld, ld, adds, alpha);
+        multiply_eight_rows(x, b_panel, (depth + 1) / 2, to + r * ld, ld, adds, alpha);
       }
     };
     for (int64_t i = 0; i < s.m; i += panel) {
       for (int64_t j = 0; j < s.n; j += panel) {
         const int64_t rows = std::min(panel, s.m - i), columns = std::min(panel, s.n - j);
         float* const to = c + i * s.ldc + j;
-        const bool is_whole =
-            (columns == panel || (columns == tile_rows && !by_amx)) && (by_amx ? rows == panel : rows % 8 == 0);
+        const bool is_whole = by_amx ? rows == panel && columns == panel : rows % 8 == 0 && columns % tile_rows == 0;
         if (is_whole && (s.alpha == 1 || (!by_amx && !accumulate))) {
           multiply(i, rows, j, columns, to, s.ldc, accumulate, s.alpha);
           continue;

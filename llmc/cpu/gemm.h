@@ -137,10 +137,12 @@ inline bool has_bf16_matmuls() {
 #endif
 }
 
-// A copy of an operand in fp32, in a thread's memory. The next block of a matmul often has the same operand.
+// An operand in fp32, in a thread's memory. The next block of a matmul often has the same one, which then is not copied
+// again.
 class FloatCopy {
  public:
-  // x (rows, columns), rows ld apart, of the matmul that has this number, or 0: it is copied anew.
+  // The copy of x (rows, columns), whose rows are ld apart. `matmul`: a number that each matmul has for itself, or 0:
+  // nothing is kept for the next call.
   const float* of(const bfloat16* x, int64_t rows, int64_t columns, int64_t ld, uint64_t matmul) {
     if (matmul != 0 && matmul == matmul_ && x == x_) return floats_.data();
     x_ = x, matmul_ = matmul;

@@ -260,8 +260,7 @@ void remove_unfinished_checkpoints(const std::string& out) {
   std::error_code error;
   for (const fs::directory_entry& entry : fs::directory_iterator(out, error))
     for (const char* prefix : {unfinished_prefix, removed_prefix})
-      if (step_of(entry.path().filename().string(), prefix) >= 0 &&
-          entry.symlink_status(error).type() == fs::file_type::directory)
+      if (step_of(entry.path().filename().string(), prefix) >= 0 && fs::is_directory(entry.symlink_status(error)))
         fs::remove_all(entry.path(), error);
 }
 

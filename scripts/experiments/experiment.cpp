@@ -251,7 +251,7 @@ static std::optional<double> final_loss(const ARun& r) {
   static std::map<std::string, double> known;
   if (const auto found = known.find(r.folder); found != known.end()) return found->second;
   if (!has_begun(r)) return {};
-  const RunHistory history = read_run(r.folder);
+  const RunHistory history = read_run(r.folder, /*with_positions=*/false);
   // An archive of results may have only some of the updates' lines.
   const int64_t done = history.validations.empty() ? history.last_step() : history.validations.back().step;
   const auto checkpoints = checkpoints_in(r.folder);  // none in an archive of results

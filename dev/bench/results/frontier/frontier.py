@@ -124,9 +124,9 @@ def conclusions(arms):
             for (wiring, of_arm, mean, half, _), p, q in zip(found, different, same)]
 
 
-def table(title, arms, kv, plain_kv, curve=None):
+def table(title, arms, kv, plain_kv, minus, curve=None):
     print(f"\n{title}\n")
-    row("wiring", "K/V, bytes a token", "of plain", "pairs", "minus plain, bits a byte", "95 %", "",
+    row("wiring", "K/V, bytes a token", "of plain", "pairs", f"minus {minus}", "95 %", "",
         *(["plain's updates"] if curve else []))
     row("---", "--:", "--:", "--:", "--:", "--:", "---", *(["--:"] if curve else []))
     found = sorted(conclusions(arms), key=lambda c: (-kv[c[0]], c[0]))
@@ -198,7 +198,7 @@ def main():
     print(f"\n`plain`: {statistics.mean(plain.values()):.4f} bits a byte, sigma {statistics.stdev(plain.values()):.4f}")
     less_plain = {wiring: less(bits, plain) for wiring, bits in points.items() if wiring != "plain"}
     found = table("Points", {w: list(d.values()) for w, d in less_plain.items() if len(d) > 1}, kv, kv["plain"],
-                  texts(path, points))
+                  "plain, bits a byte", texts(path, points))
     if len(sys.argv) > 2:
         with open(sys.argv[2], "w", encoding="utf-8", newline="") as file:
             out = csv.writer(file, lineterminator="\n")
@@ -225,7 +225,7 @@ def main():
     own = runs.get("own", {})
     readings = {w: list(less(bits, own[w]).values()) for w, bits in runs.get("read", {}).items() if w in own}
     if readings:
-        table("`route(0.3)` read as a wiring, less that wiring trained", readings, kv, kv["plain"])
+        table("`route(0.3)` read as a wiring, less that wiring trained", readings, kv, kv["plain"], "it trained")
     if of_ranges:
         positions(of_ranges)
 
