@@ -82,14 +82,15 @@ TEST_F(CommandLine, ImpossibleRunsAreRefused) {
   expect_error(with + "-r 5", {"-r 5", "between 0 and 4"});
 }
 
-TEST_F(LongCommandLine, AnOutputThatCannotBeWrittenIsAnError) {
+TEST_F(CommandLine, AnOutputThatCannotBeWrittenIsAnError) {
   write_file(in("tokens.bin"), shard_bytes(2000));
   write_file(in("file"), "");
   const std::string with = trainer + "-i " + in("tokens.bin") + small_model + "-x 2 -o ";
   for (const std::string& out : {in("file"), in("file/below"), std::string("/proc/nowhere")}) {
     const Outcome o = run(with + out);
     EXPECT_EQ(o.exit_status, 1);
-    EXPECT_NE(o.err.find("error: " + out), std::string::npos) << o.err;
+    EXPECT_NE(o.err.find("error: "), std::string::npos) << o.err;
+    EXPECT_NE(o.err.find(out + ": "), std::string::npos) << o.err;
   }
 }
 
