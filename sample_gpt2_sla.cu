@@ -21,7 +21,7 @@ void print_speed(const SamplingEngine& engine) {
   const GPT2& model = engine.model;
   fprintf(stderr,
           "prompt: %lld tokens, %.0f tokens/s; drawn: %lld tokens, %.1f tokens/s, %s/s of weights and K/V read; %s, "
-          "%s; K/V cache %s, %.0f bytes a token\n",
+          "%s; K/V cache %s, %.0f bytes per token\n",
           (long long)s.prompt_tokens, double(s.prompt_tokens) / std::max(s.prompt_seconds, 1e-9),
           (long long)s.drawn_tokens, double(s.pass_tokens) / std::max(s.drawing_seconds, 1e-9),
           bytes_text(s.bytes_read / std::max(s.drawing_seconds, 1e-9)).c_str(), precision_name, device_name(),

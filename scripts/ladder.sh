@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # choose: which model makes most of the time, for scripts/train.sh. Each rung of the ladder is a model:
 #
-#   layers, heads, channels, context in tokens, tokens an update, learning rate
+#   layers, heads, channels, context in tokens, tokens per update, learning rate
 #
 # dev/bench/results/ladder has the runs that the first four and the loss below come from. The others, which wait for a
 # GPU, are extrapolated.
@@ -13,11 +13,11 @@ ladder="3 2 64 256 2048 1.2e-2
 8 6 384 512 8192 3e-3
 12 8 512 1024 32768 2e-3
 12 12 768 1024 65536 2e-3"
-# A text is read at most most_epochs times, by a model of at most most_weights weights a byte of it; with dropout where
+# A text is read at most most_epochs times, by a model of at most most_weights weights per byte of it; with dropout where
 # it is read more than dropout_epochs times by one of more than dropout_weights.
 most_epochs=16 most_weights=10 dropout_epochs=4 dropout_weights=1
 
-# The loss in nats a byte on the dictionary, by the weights in layers N and the bytes of text D: E + A / N^a + B / D^b.
+# The loss in nats per byte on the dictionary, by the weights in layers N and the bytes of text D: E + A / N^a + B / D^b.
 # Repeated text is worth less than new: U bytes that are read R + 1 times are worth U (1 + 15.4 (1 - exp(-R / 15.4))) of
 # new ones (Muennighoff et al., Scaling Data-Constrained Language Models).
 # predicted <rung's layers> <channels> <batch> <ms of an update>: prints updates, tokens, times the text, and that loss
@@ -90,7 +90,7 @@ checkpoint-every = $((updates / 4 + 1))
 dropout = $dropout"
     why=$(calculate "printf \"%g minutes on this machine are %.1e FLOPs (%.2f TFLOP/s): \", $minutes,
       $longest / $ms * $batch * $flops, $batch * $flops / $ms / 1e9")
-    why+="$layers layers, $channels channels, context $context, $batch tokens an update, learning rate $rate, "
+    why+="$layers layers, $channels channels, context $context, $batch tokens per update, learning rate $rate, "
     why+=$(calculate "printf \"%.3g million tokens in %d updates, %.2g times the text\", $tokens / 1e6, $updates,
       $tokens / $training_tokens")
     if calculate "exit !($times > $most_epochs)"; then

@@ -484,7 +484,7 @@ void bench_wirings(int rounds, const std::vector<std::string>& wirings) {
       print_progress(format("%d of %d, %s: %.0f ms", round + 1, rounds, wirings[i].c_str(), costs[i].update * 1e3));
     }
   printf("| 124M, B 1, T %d, %s | update, ms of processor time | / %s | of it attention | / %s | sums over layers | "
-         "K/V bytes a token | FLOPs / %s |\n| --- | --: | --: | --: | --: | --: | --: | --: |\n",
+         "K/V bytes per token | FLOPs / %s |\n| --- | --: | --: | --: | --: | --: | --: | --: |\n",
          T, precision_name, wirings[0].c_str(), wirings[0].c_str(), wirings[0].c_str());
   for (size_t i = 0; i < wirings.size(); i++) {
     const WiringCost &c = costs[i], &first = costs[0];

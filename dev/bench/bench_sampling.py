@@ -52,14 +52,14 @@ def model_of(work, wiring, max_seq_len, vocabulary):
 
 
 def sample(precision, folder, prompt_tokens, drawn, work):
-    """{prompt and drawn: tokens/s, read: bytes/s, kv: bytes a token, cache: bytes} of a text whose prompt has so many
+    """{prompt and drawn: tokens/s, read: bytes/s, kv: bytes per token, cache: bytes} of a text whose prompt has so many
     tokens."""
     prompt = work / f"prompt_{prompt_tokens}.txt"
     prompt.write_text(" the" * (prompt_tokens - 1))  # a token each, after the end of text
     done = run(f"build/{precision}/sample_gpt2_sla_cpu", folder, "--prompt-file", prompt, "-n", drawn,
                "--ignore-end-of-text")
     found = re.search(r"prompt: (\d+) tokens, (\d+) tokens/s; drawn: (\d+) tokens, ([\d.]+) tokens/s, "
-                      r"([\d.]+) (\w+)/s .*; K/V cache ([\d.]+ \w+), (\d+) bytes a token", done.stderr)
+                      r"([\d.]+) (\w+)/s .*; K/V cache ([\d.]+ \w+), (\d+) bytes per token", done.stderr)
     if found is None or int(found[1]) != prompt_tokens or int(found[3]) != drawn:
         sys.exit(f"error: the sampler says {done.stderr}")
     return {"prompt": float(found[2]), "drawn": float(found[4]), "kv": int(found[8]), "cache": found[7],
@@ -138,7 +138,7 @@ def wirings(args, compared):
     for _ in range(args.rounds):
         for wiring, precision in runs:
             runs[wiring, precision].append(sample(precision, folders[wiring], CACHED, DRAWN // 2, args.work))
-    print(f"\n| {CACHED:,} cached positions | K/V bytes a token, fp32 | cache, fp32 | tokens/s, fp32 | of plain | "
+    print(f"\n| {CACHED:,} cached positions | K/V bytes per token, fp32 | cache, fp32 | tokens/s, fp32 | of plain | "
           "tokens/s, bf16 | of plain |\n| --- | --: | --: | --: | --: | --: | --: |")
     drawn = {key: medians(of_way)["drawn"] for key, of_way in runs.items()}
     for wiring in compared:

@@ -279,7 +279,7 @@ void print_in_fp16() {
   printf("\n## A T4, in fp16\n\nA T4 is assumed to reach %.0f TFLOP/s in matmuls and %.0f GB/s in copies, of the data "
          "sheet's 65 and 320. Guesses are that attention\nis to matmuls as on an A100, and that Muon's products reach "
          "half the rate of matmuls.\n\n"
-         "| GPU | model | tokens an update | ms | of it matmuls | attention | Muon | the rest | tokens/s |\n"
+         "| GPU | model | tokens per update | ms | of it matmuls | attention | Muon | the rest | tokens/s |\n"
          "| --- | --- | --: | --: | --: | --: | --: | --: | --: |\n",
          gpu.peak_flops * gpu.matmul_share * 1e-12, gpu.bandwidth * gpu.copy_share * 1e-9);
   for (const bool is_small : {true, false}) {

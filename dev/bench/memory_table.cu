@@ -12,7 +12,7 @@ void print_table(const char* preset, const char* name) {
   const std::vector<int> gpu_gb = {16, 32, 80, 141};
   ModelConfig config;
   CHECK(config_from_preset(preset, config));
-  printf("\n%s (`%s`), %s:\n\n| T | recomputed | bytes a sequence |", name, preset, config.wiring.text.c_str());
+  printf("\n%s (`%s`), %s:\n\n| T | recomputed | bytes per sequence |", name, preset, config.wiring.text.c_str());
   for (int gb : gpu_gb) printf(" %d GB |", gb);
   printf("\n| --: | --- | --: |");
   for (size_t i = 0; i < gpu_gb.size(); i++) printf(" --: |");

@@ -61,7 +61,7 @@ std::atomic<long long> counts[num_kinds];
 // Instructions
 
 // The operand of LDTILECFG: byte 0 is the palette, 1 the row to begin with after an interrupted load, 2 to 15 are
-// reserved; then 16 times bytes a row, uint16, and 16 times rows, uint8.
+// reserved; then 16 times bytes per row, uint16, and 16 times rows, uint8.
 void configure(const uint8_t* config, const void* at) {
   unit.configured = config[0] != 0;
   if (!unit.configured) return;

@@ -217,7 +217,7 @@ def frontier():
     x_of = lambda share: left + (WIDTH - left - right) * (math.log2(share) - first) / (last - first)
     y_of = lambda y: HEIGHT - bottom - (HEIGHT - top - bottom) * (y - low) / (high - low)
     parts = [text(16, 26, "What a smaller K/V cache costs", "title"),
-             text(16, 44, "bits a byte above plain, 95 % intervals of pairs", "quiet")]
+             text(16, 44, "bits per byte above plain, 95 % intervals of pairs", "quiet")]
     parts += grid([0.05 * tick for tick in range(0, int(high / 0.05) + 1)], y_of, left, right)
     for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1):
         parts.append(text(x_of(share), HEIGHT - bottom + 18, f"{100 * share:g} %", "tick", "middle"))
@@ -236,7 +236,7 @@ def frontier():
     for i, (colour, words) in enumerate(zip("abc", ("with sla", "windows, no sla", "neither"))):
         parts.append(f'<g class="{colour}"><circle cx="{WIDTH - 150}" cy="{top + 16 * i}" r="3.5" class="cell"/></g>'
                      + text(WIDTH - 140, top + 4 + 16 * i, words))
-    write_svg("frontier.svg", "Wirings by their share of plain GPT-2's K/V cache and what they lose in bits a byte.",
+    write_svg("frontier.svg", "Wirings by their share of plain GPT-2's K/V cache and what they lose in bits per byte.",
               parts)
 
 
@@ -252,7 +252,7 @@ def ladder():
     x_of = lambda x: left + 8 + (WIDTH - left - right - 8) * (x - first) / (last - first)
     y_of = lambda y: HEIGHT - bottom - 8 - (HEIGHT - top - bottom - 8) * (y - low) / (high - low)
     parts = [text(16, 26, "Which model for how many FLOPs", "title"),
-             text(16, 44, "nats a byte after training, layers x channels", "quiet")]
+             text(16, 44, "nats per byte after training, layers x channels", "quiet")]
     parts += grid([tick / 10 for tick in range(math.ceil(10 * low), int(10 * high) + 1)], y_of, left, right)
     for power in range(math.ceil(first), int(last) + 1):
         parts.append(text(x_of(power), HEIGHT - bottom + 18, f"1e{power}", "tick", "middle"))

@@ -45,7 +45,7 @@ struct Instruction {
   bool ends() const { return is("EXIT") || is("RET") || is("BRX") || is("JMP"); }
 };
 
-// How many registers an operand of 32 bits a thread has in the instruction: LDS.128 loads four.
+// How many registers an operand of 32 bits per thread has in the instruction: LDS.128 loads four.
 inline int registers_of(const Instruction& i) {
   auto has = [&](const char* part) { return i.name.find(part) != std::string::npos; };
   if (i.is("LDSM")) return has(".4") ? 4 : has(".2") ? 2 : 1;

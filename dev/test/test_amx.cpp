@@ -144,7 +144,7 @@ TEST(Tiles, AreRefusedWhereACpuWouldStop) {
   EXPECT_EXIT(allow_amx(); multiply_tiles(), stops, "LDTILECFG has not configured");
   EXPECT_EXIT(allow_amx(); configure(TileConfig());
               asm volatile("tilezero %tmm2"), stops, "LDTILECFG has not configured");
-  EXPECT_EXIT(of_shapes(4, 16, 4, 8, 3, 16), stops, "shapes do not fit");  // a has 2 pairs a row, b has 3 rows
+  EXPECT_EXIT(of_shapes(4, 16, 4, 8, 3, 16), stops, "shapes do not fit");  // a has 2 pairs per row, b has 3 rows
   EXPECT_EXIT(of_shapes(4, 16, 5, 12, 3, 16), stops, "shapes do not fit");
   EXPECT_EXIT(of_shapes(4, 16, 4, 12, 3, 20), stops, "shapes do not fit");
   EXPECT_EXIT(of_shapes(17, 16, 4, 12, 3, 16), stops, "too large");

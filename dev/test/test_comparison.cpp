@@ -238,7 +238,7 @@ TEST_F(Report, OtherVocabulariesAndTrainingDataAreSaid) {
     for (const std::string& line : warnings) all += line + "\n";
     return all;
   };
-  const std::string vocabulary = "losses in nats a token cannot be compared; bits a byte can";
+  const std::string vocabulary = "losses in nats per token cannot be compared; bits per byte can";
   EXPECT_TRUE(has(warnings_of(R"(,"val_checksum":"bb","vocab_size":50257,"train_checksum":"cc")"), vocabulary));
   EXPECT_TRUE(has(warnings_of(R"(,"vocab_size":50257)"), vocabulary)) << "nothing says that the tokens are the same";
   EXPECT_EQ(warnings_of(R"(,"val_checksum":"aa","vocab_size":320,"train_checksum":"cc")"), "") << "a padded vocabulary";

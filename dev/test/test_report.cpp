@@ -206,12 +206,12 @@ TEST_F(Report, HasBitsPerByteWhereTheyAreKnown) {
   const std::string log = LogOf().head() + LogOf::steps(1, 10);
   const RunHistory known = read(log + "{\"step\":10,\"val_loss\":2.5,\"val_bits_per_byte\":1.125}\n"),
                    unknown = read(log + LogOf::val(10, "2.5"));
-  EXPECT_TRUE(has(report_page(known), "bits a byte</span><b>1.12500</b>"));
+  EXPECT_TRUE(has(report_page(known), "bits per byte</span><b>1.12500</b>"));
   const std::string page = comparison_page({known, unknown});
-  EXPECT_TRUE(has(page, "same seed</th><th>bits a byte</th>")) << "beside the losses, where no narrow window cuts it "
+  EXPECT_TRUE(has(page, "same seed</th><th>bits per byte</th>")) << "beside the losses, where no narrow window cuts it "
                                                                   "off";
   EXPECT_TRUE(has(page, "<td></td><td>1.12500</td>")) << page.substr(page.find("Final losses"), 3000);
-  EXPECT_FALSE(has(comparison_page({unknown, unknown}), "bits a byte"));
+  EXPECT_FALSE(has(comparison_page({unknown, unknown}), "bits per byte"));
 }
 
 TEST_F(Report, TextFromOutsideIsShownAndNotRun) {
@@ -533,7 +533,7 @@ TEST(WiringPicture, ShowsEachKindOfHeadAndExplainsIt) {
                         {"sla(2,1)", {"layers above use it too", "projects none"}},
                         {"also(2,1)", {"in one softmax"}},
                         {"sla(2,1,v)", {"layers above use it too", "projects none", "keys above, values below"}},
-                        {"gqa(1) window(8)", {"1 K/V heads a layer", "does not see all", "keys: last 8"}},
+                        {"gqa(1) window(8)", {"1 K/V heads per layer", "does not see all", "keys: last 8"}},
                         {"reuse(2)", {"attention map of the layer named"}},
                         {"topk(3)", {"the 3 with the highest scores"}},
                         {"blend(0.25)", {"mixed with 0.25 of the one below"}},

@@ -104,7 +104,7 @@ TEST_F(Sampling, OfTheTrainerIsTheSame) {
   ASSERT_EQ(sampled.exit_status, 0) << sampled.err;
   EXPECT_NE(trained.out.find("\n" + sampled.out + "---"), std::string::npos) << trained.out << "\n" << sampled.out;
   EXPECT_NE(sampled.err.find("prompt: 4 tokens"), std::string::npos) << sampled.err;
-  EXPECT_NE(sampled.err.find("2048 bytes a token"), std::string::npos) << sampled.err;  // 4 layers, 64 of k and of v
+  EXPECT_NE(sampled.err.find("2048 bytes per token"), std::string::npos) << sampled.err;  // 4 layers, 64 of k and of v
 }
 
 TEST_F(Sampling, TakesLinesThatAreTyped) {
@@ -251,7 +251,7 @@ TEST_F(Sampling, TakesModelsWithoutAttentionToAllKeys) {
     const std::string model = sampler + "'" + in(wiring) + "/step_00000001' -n 6 ";
     const Outcome prompt = run(model + "--prompt ab"), batch = run(model + "--batch " + in("prompts"));
     EXPECT_EQ(prompt.exit_status, 0) << wiring << prompt.err;
-    EXPECT_NE(prompt.err.find(format(", %d bytes a token", bytes)), std::string::npos) << prompt.err;
+    EXPECT_NE(prompt.err.find(format(", %d bytes per token", bytes)), std::string::npos) << prompt.err;
     EXPECT_EQ(batch.exit_status, 0) << wiring << batch.err;
     EXPECT_EQ(batch.out, run(model + "--slots 1 --batch " + in("prompts")).out) << wiring;
   }

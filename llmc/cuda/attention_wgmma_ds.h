@@ -1,6 +1,6 @@
 // The backward pass of plain attention with dS once through memory: the kernel of dk and dv, which computes
 // ds = p (dp - delta), writes it to memory, and another kernel reads it and multiplies: dq = ds k. So there are five
-// products of T x T in place of seven, and about half of T x T elements a head are written and read once. That pays for
+// products of T x T in place of seven, and about half of T x T elements per head are written and read once. That pays for
 // short sequences. They are taken in chunks whose dS fits into DsMatrices::most_bytes.
 #pragma once
 #include <algorithm>

@@ -257,7 +257,7 @@ template <int Rows, int Threads, int D, class Exists>
 __device__ inline void load_rows_async(Tile<D> tile, const floatX* src, int64_t stride, int first, int HS,
                                        Exists exists) {
   constexpr int threads_per_row = D % 64 == 0 ? D / 8 : 4, rows_at_once = Threads / threads_per_row;
-  static_assert(Rows % rows_at_once == 0 || rows_at_once % Rows == 0);  // as many rows a thread, or one for some
+  static_assert(Rows % rows_at_once == 0 || rows_at_once % Rows == 0);  // as many rows per thread, or one for some
   static_assert(rows_at_once % 8 == 0, "a thread's rows have the same order of chunks");
   const int row = int(threadIdx.x) / threads_per_row, column = int(threadIdx.x) % threads_per_row;
   if (rows_at_once > Rows && row >= Rows) return;

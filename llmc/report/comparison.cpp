@@ -112,8 +112,8 @@ std::vector<std::string> comparison_warnings(const Comparison& c) {
       lines.push_back(arm.label + ": validation does not read what that of the first runs does (" +
                       arm.other_validation + "): losses cannot be compared, and no difference is tested.");
     if (differ(arm, first, "vocab_size") && !same_tokens)
-      lines.push_back(arm.label + ": the vocabulary is not that of the first runs: losses in nats a token cannot be "
-                                  "compared; bits a byte can, if both validate the same text.");
+      lines.push_back(arm.label + ": the vocabulary is not that of the first runs: losses in nats per token cannot be "
+                                  "compared; bits per byte can, if both validate the same text.");
     if (differ(arm, first, train_checksum_key))
       lines.push_back(arm.label + ": trained on other data (-i) than the first runs: training losses cannot be "
                                   "compared, and a difference in validation may be that of the data.");
@@ -130,7 +130,7 @@ struct OptionalColumn {
 
 static std::vector<OptionalColumn> known_columns(const std::vector<RunHistory>& runs) {
   std::vector<OptionalColumn> known;
-  for (const OptionalColumn& column : {OptionalColumn{"bits a byte", &ValPoint::bits_per_byte, loss_text},
+  for (const OptionalColumn& column : {OptionalColumn{"bits per byte", &ValPoint::bits_per_byte, loss_text},
                                        {"cycles of a token, N + R", &ValPoint::ponder, loss_text},
                                        {"accuracy", &ValPoint::accuracy, percent_text}})
     if (std::any_of(runs.begin(), runs.end(),
@@ -152,7 +152,7 @@ std::string final_losses(const Comparison& c) {
   std::vector<std::string> head = {"run", "wiring", "seed", "validation loss", "less the first wiring's, same seed"};
   const std::vector<OptionalColumn> optional_columns = known_columns(runs);
   for (const OptionalColumn& column : optional_columns) head.push_back(column.head);
-  for (const char* name : {"steps", "tokens", "training", "tokens/s", "parameters", "K/V a token", "FLOPs a token"})
+  for (const char* name : {"steps", "tokens", "training", "tokens/s", "parameters", "K/V per token", "FLOPs per token"})
     head.push_back(name);
   std::string rows = row(head, "th");
   for (size_t i = 0; i < runs.size(); i++) {
@@ -246,7 +246,7 @@ static std::map<const Arm*, PairedDifference> paired_differences(const std::vect
   return found;
 }
 
-// The bits a byte of an arm's finished runs; empty if one does not know them.
+// The bits per byte of an arm's finished runs; empty if one does not know them.
 static std::vector<double> bits_of(const Arm& arm) {
   std::vector<double> bits;
   for (const auto& [seed, points] : arm.validations) bits.push_back(points.back().bits_per_byte);
@@ -305,7 +305,7 @@ std::string over_seeds(const std::vector<Arm>& arms, const std::map<int, std::st
     std::vector<std::string> cells = {html(arm.label), format("%zu", losses.size()),
                                       with_interval(mean, loss_text(mean.mean))};
     if (std::isfinite(bits.mean))
-      cells[2] += "<br><span class=\"quiet\">" + with_interval(bits, loss_text(bits.mean)) + " bits a byte</span>";
+      cells[2] += "<br><span class=\"quiet\">" + with_interval(bits, loss_text(bits.mean)) + " bits per byte</span>";
     cells.resize(9);
     if (const auto found = differences.find(&arm); found != differences.end()) {
       const PairedDifference& d = found->second;
@@ -433,13 +433,13 @@ json comparison_charts(const Comparison& c, size_t runs_of_page) {
   const std::string of_seeds = any_band ? ": mean over seeds, from the lowest to the highest" : "";
   const auto add_losses = [&](const std::string& title, std::vector<json> all) {
     const size_t before = charts.size();
-    add_chart(charts, title + of_seeds, "nats a token", std::move(all));
+    add_chart(charts, title + of_seeds, "nats per token", std::move(all));
     if (charts.size() > before) charts.back()["lastHalf"] = 2 * shortest > longest;  // else a curve is not in it
   };
   add_losses("Validation loss", std::move(val));
   add_chart(charts, "Accuracy of validation" + of_seeds, "share of scored tokens", std::move(accuracy));
   add_losses("Training loss, smoothed", std::move(train));
-  add_chart(charts, "Final validation loss against K/V", "validation loss", std::move(scatter), "bytes of K/V a token");
+  add_chart(charts, "Final validation loss against K/V", "validation loss", std::move(scatter), "bytes of K/V per token");
   std::vector<json> positions, differences;
   for (size_t k = 0; k < arms.size(); k++) {
     positions.push_back(styled(by_position(mean_by_position(arms[k], nullptr)), arms[k].label, int(k), "points"));

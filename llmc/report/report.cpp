@@ -25,7 +25,7 @@ json charts_of(const RunHistory& run) {
   std::vector<json> losses = noisy(run, &TrainPoint::loss, "training", 0);
   const json val = series(run, run.validations, &ValPoint::loss);
   losses.push_back(styled(val, "validation", 1, "points"));
-  add_chart(charts, "Loss", "nats a token", std::move(losses));
+  add_chart(charts, "Loss", "nats per token", std::move(losses));
   const json right = series(run, run.validations, &ValPoint::accuracy);
   add_chart(charts, "Accuracy of validation", "share of scored tokens", {styled(right, "validation", 1, "points")});
   add_chart(charts, "Cycles that tokens run: N + R", "mean over tokens", noisy(run, &TrainPoint::ponder, "N + R", 5));
@@ -51,7 +51,7 @@ std::string facts(const RunHistory& run) {
   return "<div class=\"facts\">\n" +
          fact("steps", format("%lld of %lld", (long long)run.last_step(), (long long)run.planned_steps())) +
          fact("validation loss", loss_text(run.final_loss())) +
-         fact("bits a byte", std::isfinite(bits) ? loss_text(bits) : "") +
+         fact("bits per byte", std::isfinite(bits) ? loss_text(bits) : "") +
          fact("training loss, mean", loss_text(last)) + fact("tokens", count_text(run.tokens())) +
          fact("training time", std::isfinite(run.seconds()) ? time_text(run.seconds()) : "") +
          fact("tokens/s", std::isfinite(rate) ? count_text(rate) : "") +

@@ -13,7 +13,7 @@
 // log, if anything is.
 std::string report_page(const RunHistory& run);
 
-// Runs side by side: what they share, their losses, K/V bytes a token against loss, losses by position; and where runs
+// Runs side by side: what they share, their losses, K/V bytes per token against loss, losses by position; and where runs
 // differ by their seed alone, means with 95 % confidence intervals and, by seeds, differences to the runs of the first
 // one's arm with a paired t-test. `warnings` gets what the page says of losses that cannot be compared.
 std::string comparison_page(const std::vector<RunHistory>& runs, std::vector<std::string>* warnings = nullptr);

@@ -92,7 +92,7 @@ const char* words_of(Use use) {
 std::vector<std::string> notes(const WiringTable& t) {
   std::vector<std::string> lines;
   if (t.num_kv_heads < t.num_heads)
-    lines.push_back(format("%d K/V heads a layer: query heads between two bars share one", t.num_kv_heads));
+    lines.push_back(format("%d K/V heads per layer: query heads between two bars share one", t.num_kv_heads));
   lines.insert(lines.end(), t.notes.begin(), t.notes.end());
   std::vector<std::string> masks;
   for (int l = 0; l < t.num_layers; l++)

@@ -83,7 +83,7 @@ inline ScoredSequence encode_continuation(const Tokenizer& tokenizer, std::strin
   return sequence;
 }
 
-// The loss in bits a byte of text, of losses in nats.
+// The loss in bits per byte of text, of losses in nats.
 inline double bits_per_byte(double nats, double bytes) { return nats / std::log(2.0) / bytes; }
 
 // How many bytes of text a token stands for: none, if it is an end of text, or beyond the vocabulary in a model that

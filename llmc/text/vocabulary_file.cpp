@@ -243,7 +243,7 @@ void Tokenizer::VocabularyFile::add_all(const json& vocabulary, json added, cons
   for (const json& token : added) add_added(token);
 }
 
-// OpenAI: {"token": id, ...} and, in the other file, "#version: ..." and a merge of two tokens a line.
+// OpenAI: {"token": id, ...} and, in the other file, "#version: ..." and a merge of two tokens per line.
 void Tokenizer::VocabularyFile::read_encoder_json(const std::string& encoder, const std::string& merges_path) {
   path = encoder;
   const json vocabulary = parse(encoder, read(encoder));

@@ -25,7 +25,7 @@ struct ShapeOption {
 };
 inline constexpr ShapeOption shape_options[] = {
     {"--layers", &ModelOptions::layers, &ModelConfig::num_layers, "layers, in place of the preset's"},
-    {"--heads", &ModelOptions::heads, &ModelConfig::num_heads, "attention heads a layer, in place of the preset's"},
+    {"--heads", &ModelOptions::heads, &ModelConfig::num_heads, "attention heads per layer, in place of the preset's"},
     {"--channels", &ModelOptions::channels, &ModelConfig::channels,
      "channels, a multiple of the heads, in place of the preset's"},
     {"--vocab-size", &ModelOptions::vocab_size, &ModelConfig::vocab_size,

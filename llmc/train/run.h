@@ -134,7 +134,7 @@ struct Validation {
   double text_nats, text_bytes;   // of the scored tokens that stand for text; 0 without a vocabulary
   double seconds;
 
-  // The loss in bits a byte of text, which does not depend on the vocabulary; none without one.
+  // The loss in bits per byte of text, which does not depend on the vocabulary; none without one.
   std::optional<double> bits_per_byte() const {
     if (text_bytes == 0) return {};
     return ::bits_per_byte(text_nats, text_bytes);

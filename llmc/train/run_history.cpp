@@ -111,7 +111,7 @@ static bool add_line(RunHistory& run, const json& line) {
 }
 
 // Time and tokens up to each point. A step's tokens are its rate times its time, or, where the log has no times, the
-// tokens a step that the description says.
+// tokens per step that the description says.
 static void add_up(RunHistory& run) {
   double tokens_per_step = 1;
   for (const char* factor : {"micro_batch", "seq_len", "grad_accum_steps", "ranks"})

@@ -165,7 +165,7 @@ inline void validate(const ModelConfig& c) {
 }
 
 // A lower bound on the number of parameters for any wiring: embeddings, and each layer's projection and MLP, at
-// least `least` elements a layer: by default what its tensors take in an arena, at least the alignment each.
+// least `least` elements per layer: by default what its tensors take in an arena, at least the alignment each.
 inline double least_parameters(const ModelConfig& c,
                                double least = 6 * double(ArenaLayout::alignment) / sizeof(float)) {
   const double C = c.channels;

@@ -241,7 +241,7 @@ void set_seed(uint64_t seed);
 // environment's SLA_EMU_RACES=0 sets it to false.
 void look_for_races(bool yes);
 
-// The device's compute capability, and with it the limit of shared memory: 7.0 (96 KB a block), 7.5 (64 KB), 8.0 (163
+// The device's compute capability, and with it the limit of shared memory: 7.0 (96 KB per block), 7.5 (64 KB), 8.0 (163
 // KB), 8.6, 8.9 or 12.0 (99 KB), or 9.0 (227 KB). The environment's SLA_EMU_CC=70, 75, 80, 86, 89, 90 or 120 sets it
 // from outside; the default is 9.0.
 void set_compute_capability(int major, int minor);

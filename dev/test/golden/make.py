@@ -141,7 +141,7 @@ class Wiring:
                 for l, heads in enumerate(self.sources)]
 
     def term_gqa(self, k):
-        """k K/V heads a layer; query head i reads K/V head i * k / h."""
+        """k K/V heads per layer; query head i reads K/V head i * k / h."""
         self.kv_heads = int(k)
         if self.h % self.kv_heads:
             raise ValueError(f"{k} K/V heads do not divide {self.h} heads")

@@ -22,7 +22,7 @@ RANGES = [(1, 15), (16, 63), (64, 127), (128, 256)]  # of bytes before the one t
 
 
 def kv_bytes(description):
-    """Bytes of K/V a token that generation keeps of a text as long as the run's: a layer's cache ends at its window."""
+    """Bytes of K/V per token that generation keeps of a text as long as the run's: a layer's cache ends at its window."""
     window = re.search(r"window\((\d+)(?:,([SL]+))?\)", description["wiring"])
     if not window:
         return description["kv_bytes_per_token"]
@@ -33,7 +33,7 @@ def kv_bytes(description):
 
 
 def read(path):
-    """({group: {wiring: {seed: bits a byte}}}, {wiring: bytes of K/V a token}, {wiring: {seed: [bits a byte of each
+    """({group: {wiring: {seed: bits per byte}}}, {wiring: bytes of K/V per token}, {wiring: {seed: [bits per byte of each
     of RANGES]}}) of the runs that have done all updates. What a routed model has when it is read as a wiring is in the
     group `read`, and in `own` what one of that wiring has by the same program, whose windows begin elsewhere than
     the trainer's."""
@@ -85,7 +85,7 @@ def tuned(runs):
             for wiring, bits in wirings.items():
                 rates.setdefault(wiring, {})[float(group[6:])] = bits
     columns = sorted({rate for of_wiring in rates.values() for rate in of_wiring})
-    print("\nRates: bits a byte, the mean of the seeds\n")
+    print("\nRates: bits per byte, the mean of the seeds\n")
     row("arm", "seeds", *(f"{c:g}" for c in columns), "lowest", "vertex", "it would gain")
     row("---", *["--:"] * (len(columns) + 4))
     best = {}
@@ -126,7 +126,7 @@ def conclusions(arms):
 
 def table(title, arms, kv, plain_kv, minus, curve=None):
     print(f"\n{title}\n")
-    row("wiring", "K/V, bytes a token", "of plain", "pairs", f"minus {minus}", "95 %", "",
+    row("wiring", "K/V, bytes per token", "of plain", "pairs", f"minus {minus}", "95 %", "",
         *(["plain's updates"] if curve else []))
     row("---", "--:", "--:", "--:", "--:", "--:", "---", *(["--:"] if curve else []))
     found = sorted(conclusions(arms), key=lambda c: (-kv[c[0]], c[0]))
@@ -138,7 +138,7 @@ def table(title, arms, kv, plain_kv, minus, curve=None):
 
 def positions(arms):
     """The differences to `plain` by what comes before the byte that is predicted."""
-    print("\nLess `plain`, bits a byte, by the bytes before\n")
+    print("\nLess `plain`, bits per byte, by the bytes before\n")
     row("wiring", "pairs", *(f"{first} to {last}" for first, last in RANGES))
     row("---", "--:", *["--:"] * len(RANGES))
     for wiring in sorted(arms):
@@ -158,7 +158,7 @@ def texts(path, points):
                      for wiring in ["plain", "sla(6,6)"]}
     bits = {steps: b for steps, b in bits.items() if len(less(b.get("sla(6,6)", {}), b.get("plain", {}))) > 1}
     of_text = {steps: less(b["sla(6,6)"], b["plain"]) for steps, b in bits.items()}
-    differences.comparisons("`sla(6,6)` less `plain`, bits a byte, by the text in MB",
+    differences.comparisons("`sla(6,6)` less `plain`, bits per byte, by the text in MB",
                             [(f"{UPDATE * steps / 1e6:.2f}", d) for steps, d in of_text.items()])
     seeds = set.intersection(*(set(d) for d in of_text.values()))
     logs = [math.log2(steps) for steps in of_text]
@@ -195,10 +195,10 @@ def main():
             for wiring, bits in wirings.items():
                 points.setdefault(wiring, {}).update(bits)
     plain = points["plain"]
-    print(f"\n`plain`: {statistics.mean(plain.values()):.4f} bits a byte, sigma {statistics.stdev(plain.values()):.4f}")
+    print(f"\n`plain`: {statistics.mean(plain.values()):.4f} bits per byte, sigma {statistics.stdev(plain.values()):.4f}")
     less_plain = {wiring: less(bits, plain) for wiring, bits in points.items() if wiring != "plain"}
     found = table("Points", {w: list(d.values()) for w, d in less_plain.items() if len(d) > 1}, kv, kv["plain"],
-                  "plain, bits a byte", texts(path, points))
+                  "plain, bits per byte", texts(path, points))
     if len(sys.argv) > 2:
         with open(sys.argv[2], "w", encoding="utf-8", newline="") as file:
             out = csv.writer(file, lineterminator="\n")

@@ -49,7 +49,7 @@ def main():
             out.writerows([f"{p['num_layers']} x {p['channels']}", f"{p['D'] * p['flops_per_token']:.3e}",
                            f"{p['loss']:.4f}"] for _, p in sorted(points.items()))
     error, e, a, b, A, B = fit(list(points.values()))
-    print("| layers | channels | wiring | context | tokens an update | rate | seed | tokens | FLOPs | loss | fitted |")
+    print("| layers | channels | wiring | context | tokens per update | rate | seed | tokens | FLOPs | loss | fitted |")
     print("| --: | --: | --- | --: | --: | --: | --: | --: | --: | --: | --: |")
     for r in sorted(runs, key=lambda r: (r["N"], r["D"], r["loss"])):
         fitted = f"{e + A / r['N'] ** a + B / r['D'] ** b:.3f}" if r in points.values() else ""

@@ -14,7 +14,7 @@ MODERN = ["rmsnorm", "qknorm", "rope", "relu2", "untied", "softcap(15)"]
 
 
 def bits(run, step):
-    """Validation loss in bits a byte after the last update; None if it has not come so far."""
+    """Validation loss in bits per byte after the last update; None if it has not come so far."""
     log = run / "log.jsonl"
     for line in reversed(log.read_text().splitlines() if log.exists() else []):
         values = json.loads(line)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""From logs.tar.xz the two tables of README.md that ./report draws as charts, in nats a byte: losses by position, and
+"""From logs.tar.xz the two tables of README.md that ./report draws as charts, in nats per byte: losses by position, and
 the training losses of the second wiring less the first wiring's. Takes no options."""
 import json
 import os

@@ -79,7 +79,7 @@ def permutation_p(ours, others):
 
 
 def interval(ours, others):
-    """(difference of means, half of its 95 % interval by Welch, runs an arm that would show it in four of five
+    """(difference of means, half of its 95 % interval by Welch, runs per arm that would show it in four of five
     experiments)."""
     difference = statistics.mean(ours) - statistics.mean(others)
     parts = [statistics.variance(values) / len(values) for values in (ours, others)]

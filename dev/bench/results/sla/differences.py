@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The numbers of README.md from the runs' logs: differences.py [runs/evidence | logs.tar.xz], by default the archive beside
-it. Tables in Markdown: of each arm the rates that were tried and the bits a byte of each seed, of each comparison the
+it. Tables in Markdown: of each arm the rates that were tried and the bits per byte of each seed, of each comparison the
 mean difference of pairs, its 95 % interval by Student and its p, by Holm over the arms of a question. The trainer writes
 the logs; nothing here is of ./report."""
 import csv
@@ -13,7 +13,7 @@ import statistics
 import sys
 import tarfile
 
-DELTA = 0.01  # bits a byte: the smallest difference of interest
+DELTA = 0.01  # bits per byte: the smallest difference of interest
 
 
 def t_density(x, n):
@@ -71,7 +71,7 @@ def validations(text, key):
 
 
 def read(path):
-    """{(question, rate or length): {wiring: {seed: bits a byte}}} of the runs that have done all updates."""
+    """{(question, rate or length): {wiring: {seed: bits per byte}}} of the runs that have done all updates."""
     found = {}
     for folder, _, text in files(path, ["log.jsonl"]):
         match = re.search(r"(\w+)/([^/]+)/[^/]+-(\d+)$", folder)
@@ -167,7 +167,7 @@ def tuned(runs, question):
                     rates.setdefault(wiring, {})[rate] = bits[1]
     if rates:
         columns = sorted({rate for of_wiring in rates.values() for rate in of_wiring}, key=float)
-        print(f"\n{question}: bits a byte of seed 1 at each rate\n")
+        print(f"\n{question}: bits per byte of seed 1 at each rate\n")
         row("arm", *columns)
         row("---", *["--:"] * len(columns))
         for wiring, of_wiring in rates.items():
@@ -178,7 +178,7 @@ def tuned(runs, question):
         best[wiring] = rate, {s: b for s, b in runs[question, rate][wiring].items() if s > 1}
     seeds = sorted({s for _, bits in best.values() for s in bits})
     if seeds:
-        print(f"\n{question}: bits a byte at the best rate\n")
+        print(f"\n{question}: bits per byte at the best rate\n")
         row("arm", "rate", *(f"seed {s}" for s in seeds), "mean", "sigma")
         row("---", *["--:"] * (len(seeds) + 3))
         for wiring, (rate, bits) in best.items():
@@ -211,7 +211,7 @@ def main():
     lengths = {int(rate[1:]): wirings for (question, rate), wirings in runs.items() if question == "documents"}
     arms = ["rope", "rope sla(6,3)", "rope documents", "rope sla(6,3) documents"]
     if lengths:
-        print("\ndocuments: bits a byte of each seed\n")
+        print("\ndocuments: bits per byte of each seed\n")
         row("T", *(f"`{arm}`" for arm in arms))
         row("--:", *["---"] * len(arms))
         for T, wirings in sorted(lengths.items()):
