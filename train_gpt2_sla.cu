@@ -9,11 +9,11 @@
 //
 // B: sequences in a micro-batch, T: their length, N: rows, B T in training, C: channels, L: layers, h: heads, hs: head
 // size, V: vocabulary, QKV: q, k and v of one token in one layer, hs * (heads of q, k and v that the layer projects).
-// A bucket: the embeddings, a layer, or the last norm, whose gradients ranks sum in one piece. A shard: the part of all
-// buckets that one rank updates. A draw: what an update's random choices follow from, for dropout and `route`.
+// A bucket: the embeddings, a layer, or the last norm (with `untied` and lm_head), whose gradients ranks sum in one
+// piece. A shard: the part of all buckets that one rank updates. A draw: what an update's random choices follow from,
+// for dropout and `route`.
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <string>
 #include <vector>
 #include "llmc/model/gpt2.h"
@@ -57,7 +57,7 @@ int64_t planned_logit_rows(const ModelConfig& config, int64_t rows, int64_t logi
   return logit_chunk_rows(rows, padded_vocab_size(config) * int64_t(sizeof(floatX)), logit_bytes);
 }
 
-// How many sequences of T tokens the device's kernels take at a time.
+// The most sequences of T tokens that the device's kernels take.
 int most_sequences(const ModelConfig& config, int64_t T) {
   return int(std::min<int64_t>(largest_batch, largest_rows / (config.wiring_table().memory + T)));
 }
@@ -143,20 +143,20 @@ void gpt2_set_loss_scale(GPT2& model, double scale) {
   copy_to_device(&model.acts.stats->loss_scale, &scale, sizeof scale);
 }
 
-// Puts constants where they are in the activations.
+// Writes the constants into the activations.
 void set_constants(GPT2& model) {
   set_constants(model.acts, model);
   if (is_fp16) gpt2_set_loss_scale(model, model.loss_scale);
 }
 
-// Sets every byte of the activations, but for constants, whose staging buffers are then written to.
+// Sets every byte of the activations, then the constants again. Uploads that follow wait for this.
 void gpt2_fill_activations(GPT2& model, int value) {
   device_memset(model.activation_memory, value, model.activations.layout.bytes);
   set_constants(model);
   uploads_wait_for_compute();
 }
 
-// Puts the pieces of the parameters that the optimizers update where the device reads them.
+// Copies the lists of what the optimizers update, chunks and matrices, to the device.
 void allocate_chunks(GPT2& model) {
   std::vector<MuonMatrix>& matrices = model.training->matrices;
   std::vector<ParameterChunk> chunks = parameter_chunks(model.parameters, /*muon=*/!matrices.empty());
@@ -214,6 +214,7 @@ void gpt2_allocate(GPT2& model, const GPT2* weights_of) {
 //
 // The backward pass calls the operations' *_backward in the reverse order.
 
+// The residual stream and the norm after it, from what sublayer i - 1, or the embedding, left there.
 void gpt2_forward_sublayer(GPT2& model, int i, const Batch& batch) {
   const Sublayer& sublayer = model.sublayer(i);
   const Timeline::Scope span = model.timeline.span("forward", sublayer.bucket);
@@ -241,7 +242,7 @@ void gpt2_forward(GPT2& model, const int* tokens, const Batch& batch) {
   gpt2_forward(model, batch);
 }
 
-// Computes the hidden states of the next segments of B streams, and remembers them.
+// Computes the hidden states of the next T tokens of B streams, and advances their segment memory by these.
 void gpt2_forward_segments(GPT2& model, const int* tokens, int64_t B, int64_t T) {
   const Batch batch = batch_of_segments(B, T, model.remembered);
   route_heads(model.sublayers, model.attention_plan, nullptr);
@@ -273,9 +274,7 @@ void gpt2_loss(GPT2& model, const int* targets, const Batch& batch, double divis
   gpt2_loss(model, batch, divisor, /*backward=*/false);
 }
 
-// Of StepStats: loss and what follows; what ranks tell each other.
-constexpr int num_loss_sums = int((offsetof(StepStats, stop_requests) - offsetof(StepStats, loss)) / sizeof(double)),
-              num_flags = int((offsetof(StepStats, loss_scale) - offsetof(StepStats, stop_requests)) / sizeof(double));
+// What losses add to in acts.stats = 0.
 void gpt2_zero_loss(GPT2& model) { device_memset(&model.acts.stats->loss, 0, num_loss_sums * sizeof(double)); }
 
 // What gpt2_loss has added up since gpt2_zero_loss, and what gpt2_update found. Waits for the device.
@@ -322,6 +321,7 @@ void gpt2_backward(GPT2& model, const Batch& batch, bool sum_over_ranks) {
   complete(model.params.embedding_bucket);
 }
 
+// grads = 0.
 void gpt2_zero_grad(GPT2& model) { device_memset(model.grad_memory, 0, model.parameters.layout.bytes); }
 
 // Computes both passes on the micro-batch in acts.tokens and acts.targets: acts.stats->loss += its mean loss, grads +=
@@ -333,40 +333,36 @@ void gpt2_forward_backward(GPT2& model, const Batch& batch, bool sum_over_ranks)
   remember(model.sublayers, batch);
 }
 
-// Copies a micro-batch (B, T), and what its dropout is drawn by, to the device. Waits for nothing: where inputs and
+// Copies a micro-batch (B, T) to the device, and sets what its dropout is drawn by. Waits for nothing: where inputs and
 // targets are a PinnedBuffer's, the caller leaves them as they are until gpt2_read_stats has returned.
 void upload_micro_batch(GPT2& model, const int* inputs, const int* targets, int B, int T) {
   const Activations& a = model.acts;
   const size_t count = size_t(B) * size_t(T);
-  const Upload tokens = {a.tokens, a.staged_tokens, inputs, count},
-               next_tokens = {a.targets, a.staged_targets, targets, count};
-  if (model.training->dropout == 0) return upload({tokens, next_tokens});
+  upload({{a.tokens, a.staged_tokens, inputs, count}, {a.targets, a.staged_targets, targets, count}});
   const UpdateDraw& draw = model.draw;
-  std::vector<uint64_t> keys;
-  for (int b = 0; b < B; b++) keys.push_back(dropout_key(draw.seed, draw.update, draw.first_sequence + b));
-  const int* words = reinterpret_cast<const int*>(keys.data());
-  upload({tokens, next_tokens, {a.dropout_keys, a.staged_dropout_keys, words, 2 * keys.size()}});
+  if (model.training->dropout > 0) set_dropout_keys(a.dropout_keys, B, draw.seed, draw.update, draw.first_sequence);
 }
 
 // One micro-batch of an update that averages `num_micro_batches` of them, over all ranks: acts.stats->loss and grads +=
 // as in gpt2_forward_backward. dloss is computed as if all tokens of the micro-batch were scored, so that it is the
 // same in each; gpt2_update multiplies by StepStats::grad_weight where not all are. Waits for nothing, but with `route`
 // once an update. A rank's last micro-batch also sums the gradients over the ranks, and its first one also receives
-// weights from them. These two run eagerly, because they take two streams. The others are captured and replayed as a
-// CUDA graph.
+// weights from them. These two run eagerly, because they take two streams, and so do all whose timeline is recorded.
+// The others are captured and replayed as a CUDA graph.
 void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, int T, int64_t num_micro_batches,
                      bool last) {
   CHECK(1 <= B && 1 <= T && int64_t(B) * T <= model.rows);
   route_heads(model.sublayers, model.attention_plan, &model.draw);
   upload_micro_batch(model, inputs, targets, B, T);
   const float dloss = float(1.0 / (double(B) * T * double(num_micro_batches)));
-  const bool sum_over_ranks = last && model.collectives.size() > 1, weights_are_coming = model.buckets_awaited == 0;
+  const bool sum_over_ranks = last && model.collectives.size() > 1;
   auto forward_backward = [&](int b, int t, int64_t remembered, float d) {
     Batch batch = batch_of_segments(b, t, remembered, d);
     batch.drops = model.training->dropout > 0;
     gpt2_forward_backward(model, batch, sum_over_ranks);
   };
-  if (sum_over_ranks || weights_are_coming || model.timeline.on) forward_backward(B, T, model.remembered, dloss);
+  if (sum_over_ranks || model.weights_are_arriving() || model.timeline.on)
+    forward_backward(B, T, model.remembered, dloss);
   else model.forward_backward.run(forward_backward, B, T, model.remembered, dloss);
   model.remembered = remembered_after(model.attention_plan.table.memory, batch_of_segments(B, T, model.remembered));
 }
@@ -383,8 +379,8 @@ void gpt2_sum_losses_over_ranks(GPT2& model) {
   gpt2_sum_over_ranks(model, &model.acts.stats->loss, num_loss_sums + num_flags);
 }
 
-// After the next sum over ranks a flag of acts.stats is positive if this rank or another one has set it, so that all
-// ranks act on it after the same step.
+// Sets or clears this rank's flag in acts.stats. After the next sum over ranks it is positive on each rank if any has
+// set it, so that all act on it after the same step.
 void gpt2_set_flag(GPT2& model, double StepStats::*flag, bool is_set) {
   double& place = model.acts.stats->*flag;
   device_memset(&place, is_set ? 0x3f : 0, sizeof place);  // eight bytes 0x3f are a small positive number
@@ -414,8 +410,8 @@ void gpt2_gather_weights(GPT2& model) {
   model.buckets_awaited = 0;
 }
 
-// Muon's part of an update, by the numbers in muon.step. What it makes of a matrix's gradient before the iteration
-// takes that gradient's place.
+// Muon's part of an update, by the numbers in muon.step. u (ops/muon.h), from which the iteration starts, overwrites
+// the gradient.
 void gpt2_muon_update(GPT2& model) {
   const MuonArgs args = {model.weight_memory,
                          model.grad_memory,
@@ -433,9 +429,9 @@ void gpt2_muon_update(GPT2& model) {
 }
 
 // Update number `step`, from 1, by AdamW, and for the matrices that are planned so by Muon. Gradients are clipped by
-// their norm, but left as AdamW found them; weights of two or more dimensions decay. Changes nothing if the loss or the
-// norm is not finite: gpt2_read_stats tells. Waits for nothing. Every rank takes the same decision and has the same
-// weights afterwards: acts.stats becomes the sum over ranks before anything depends on it.
+// their norm on the way: AdamW does not write them; weights of two or more dimensions decay. Changes nothing if the
+// loss or the norm is not finite: gpt2_read_stats tells. Waits for nothing. Every rank takes the same decision and has
+// the same weights afterwards: acts.stats becomes the sum over ranks before anything depends on it.
 void gpt2_update(GPT2& model, int64_t step, const UpdateOptions& o) {
   AdamWStep s;
   s.learning_rate = float(o.learning_rate), s.beta1 = float(o.beta1), s.beta2 = float(o.beta2), s.eps = float(o.eps);
@@ -524,9 +520,9 @@ std::vector<float> gpt2_read_prompt(GPT2& model, int slot, const std::vector<int
   return gpt2_fetch_logits(model, count - 1, 1);
 }
 
-// Continues `tokens` until there are `length` of them, in the cache's first slot. Every token goes through the model
-// once. The n-th token is drawn with the n-th random number of (seed, step). Returns how many cycles the tokens that
-// went through the model ran, which are all but the last; nothing without `act`.
+// Continues `tokens` until there are `length` of them, in the cache's first slot. All but the last go through the
+// model, once. The n-th token is drawn with the n-th random number of (seed, step). Returns how many cycles those that
+// went through the model ran; nothing without `act`.
 std::vector<float> gpt2_generate(GPT2& model, std::vector<int>& tokens, int length, const SamplingOptions& options,
                                  uint64_t seed, int64_t step) {
   CHECK(!tokens.empty());
@@ -551,7 +547,7 @@ std::vector<float> gpt2_generate(GPT2& model, std::vector<int>& tokens, int leng
 #include "llmc/base/program.h"
 
 int main(int argc, char** argv) {
-  std::optional<Trainer> t;  // stays while an error is told: to free a GPU's memory waits for collectives, which may
+  std::optional<Trainer> t;  // outlives an error's report: freeing a GPU's memory waits for collectives, which may
                              // never end
   auto train = [&] {
     configure_threads(argv);

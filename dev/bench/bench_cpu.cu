@@ -126,7 +126,7 @@ struct AttentionLayer {
   void measure(double (*clock)()) {
     Batch batch = {1, T};
     batch.drops = model->training->dropout > 0;
-    AttentionArgs<floatX> args = attention_args(attention_of_layer(model->sublayers, 1), 0, batch);
+    AttentionArgs args = attention_args(attention_of_layer(model->sublayers, 1), 0, batch);
     args.dout = model->hidden_states();  // some gradient
     const double begin = clock();
     attention_forward(args);

@@ -93,7 +93,7 @@ json bench_operations(const Scale& scale, const Ceilings& ceilings) {
   const int64_t N = scale.tokens, C = config.channels, H = config.hidden_size(), QKV = att.projection.QKV,
                 Vp = model.logit_stride;
   const int64_t rows = std::min<int64_t>(model.logit_rows, N), x = sizeof(floatX), P = model.parameters.num_parameters;
-  const AttentionArgs<floatX> attention = attention_args(att, 0, batch);
+  const AttentionArgs attention = attention_args(att, 0, batch);
   const double attention_flops = attention_flops_of(model, l, B, T);
   const AdamWStep step = {1e-9f, 0.9f, 0.95f, 1e-8f, 0.1f, 0.05f, 1.0, 0.1f};
 
@@ -352,7 +352,7 @@ json bench_attention(const Scale& scale) {
         gpt2_forward(model, random_tokens(B * T, config.vocab_size).data(), {B, T});
         CUDA_CHECK(cudaStreamSynchronize(gpu().stream));
 
-        AttentionArgs<floatX> attention = attention_args(attention_of_layer(model.sublayers, 1), 0, {B, T});
+        AttentionArgs attention = attention_args(attention_of_layer(model.sublayers, 1), 0, {B, T});
         attention.dout = model.hidden_states();  // some gradient
         for (const auto& [way, by] : ways) {
           gpu().attention_by = by;

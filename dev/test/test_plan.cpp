@@ -93,7 +93,7 @@ static void check_plan(int L, int h, int n_l, int n_h) {
       EXPECT_EQ(use.dv_accumulate, a_higher_layer_uses_it);
     }
     EXPECT_EQ(int(heads_seen.size()), h);
-    for (Qkv which : all_qkv) EXPECT_TRUE(plan.unused(which, l).empty());
+    for (Qkv which : all_qkv) EXPECT_TRUE(plan.unused_but_projected(which, l).empty());
   }
   // A layer that shares K/V has an accumulator, which no other layer has while it is in use.
   for (int s = 0; s < L; s++) {
@@ -127,10 +127,10 @@ TEST(Parameters, AreAtLeastAsManyAsTheBoundOfAnyModel) {
 TEST(AttentionPlan, KeepsDeadHeadsWhenAsked) {
   const AttentionPlan plan = make_attention_plan(make_config(12, 12, 768, 9, 9), /*keep_dead=*/true);
   EXPECT_EQ(plan.projected[Qkv::k][11].size(), 12u);
-  EXPECT_EQ(plan.unused(Qkv::k, 11).size(), 9u);
-  EXPECT_EQ(plan.unused(Qkv::v, 11).size(), 9u);
-  EXPECT_EQ(plan.unused(Qkv::q, 11).size(), 0u);
-  EXPECT_EQ(plan.unused(Qkv::k, 2).size(), 0u);
+  EXPECT_EQ(plan.unused_but_projected(Qkv::k, 11).size(), 9u);
+  EXPECT_EQ(plan.unused_but_projected(Qkv::v, 11).size(), 9u);
+  EXPECT_EQ(plan.unused_but_projected(Qkv::q, 11).size(), 0u);
+  EXPECT_EQ(plan.unused_but_projected(Qkv::k, 2).size(), 0u);
 }
 
 static AttentionPlan plan_of(const char* wiring, int L, int h) {
@@ -217,7 +217,7 @@ TEST(AttentionPlan, OfDepthProjectsKeysAndValuesBelowEachValueThatIsUsed) {
     EXPECT_EQ(plan.shared[Qkv::v][l], l < 2 ? (std::vector<int>{1, 2}) : std::vector<int>()) << l;
     for (int i : all) EXPECT_EQ(plan.is_mixed_above(l, i), l == 0 || (l < 3 && (i == 0 || i == 3))) << l << " " << i;
   }
-  EXPECT_EQ(plan.unused(Qkv::k, 3), (std::vector<int>{3}));
+  EXPECT_EQ(plan.unused_but_projected(Qkv::k, 3), (std::vector<int>{3}));
   const AttentionPlan skips = plan_of("depth sla(1,4)", 4, 4);
   EXPECT_TRUE(skips.projected[Qkv::v][3].empty() && skips.projected[Qkv::k][3].empty());
 }

@@ -38,7 +38,7 @@ SLA_HOST_DEVICE inline Philox philox(uint64_t seed, uint64_t counter_high, uint6
 }
 
 // 128 random bits. `tag` separates the draws of one stream: a tensor, a step.
-inline Philox random_words(uint64_t seed, RandomStream stream, uint32_t tag, uint64_t index) {
+SLA_HOST_DEVICE inline Philox random_words(uint64_t seed, RandomStream stream, uint32_t tag, uint64_t index) {
   return philox(seed, uint64_t(stream) << 32 | tag, index);
 }
 

@@ -23,17 +23,16 @@
 #include "threads.h"
 #include "vec.h"
 
-template <class Element>
-void check_kv_head(const KVHead<Element>&) {}  // any strides will do
+inline void check_kv_head(const KVHead&) {}  // any strides will do
 
 // What of a wiring has no kernels here: nothing.
 inline const char* without_kernels(bool, bool, bool, int64_t) { return nullptr; }
 
 // A thread owns a query head. Where a K/V head has several, or where dk and dv are bf16, which would round each
 // addition, it leaves a partial sum of them in the scratch memory.
-inline bool has_partial_sums(int64_t query_heads) { return is_bf16 || query_heads > 1; }
-inline int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t partial_sums) {
-  return 2 * B * T * HS * partial_sums;
+inline bool needs_scratch(int64_t query_heads) { return is_bf16 || query_heads > 1; }
+inline int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t parts) {
+  return 2 * B * T * HS * parts;
 }
 inline int64_t attention_partials(int64_t, int64_t, int64_t, int64_t, int64_t) { return 0; }
 inline bool takes_sequences(int64_t, int) { return true; }
@@ -47,14 +46,14 @@ inline void attention_forward_block(const HeadPositions& at, int64_t q0, int64_t
   thread_local std::vector<floatX> k_copies, v_copies;
   thread_local std::vector<float> out_sums;
   RowSoftmax softmax[query_block];
-  const AttentionArgs<floatX>& a = at.a;
+  const AttentionArgs& a = at.a;
   const int64_t rows = q1 - q0, HS = a.HS, first = at.query_row(q0) * a.NH * HS + at.head * HS;
   const Rows<floatX> out = {a.out + first, at.stride * a.NH * HS};
   const Rows<float> sums = sums_of(out, out_sums, HS);
   std::fill_n(softmax, rows, softmax_of_sink(at));
   bool is_first = true;
   for (const KeyTile& tile : key_tiles(at, q0, q1)) {
-    const KVHead<floatX>& kv = a.kv_heads[tile.kv_head];
+    const KVHead& kv = a.kv_heads[tile.kv_head];
     compute_scores(at, tile, q0, rows, key_rows(at, tile, kv.k, kv.k_stride, k_copies), tile_of_scores.row(0));
     for (int64_t r = 0; r < rows; r++) {
       float *scores = tile_of_scores.row(r), *o = sums.data + r * sums.stride;
@@ -106,7 +105,7 @@ inline void attention_forward_queries(const HeadPositions& at, int64_t q0, int64
 
 // out = softmax(q k^T / sqrt(HS) + mask) v over the keys of all K/V heads of a query head; lse =. A thread owns a block
 // of queries of one head in one sequence; blocks with the most keys are started first.
-inline void attention_forward(const AttentionArgs<floatX>& a) {
+inline void attention_forward(const AttentionArgs& a) {
   // The keys and values that few queries read. A head's rows are far from each other: a byte takes four times as long
   // as in sequence.
   const int64_t bytes = has_few_queries(a) ? 4 * 2 * int64_t(sizeof(floatX)) * a.B * a.NH * a.HS * a.T : 0;
@@ -136,7 +135,7 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
   thread_local ScoreTile<floatX> probabilities, dscores;
   thread_local std::vector<floatX> k_copies, v_copies;
   thread_local std::vector<float> dq_sums, relative_dq_sums, floats_of_q, floats_of_dout;
-  const AttentionArgs<floatX>& a = at.a;
+  const AttentionArgs& a = at.a;
   const int64_t rows = q1 - q0, HS = a.HS, C = a.NH * HS, row = at.query_row(q0), column = at.head * HS;
   const Rows<const floatX> q = {a.q + row * a.q_stride + column, at.stride * a.q_stride},
                            dout = {a.dout + row * C + column, at.stride * C};
@@ -161,7 +160,7 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
     has_sums = true;
   }
   for (const KeyTile& tile : tiles) {
-    const KVHead<floatX>& kv = a.kv_heads[tile.kv_head];
+    const KVHead& kv = a.kv_heads[tile.kv_head];
     const Rows<const floatX> k = key_rows(at, tile, kv.k, kv.k_stride, k_copies),
                              v = key_rows(at, tile, kv.v, kv.v_stride, v_copies);
     compute_scores(at, tile, q0, rows, k, probabilities.row(0));
@@ -210,27 +209,27 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
 
 // For each query head of each K/V head, in the order of a.query_heads: its place in the scratch memory; -1 if it adds
 // to dk and dv themselves.
-inline std::vector<int> partial_sum_indices(const AttentionArgs<floatX>& a) {
+inline std::vector<int> partial_sum_indices(const AttentionArgs& a) {
   std::vector<int> partials;
   int n = 0;
   for (int i = 0; i < a.num_kv_heads; i++) {
     CHECK(a.kv_heads[i].first_query_head == int(partials.size()));
     for (int r = 0; r < a.kv_heads[i].num_query_heads; r++)
-      partials.push_back(has_partial_sums(a.kv_heads[i].num_query_heads) ? n++ : -1);
+      partials.push_back(needs_scratch(a.kv_heads[i].num_query_heads) ? n++ : -1);
   }
   CHECK(n == 0 || a.scratch != nullptr);
   return partials;
 }
-inline KeyGradients partial_sum(const AttentionArgs<floatX>& a, int partial) {
+inline KeyGradients partial_sum(const AttentionArgs& a, int partial) {
   float* dk = a.scratch + 2 * a.B * a.T * a.HS * partial;
   return {dk, dk + a.HS, 2 * a.HS, 2 * a.HS};
 }
 
 // Where a query head adds to the gradients of its K/V head: to the partial sum number `partial`; if that is -1, to dk
 // and dv.
-template <class Element>
-KeyGradients key_gradients(const AttentionArgs<Element>& a, const KVHead<Element>& kv, int partial) {
-  if constexpr (std::is_same_v<Element, float>)
+template <class Head>  // KVHead, whose dk and dv are not floats in bf16
+KeyGradients key_gradients(const AttentionArgs& a, const Head& kv, int partial) {
+  if constexpr (!is_bf16)
     if (partial < 0) return {kv.dk, kv.dv, kv.dk_stride, kv.dv_stride};
   return partial_sum(a, partial);
 }
@@ -241,13 +240,12 @@ inline void clear_rows(float* x, int64_t stride, int64_t b, int64_t rows, int64_
 }
 
 // The backward pass of one query head in sequence b: delta =, dq = or +=, and its part of dk and dv.
-inline void attention_backward_head(const AttentionArgs<floatX>& a, int64_t b, int64_t head,
-                                    const std::vector<int>& partials) {
+inline void attention_backward_head(const AttentionArgs& a, int64_t b, int64_t head, const std::vector<int>& partials) {
   std::vector<KeyGradients> gradients;
   for (int source = 0; source < a.kv_per_head; source++) {
     const int n = a.kv_of_head[head * a.kv_per_head + source];
     if (n < 0) break;
-    const KVHead<floatX>& kv = a.kv_heads[n];
+    const KVHead& kv = a.kv_heads[n];
     const int* query_heads = a.query_heads + kv.first_query_head;
     const int partial = partials[std::find(query_heads, query_heads + kv.num_query_heads, int(head)) - a.query_heads];
     const KeyGradients to = key_gradients(a, kv, partial);
@@ -267,8 +265,7 @@ inline void attention_backward_head(const AttentionArgs<floatX>& a, int64_t b, i
 }
 
 // A K/V head's dk and dv = or += the sum of its query heads' partial sums, in their order.
-inline void add_partial_sums(const AttentionArgs<floatX>& a, const KVHead<floatX>& kv, const std::vector<int>& partials,
-                             int64_t row) {
+inline void add_partial_sums(const AttentionArgs& a, const KVHead& kv, const std::vector<int>& partials, int64_t row) {
   floatX *dk = kv.dk + row * kv.dk_stride, *dv = kv.dv + row * kv.dv_stride;
   thread_local std::vector<float> sums;  // (2, HS): dk, dv
   sums.assign(size_t(2 * a.HS), 0.0f);
@@ -285,7 +282,7 @@ inline void add_partial_sums(const AttentionArgs<floatX>& a, const KVHead<floatX
 }
 
 // The gradients of the sinks +=, from lse and delta. A thread owns a query head.
-inline void sinks_backward(const AttentionArgs<floatX>& a) {
+inline void sinks_backward(const AttentionArgs& a) {
   const int64_t Q = a.queries();
 #pragma omp parallel for schedule(static) if (is_worth_threads(2 * a.B * a.NH * Q * int64_t(sizeof(float))))
   for (int64_t head = 0; head < a.NH; head++) {
@@ -303,14 +300,14 @@ inline void sinks_backward(const AttentionArgs<floatX>& a) {
 // delta =; dq, dk and dv = or += as the arguments say. A thread owns a query head of one sequence, and its partial sums
 // of dk and dv, so no two threads write to the same address, and the order of the sums does not depend on the number of
 // threads.
-inline void attention_backward(const AttentionArgs<floatX>& a) {
+inline void attention_backward(const AttentionArgs& a) {
   CHECK(a.sequences == nullptr);
   const std::vector<int> partials = partial_sum_indices(a);
 #pragma omp parallel for schedule(dynamic, 1) if (is_worth_threads(0, 5 * a.B * a.NH * a.HS * a.T * a.queries()))
   for (int64_t task = 0; task < a.B * a.NH; task++) attention_backward_head(a, task / a.NH, task % a.NH, partials);
   for (int n = 0; n < a.num_kv_heads; n++) {
-    const KVHead<floatX>& kv = a.kv_heads[n];
-    if (!has_partial_sums(kv.num_query_heads)) continue;
+    const KVHead& kv = a.kv_heads[n];
+    if (!needs_scratch(kv.num_query_heads)) continue;
 #pragma omp parallel for schedule( \
     static) if (is_worth_threads(2 * a.B * a.T * a.HS * (kv.num_query_heads + 1) * int64_t(sizeof(float))))
     for (int64_t row = 0; row < a.B * a.T; row++) add_partial_sums(a, kv, partials, row);

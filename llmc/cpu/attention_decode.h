@@ -10,7 +10,7 @@
 #include "vec.h"
 
 // Whether attention has few queries: a matmul of so few rows takes longer than reading k and v.
-inline bool has_few_queries(const AttentionArgs<floatX>& a) { return a.queries() <= most_few_queries; }
+inline bool has_few_queries(const AttentionArgs& a) { return a.queries() <= most_few_queries; }
 
 // How many rows ahead k and v are prefetched. The rows of a head are far apart, with other heads' rows between them.
 constexpr int64_t prefetch_rows = 16;
@@ -30,10 +30,10 @@ inline void multiply_few_queries(const Rows<const floatX>& q, const Rows<const f
 
 // products (rows, stride), of them the first `columns`, = scale q x^T, of the block's queries q (rows, HS) and
 // x (columns, HS).
-inline void multiply_queries(const AttentionArgs<floatX>& a, const Rows<const floatX>& q, const Rows<const floatX>& x,
+inline void multiply_queries(const AttentionArgs& a, const Rows<const floatX>& q, const Rows<const floatX>& x,
                              int64_t rows, int64_t columns, float scale, const Rows<float>& products) {
   if (has_few_queries(a)) return multiply_few_queries(q, x, rows, columns, a.HS, scale, products);
-  gemm('N', 'T', rows, columns, a.HS, scale, q.data, q.stride, x.data, x.stride, 0.0f, products.data, products.stride);
+  gemm('N', 'T', rows, columns, a.HS, scale, q.data, q.stride, x.data, x.stride, false, products.data, products.stride);
 }
 
 // sum (HS) = or += the sum of weights[j] times row(j) (HS), for each j < rows.

@@ -41,7 +41,7 @@ constexpr int64_t distance_block = query_block + key_block;
 // have anything added.
 inline void add_relative_scores(const HeadPositions& at, const KeyTile& tile, int64_t q0, int64_t rows, float* scores) {
   thread_local std::vector<float> products(query_block * distance_block);
-  const AttentionArgs<floatX>& a = at.a;
+  const AttentionArgs& a = at.a;
   const DistanceRows distances = distance_rows(at, tile, q0, rows);
   const Rows<const floatX> q = head_rows(at, a.relative.q, at.query_row(q0)),
                            r = head_rows(at, a.relative.r, distances.begin);
@@ -63,7 +63,7 @@ inline void add_relative_scores(const HeadPositions& at, const KeyTile& tile, in
 inline void relative_backward(const HeadPositions& at, const KeyTile& tile, int64_t q0, int64_t rows,
                               const floatX* dscores, const Rows<float>& dq, bool accumulate) {
   thread_local std::vector<floatX> dproducts(query_block * distance_block);
-  const AttentionArgs<floatX>& a = at.a;
+  const AttentionArgs& a = at.a;
   const DistanceRows distances = distance_rows(at, tile, q0, rows);
   const int64_t columns = rows - 1 + tile.keys;
   for (int64_t i = 0; i < rows; i++) {
@@ -79,12 +79,12 @@ inline void relative_backward(const HeadPositions& at, const KeyTile& tile, int6
   const floatX* existing = dproducts.data() + distances.begin - distances.first;
   gemm('N', 'N', rows, a.HS, distances.count(), existing, distance_block, r.data, r.stride, accumulate, dq.data,
        dq.stride);
-  gemm('T', 'N', distances.count(), a.HS, rows, 1.0f, existing, distance_block, q.data, q.stride, 1.0f, dr.data,
+  gemm('T', 'N', distances.count(), a.HS, rows, 1.0f, existing, distance_block, q.data, q.stride, true, dr.data,
        dr.stride);
 }
 
 // dr (distances, NH * HS) = the sum of the sequences' parts, in their order.
-inline void sum_distance_gradients(const AttentionArgs<floatX>& a) {
+inline void sum_distance_gradients(const AttentionArgs& a) {
   const int64_t C = a.NH * a.HS, D = a.relative.distances;
   const float scale = score_gradient_scale(a);
 #pragma omp parallel for schedule(static) if (is_worth_threads(int64_t(sizeof(float)) * (a.B + 1) * D * C))

@@ -13,7 +13,7 @@
 // scaled, but for topk, where scores that are equal must stay equal.
 inline void compute_scores(const HeadPositions& at, const KeyTile& tile, int64_t q0, int64_t rows,
                            const Rows<const floatX>& k, float* scores) {
-  const AttentionArgs<floatX>& a = at.a;
+  const AttentionArgs& a = at.a;
   const Rows<const floatX> q = {a.q + at.query_row(q0) * a.q_stride + at.head * a.HS, at.stride * a.q_stride};
   multiply_queries(a, q, k, rows, tile.keys, a.topk > 0 ? 1.0f : score_scale(a), {scores, key_block});
   if (a.relative.q != nullptr) add_relative_scores(at, tile, q0, rows, scores);
@@ -141,7 +141,7 @@ inline void keep_rounding_errors(ScoreTile<floatX>& tile, const RowSoftmax* soft
 
 // out =, exact_out = of a block's queries, whose rows of a.out are `out`.
 inline void store_out(const HeadPositions& at, const Rows<floatX>& out, const Rows<float>& sums, int64_t rows) {
-  const AttentionArgs<floatX>& a = at.a;
+  const AttentionArgs& a = at.a;
   store_sums(out, sums, rows, a.HS, 1.0f, /*accumulate=*/false);
   if (!is_bf16 || a.exact_out == nullptr) return;
   for (int64_t r = 0; r < rows; r++)

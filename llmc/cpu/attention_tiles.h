@@ -14,7 +14,7 @@
 // Tile sizes of the CPU kernels: a score tile of 64 x 256 floats stays in a core's L2 beside its rows of k and v, and
 // oneDNN's sgemm runs such tiles near its full rate (measured: 180 to 220 of 223 GFLOP/s). In bf16 products take half
 // as long, and starting one does not: with twice the queries attention takes 5 % (T 256) to 13 % (T 2,048) less. Each
-// thread keeps one or two tiles, 64 KB each in fp32, 192 KB in bf16, whatever the model's size.
+// thread keeps up to three tiles, 64 KB each in fp32, 192 KB in bf16, whatever the model's size.
 constexpr int64_t query_block = is_bf16 ? 128 : 64, key_block = 256;
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
@@ -23,16 +23,16 @@ constexpr float infinity = std::numeric_limits<float>::infinity();
 // the mask's stride() is larger: then the positions of each remainder by it are a sequence of their own, with rows
 // `stride` apart.
 struct HeadPositions {
-  const AttentionArgs<floatX>& a;
+  const AttentionArgs& a;
   int64_t b, head, first, stride;
   KeyRows keys;
   int64_t queries, length;  // the last `queries` positions of the sequence are queries; `length` positions are numbered
   const AttentionMask& mask;  // in which a position is its number
 
-  HeadPositions(const AttentionArgs<floatX>& a, int64_t b, int64_t head, int64_t first)
+  HeadPositions(const AttentionArgs& a, int64_t b, int64_t head, int64_t first)
       : a(a), b(b), head(head), first(first), stride(stride_of(a, head)), keys(key_rows_of(a, b)), queries(a.queries()),
         length((keys.T - first + stride - 1) / stride), mask(mask_of(a, head, stride)) {}
-  static int64_t stride_of(const AttentionArgs<floatX>& a, int64_t head) {
+  static int64_t stride_of(const AttentionArgs& a, int64_t head) {
     return std::min<int64_t>(mask_of(a, head).stride(), a.T);
   }
   int64_t position(int64_t i) const { return first + i * stride; }
@@ -147,13 +147,13 @@ inline void add_to_key_gradients(const HeadPositions& at, const KeyTile& tile, f
                                  const floatX* weights, const Rows<const floatX>& x, int64_t rows) {
   const int64_t HS = at.a.HS;
   if (tile.is_contiguous()) {
-    gemm('T', 'N', tile.keys, HS, rows, 1.0f, weights, key_block, x.data, x.stride, 1.0f,
+    gemm('T', 'N', tile.keys, HS, rows, 1.0f, weights, key_block, x.data, x.stride, true,
          dx + at.key_row(tile.first) * stride, at.stride * stride);
     return;
   }
   thread_local std::vector<float> sums;
   sums.resize(size_t(key_block * HS));
-  gemm('T', 'N', tile.keys, HS, rows, 1.0f, weights, key_block, x.data, x.stride, 0.0f, sums.data(), HS);
+  gemm('T', 'N', tile.keys, HS, rows, 1.0f, weights, key_block, x.data, x.stride, false, sums.data(), HS);
   for (int64_t i = 0; i < tile.keys; i++) {
     float* row = dx + at.key_row(tile.numbers[i]) * stride;
 #pragma omp simd
@@ -196,8 +196,8 @@ inline void store_sums(const Rows<bfloat16>& x, const Rows<float>& sums, int64_t
   }
 }
 
-inline float score_scale(const AttentionArgs<floatX>& a) { return 1.0f / std::sqrt(float(a.HS)); }
+inline float score_scale(const AttentionArgs& a) { return 1.0f / std::sqrt(float(a.HS)); }
 
 // The factor of the sums of ds k and ds^T q that is not in ds: all of 1 / sqrt(HS) where ds is rounded, so that a head
 // size whose root is no power of two costs no second rounding.
-inline float score_gradient_scale(const AttentionArgs<floatX>& a) { return is_bf16 ? score_scale(a) : 1.0f; }
+inline float score_gradient_scale(const AttentionArgs& a) { return is_bf16 ? score_scale(a) : 1.0f; }

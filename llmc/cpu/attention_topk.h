@@ -99,10 +99,10 @@ inline const std::vector<HighestScores>& find_topk(const HeadPositions& at, int6
   thread_local std::vector<float> score_tile(query_block * key_block);
   thread_local std::vector<floatX> copies;
   thread_local std::vector<HighestScores> highest(query_block);
-  const AttentionArgs<floatX>& a = at.a;
+  const AttentionArgs& a = at.a;
   for (HighestScores& of_query : highest) of_query.clear();
   for (const KeyTile& tile : tiles) {
-    const KVHead<floatX>& kv = a.kv_heads[tile.kv_head];
+    const KVHead& kv = a.kv_heads[tile.kv_head];
     compute_scores(at, tile, q0, q1 - q0, key_rows(at, tile, kv.k, kv.k_stride, copies), score_tile.data());
     for (int64_t r = 0; r < q1 - q0; r++) {
       float* scores = score_tile.data() + r * key_block;
@@ -133,13 +133,13 @@ inline bool is_sparse(const HeadPositions& at, const std::vector<KeyTile>& tiles
 inline void attend_to_topk(const HeadPositions& at, int64_t t, const HighestScores& chosen, float* sum) {
   thread_local std::vector<float> p;
   thread_local std::vector<const floatX*> rows;
-  const AttentionArgs<floatX>& a = at.a;
+  const AttentionArgs& a = at.a;
   const float scale = score_scale(a);
   p.resize(size_t(chosen.keys)), rows.resize(size_t(chosen.keys));
   int64_t source = 0;
   for (int64_t i = 0; i < chosen.keys; i++) {
     while (chosen.indices[i] >= (source + 1) * a.T) source++;
-    const KVHead<floatX>& kv = a.kv_heads[a.kv_of_head[at.head * a.kv_per_head + source]];
+    const KVHead& kv = a.kv_heads[a.kv_of_head[at.head * a.kv_per_head + source]];
     rows[i] = kv.v + (at.keys.first_row + chosen.indices[i] - source * a.T) * kv.v_stride;
     p[i] = chosen.scores[i] * scale;
   }
@@ -156,7 +156,7 @@ inline void attend_to_topk(const HeadPositions& at, int64_t t, const HighestScor
 inline void topk_forward_block(const HeadPositions& at, int64_t q0, int64_t q1,
                                const std::vector<HighestScores>& chosen) {
   thread_local std::vector<float> out_sums;
-  const AttentionArgs<floatX>& a = at.a;
+  const AttentionArgs& a = at.a;
   const int64_t C = a.NH * a.HS;
   const Rows<floatX> out = {a.out + at.query_row(q0) * C + at.head * a.HS, at.stride * C};
   const Rows<float> sums = sums_of(out, out_sums, a.HS);
@@ -188,7 +188,7 @@ inline void topk_backward(const HeadPositions& at, const KeyTile& tile, int64_t 
                           const Rows<const floatX>& v, const KeyGradients& to) {
   int places[key_block + 16];
   float p[key_block], ds[key_block];
-  const AttentionArgs<floatX>& a = at.a;
+  const AttentionArgs& a = at.a;
   const int64_t HS = a.HS;
   const float lowest = a.topk_score[at.statistic(t)], scale = score_scale(a);
   const int last = a.topk_last[at.statistic(t)];

@@ -18,7 +18,7 @@
 #include <cstring>
 #include <vector>
 #include "llmc/ops/bf16.h"
-#include "bf16_block.h"
+#include "gemm_block.h"
 
 // g++ 12 takes what its own headers leave undefined for a mistake of the caller's.
 #pragma GCC diagnostic push
@@ -271,9 +271,11 @@ class PackedOperand {
   int64_t padded() const { return (count_ + panel - 1) / panel * panel; }
 };
 
-// c (m, n) = or += alpha op(a) op(b) of a block of the matmul that has the number `matmul`; 0 if nothing else is of it.
-// Each sum is in the order of k, whatever the block. `by_amx`: by AMX, else by AVX512-BF16.
-inline void multiply(const Bf16Block& s, const bfloat16* a, const bfloat16* b, float* c, uint64_t matmul, bool by_amx) {
+// c (m, n) = or += alpha op(a) op(b) of a block of the matmul that has the number `matmul`; 0 for a matmul of one
+// block. Each sum is in the order of k, but that a panel which is not whole adds up each most_depth of k before it adds
+// that to c. `by_amx`: by AMX, else by AVX512-BF16. a is read in place, or packed: as rows, or without AMX, if it is
+// transposed, as pairs.
+inline void multiply(const GemmBlock& s, const bfloat16* a, const bfloat16* b, float* c, uint64_t matmul, bool by_amx) {
   thread_local PackedOperand a_packed, b_packed;
   const bool packs_a = by_amx || s.op_a == 'T' || s.k % 2 != 0 || s.m % 8 != 0, as_pairs = !by_amx && s.op_a == 'T';
   if (packs_a) a_packed.set({a, s.lda, s.op_a == 'T'}, s.m, s.k, matmul);
@@ -285,8 +287,8 @@ inline void multiply(const Bf16Block& s, const bfloat16* a, const bfloat16* b, f
     const bfloat16* const b_tiles = b_packed.tiles(k, depth, /*as_pairs=*/true);
     const bfloat16* const a_tiles = packs_a ? a_packed.tiles(k, depth, as_pairs) : a + k;
     // to (rows, panel) = or += the product of row i and those that follow it in its panel, and of a panel of columns.
-    auto multiply = [&](int64_t i, int64_t rows, int64_t j, int64_t columns, float* to, int64_t ld, bool adds,
-                        float alpha) {
+    auto multiply_panel = [&](int64_t i, int64_t rows, int64_t j, int64_t columns, float* to, int64_t ld, bool adds,
+                              float alpha) {
       const bfloat16 *const b_panel = b_tiles + j * steps * tile_depth, *const a_panel =
                                                                             a_tiles + i * steps * tile_depth;
       if (by_amx) return multiply_panels(a_panel, b_panel, steps, to, ld, adds);
@@ -305,11 +307,11 @@ inline void multiply(const Bf16Block& s, const bfloat16* a, const bfloat16* b, f
         float* const to = c + i * s.ldc + j;
         const bool is_whole = by_amx ? rows == panel && columns == panel : rows % 8 == 0 && columns % tile_rows == 0;
         if (is_whole && (s.alpha == 1 || (!by_amx && !accumulate))) {
-          multiply(i, rows, j, columns, to, s.ldc, accumulate, s.alpha);
+          multiply_panel(i, rows, j, columns, to, s.ldc, accumulate, s.alpha);
           continue;
         }
         alignas(64) float product[panel * panel];
-        multiply(i, rows, j, columns, product, panel, false, 1);
+        multiply_panel(i, rows, j, columns, product, panel, false, 1);
         for (int64_t r = 0; r < rows; r++) {
           float* row = to + r * s.ldc;
 #pragma omp simd

@@ -1,6 +1,7 @@
 // Dropout of rows of channels (llmc/ops/dropout.h).
 //
-//   drop_elements:  out (B, T, C) =, which may be x
+//   set_dropout_keys:  keys (B) = dropout_key of the sequences from number `first` on in the update
+//   drop_elements:     out (B, T, C) =, which may be x
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -10,6 +11,10 @@
 #include "vec.h"
 
 constexpr bool relative_attention_has_dropout = true;
+
+inline void set_dropout_keys(uint64_t* keys, int64_t B, uint64_t seed, int64_t update, int64_t first) {
+  for (int64_t b = 0; b < B; b++) keys[b] = dropout_key(seed, update, first + b);
+}
 
 inline void drop_elements(floatX* out, const floatX* x, const Dropout& d, int64_t B, int64_t T, int64_t C) {
 #pragma omp parallel for schedule(static) if (is_worth_threads(8 * int64_t(sizeof(floatX)) * B * T * C))

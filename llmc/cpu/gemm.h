@@ -1,5 +1,5 @@
-// Matrix products: oneDNN's sgemm for floats, bf16_panels.h for bf16, with sums in fp32. Matrices are row-major; op:
-// 'N' as it is, 'T' transposed; ld: elements from one row to the next.
+// Matrix products with sums in fp32: floats by oneDNN's sgemm; bf16 by bf16_panels.h or, converted to floats, by sgemm.
+// Matrices are row-major; op: 'N' as it is, 'T' transposed; ld: elements from one row to the next.
 #pragma once
 #include <dnnl.h>
 #include <omp.h>
@@ -12,11 +12,11 @@
 #include "llmc/base/error.h"
 #include "bf16_panels.h"
 #include "llmc/ops/bf16.h"
-#include "bf16_block.h"
+#include "gemm_block.h"
 #include "threads.h"
 #include "vec.h"
 
-// The teams that this thread starts, oneDNN's among them, have one thread while this exists.
+// While this exists, the teams that this thread starts, oneDNN's among them, have one thread.
 class OneThread {
  public:
   explicit OneThread(bool wanted = true) : threads_(wanted ? omp_get_max_threads() : 1) {
@@ -32,8 +32,8 @@ class OneThread {
   const int threads_;
 };
 
-// The size of the blocks that c (m, n) of a product is cut into: as large as a core's caches like, but small enough for
-// several threads.
+// The size of the blocks that c (m, n) of a product is cut into: for a core's caches, but small enough for several
+// threads.
 struct BlockSize {
   int64_t rows, columns;
   bool is_lower = false;  // blocks above c's diagonal are left out
@@ -53,9 +53,10 @@ inline uint64_t next_matmul() {
   return ++matmuls;
 }
 
-// Computes c (m, n) = op(a) op(b) in blocks, each by one thread, which calls multiply(rows, columns, a, b, row, column,
-// matmul): c[row][column] is the first of a block of (rows, columns), a and b point at the block's operands, and
-// `matmul` is this call's number, by which a thread knows an operand that it has packed for the block before.
+// Computes c (m, n) = op(a) op(b) in blocks, each by one thread, which calls multiply(block, a, b, row, column,
+// matmul): c[row][column] is the block's first element, a and b point at its operands, and `matmul` is this call's
+// number, by which a thread knows an operand that it has packed for the block before. multiply sets block.ldc, alpha,
+// accumulate.
 template <class T, class Multiply>
 void for_each_block(BlockSize size, char op_a, char op_b, int64_t m, int64_t n, int64_t k, const T* a, int64_t lda,
                     const T* b, int64_t ldb, const Multiply& multiply) {
@@ -64,8 +65,10 @@ void for_each_block(BlockSize size, char op_a, char op_b, int64_t m, int64_t n, 
   for (int64_t column = 0; column < n; column += size.columns) {
     for (int64_t row = 0; row < m; row += size.rows) {
       if (size.is_lower && column >= row + size.rows) continue;
-      multiply(std::min(size.rows, m - row), std::min(size.columns, n - column), a + (op_a == 'N' ? row * lda : row),
-               b + (op_b == 'N' ? column : column * ldb), row, column, matmul);
+      const GemmBlock block =
+          {std::min(size.rows, m - row), std::min(size.columns, n - column), k, lda, ldb, 0, 1.0f, op_a, op_b, false};
+      multiply(block, a + (op_a == 'N' ? row * lda : row), b + (op_b == 'N' ? column : column * ldb), row, column,
+               matmul);
     }
   }
 }
@@ -74,25 +77,25 @@ void for_each_block(BlockSize size, char op_a, char op_b, int64_t m, int64_t n, 
 // fp32
 
 // Measured with oneDNN 2.6 on Zen 3, for 256 to 1,024 tokens: other sizes are slower or gain less than 5 %.
-inline BlockSize float_block_size(char op_a, int64_t m, int64_t n) {
+inline BlockSize best_block_size(const float*, char op_a, char, int64_t m, int64_t n) {
   return block_size(m, n, {256, op_a == 'T' ? 768 : 384}, 16);
 }
 
-// c = alpha op(a) op(b) + beta c of a block, in this thread. sgemm reads the columns of a transposed matrix, and AVX2's
-// reads b where it lies; where rows are a multiple of 2 KB apart these compete for a few sets of the caches, which
-// takes two to four times as long as with a copy.
-inline void multiply_block(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a,
-                           int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
-  CHECK(k > 0);  // oneDNN takes no empty sums
+// Computes a block, in this thread. sgemm reads the columns of a transposed matrix, and AVX2's reads b where it lies;
+// where rows are a multiple of 2 KB apart these compete for a few sets of the caches, which takes two to four times as
+// long as with a copy.
+inline void multiply_block(const GemmBlock& s, const float* a, const float* b, float* c, uint64_t = 0) {
+  CHECK(s.k > 0);  // oneDNN takes no empty sums
   const OneThread alone;
-  const bool copies_a = op_a == 'T' && lda >= 512 && n >= 64,
-             copies_b = op_b == 'N' && ldb % 512 == 0 && n < ldb && m >= 64;
-  // So much of k at once: 256 copied rows of this depth are as large as Zen 3's L2.
+  const int64_t m = s.m, n = s.n, k = s.k, lda = s.lda, ldb = s.ldb;
+  const bool copies_a = s.op_a == 'T' && lda >= 512 && n >= 64,
+             copies_b = s.op_b == 'N' && ldb % 512 == 0 && n < ldb && m >= 64;
+  // How much of k a pass takes: 256 copied rows of this depth are as large as Zen 3's L2.
   const int64_t most_depth = copies_a || copies_b ? 512 : k, lines = 16;
   thread_local std::vector<float> rows_of_a, rows_of_b;
   for (int64_t first = 0; first < k; first += most_depth) {
     const int64_t depth = std::min(most_depth, k - first);
-    const float *a_part = a + first * (op_a == 'N' ? 1 : lda), *b_part = b + first * (op_b == 'N' ? ldb : 1);
+    const float *a_part = a + first * (s.op_a == 'N' ? 1 : lda), *b_part = b + first * (s.op_b == 'N' ? ldb : 1);
     if (copies_a) {
       rows_of_a.resize(std::max(rows_of_a.size(), size_t(m * depth)));
       for (int64_t line = 0; line < depth; line += lines)
@@ -105,21 +108,23 @@ inline void multiply_block(char op_a, char op_b, int64_t m, int64_t n, int64_t k
       for (int64_t j = 0; j < depth; j++)
         memcpy(&rows_of_b[size_t(j * n)], b_part + j * ldb, size_t(n) * sizeof(float));
     }
-    CHECK(dnnl_sgemm(copies_a ? 'N' : op_a, op_b, m, n, depth, alpha, copies_a ? rows_of_a.data() : a_part,
+    CHECK(dnnl_sgemm(copies_a ? 'N' : s.op_a, s.op_b, m, n, depth, s.alpha, copies_a ? rows_of_a.data() : a_part,
                      copies_a ? depth : lda, copies_b ? rows_of_b.data() : b_part, copies_b ? n : ldb,
-                     first == 0 ? beta : 1.0f, c, ldc) == dnnl_success);
+                     s.accumulate || first > 0 ? 1.0f : 0.0f, c, s.ldc) == dnnl_success);
   }
 }
 
-// c (m, n) = alpha op(a) op(b) + beta c. sgemm of several threads may cut its sums by their number, so that the bits of
-// a result depended on it (AVX2's does): each thread multiplies blocks by itself, which depend on the shape alone.
-inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float alpha, const float* a, int64_t lda,
-                 const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
-  for_each_block(float_block_size(op_a, m, n), op_a, op_b, m, n, k, a, lda, b, ldb,
-                 [=](int64_t rows, int64_t columns, const float* a_block, const float* b_block, int64_t row,
-                     int64_t column, uint64_t) {
-                   multiply_block(op_a, op_b, rows, columns, k, alpha, a_block, lda, b_block, ldb, beta,
-                                  c + row * ldc + column, ldc);
+// c (m, n) = alpha op(a) op(b), or c += with `accumulate`. sgemm with several threads may cut its sums by their number
+// (AVX2's does), and then the bits would depend on it: each thread multiplies blocks by itself, which depend on the
+// shape alone.
+template <class T>
+void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float alpha, const T* a, int64_t lda, const T* b,
+          int64_t ldb, bool accumulate, float* c, int64_t ldc) {
+  for_each_block(best_block_size(a, op_a, op_b, m, n), op_a, op_b, m, n, k, a, lda, b, ldb,
+                 [=](GemmBlock block, const T* a_block, const T* b_block, int64_t row, int64_t column,
+                     uint64_t matmul) {
+                   block.alpha = alpha, block.accumulate = accumulate, block.ldc = ldc;
+                   multiply_block(block, a_block, b_block, c + row * ldc + column, matmul);
                  });
 }
 
@@ -162,7 +167,7 @@ class FloatCopy {
 
 // Computes the block c = alpha op(a) op(b), or += where s.accumulate is set, by converting bf16 to fp32 and calling
 // sgemm. Products of bf16 numbers are exact in fp32. `matmul` as in multiply_block, below.
-inline void multiply_as_floats(const Bf16Block& s, const bfloat16* a, const bfloat16* b, float* c, uint64_t matmul) {
+inline void multiply_as_floats(const GemmBlock& s, const bfloat16* a, const bfloat16* b, float* c, uint64_t matmul) {
   constexpr int64_t depth = 1024;  // of k at once, so that the copies stay small
   thread_local FloatCopy a_floats, b_floats;
   const OneThread alone;
@@ -173,8 +178,8 @@ inline void multiply_as_floats(const Bf16Block& s, const bfloat16* a, const bflo
                   b_columns = b_is_n ? s.n : k;
     const float* a_part = a_floats.of(a + first * (a_is_n ? 1 : s.lda), a_rows, a_columns, s.lda, matmul);
     const float* b_part = b_floats.of(b + first * (b_is_n ? s.ldb : 1), b_rows, b_columns, s.ldb, matmul);
-    gemm(s.op_a, s.op_b, s.m, s.n, k, s.alpha, a_part, a_columns, b_part, b_columns,
-         s.accumulate || first > 0 ? 1.0f : 0.0f, c, s.ldc);
+    gemm(s.op_a, s.op_b, s.m, s.n, k, s.alpha, a_part, a_columns, b_part, b_columns, s.accumulate || first > 0, c,
+         s.ldc);
   }
 }
 
@@ -185,7 +190,7 @@ inline bool has_amx() {
 }
 
 // Whether bf16 is converted to be multiplied: without instructions for it, and on Intel's CPUs without AMX, where
-// VDPBF16PS has half the rate of fp32's FMA. Measured on a core of Emerald Rapids: 85 and 174 GFLOP/s.
+// VDPBF16PS has half the rate of fp32's FMA: 85 and 174 GFLOP/s on a core of Emerald Rapids.
 inline bool multiplies_as_floats() {
 #ifdef __AVX512BF16__
   static const bool is_intel = __builtin_cpu_is("intel");
@@ -197,72 +202,47 @@ inline bool multiplies_as_floats() {
 
 // c = alpha op(a) op(b) of a block, or +=. `matmul`: the number of the matmul that the block belongs to, whose operands
 // do not change meanwhile; 0 if it belongs to none.
-inline void multiply_block(const Bf16Block& s, const bfloat16* a, const bfloat16* b, float* c, uint64_t matmul = 0) {
+inline void multiply_block(const GemmBlock& s, const bfloat16* a, const bfloat16* b, float* c, uint64_t matmul = 0) {
 #ifdef __AVX512BF16__
   if (!multiplies_as_floats()) return bf16_panels::multiply(s, a, b, c, matmul, has_amx());
 #endif
   multiply_as_floats(s, a, b, c, matmul);
 }
 
-// It depends on the shape alone, and so do the bits. Measured with 256 to 1,024 tokens, for oneDNN on Zen 5 and for AMX
-// on Sapphire Rapids, whose blocks are larger because packing an operand is a larger part of their time; what the best
-// sizes for each shape gain is below 5 %.
-inline BlockSize bf16_block_size(char op_a, char op_b, int64_t m, int64_t n) {
+// It depends on the shape alone, and so do the bits. Measured with 256 to 1,024 tokens on Zen 5, with oneDNN's matmuls
+// then, and for AMX on Sapphire Rapids, whose blocks are larger because packing an operand is a larger part of their
+// time; tuning for each shape gains less than 5 %.
+inline BlockSize best_block_size(const bfloat16*, char op_a, char op_b, int64_t m, int64_t n) {
   const int64_t most_columns = op_a == 'T' ? 768 : op_b == 'T' && !has_amx() ? 192 : 384;
   BlockSize size = block_size(m, n, {has_amx() ? 512 : 256, most_columns}, 64);
   if (op_a == 'T') size.rows = has_amx() ? 256 : 128;
   return size;
 }
 
-// op(a) op(b) (m, n) by blocks, which threads own. multiply(block, a, b, row, column, matmul) is to set block.ldc,
-// alpha and accumulate.
-template <class Multiply>
-void for_each_bf16_block(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t lda,
-                         const bfloat16* b, int64_t ldb, const Multiply& multiply) {
-  for_each_block(bf16_block_size(op_a, op_b, m, n), op_a, op_b, m, n, k, a, lda, b, ldb,
-                 [&](int64_t rows, int64_t columns, const bfloat16* a_block, const bfloat16* b_block, int64_t row,
-                     int64_t column, uint64_t matmul) {
-                   const Bf16Block block = {rows, columns, k, lda, ldb, 0, 1.0f, op_a, op_b, false};
-                   multiply(block, a_block, b_block, row, column, matmul);
-                 });
-}
-
-// c (m, n) = alpha op(a) op(b) + beta c, beta being 0 or 1.
-inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float alpha, const bfloat16* a, int64_t lda,
-                 const bfloat16* b, int64_t ldb, float beta, float* c, int64_t ldc) {
-  for_each_bf16_block(op_a, op_b, m, n, k, a, lda, b, ldb,
-                      [=](Bf16Block block, const bfloat16* a_block, const bfloat16* b_block, int64_t row,
-                          int64_t column, uint64_t matmul) {
-                        block.alpha = alpha, block.accumulate = beta != 0, block.ldc = ldc;
-                        multiply_block(block, a_block, b_block, c + row * ldc + column, matmul);
-                      });
-}
-
-// c (m, n) = op(a) op(b), which store(row, column, sums, count) rounds: `count` elements of a row from `column` on. A
-// thread keeps a block's sums in its cache, where they lie side by side: oneDNN's fastest matmul demands it.
+// c (m, n) = op(a) op(b), which store(row, column, sums, count) rounds, once: `count` elements of a row from `column`
+// on. A thread keeps a block's sums in its cache until then.
 template <class Store>
 void gemm_and_store(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t lda,
                     const bfloat16* b, int64_t ldb, const Store& store) {
-  for_each_bf16_block(op_a, op_b, m, n, k, a, lda, b, ldb,
-                      [&](Bf16Block block, const bfloat16* a_block, const bfloat16* b_block, int64_t row,
-                          int64_t column, uint64_t matmul) {
-                        thread_local std::vector<float> sums;
-                        sums.resize(std::max(sums.size(), size_t(block.m * block.n)));
-                        block.ldc = block.n;
-                        multiply_block(block, a_block, b_block, sums.data(), matmul);
-                        for (int64_t i = 0; i < block.m; i++)
-                          store(row + i, column, sums.data() + i * block.n, block.n);
-                      });
+  for_each_block(best_block_size(a, op_a, op_b, m, n), op_a, op_b, m, n, k, a, lda, b, ldb,
+                 [&](GemmBlock block, const bfloat16* a_block, const bfloat16* b_block, int64_t row, int64_t column,
+                     uint64_t matmul) {
+                   thread_local std::vector<float> sums;
+                   sums.resize(std::max(sums.size(), size_t(block.m * block.n)));
+                   block.ldc = block.n;
+                   multiply_block(block, a_block, b_block, sums.data(), matmul);
+                   for (int64_t i = 0; i < block.m; i++) store(row + i, column, sums.data() + i * block.n, block.n);
+                 });
 }
 
 // ----------------------------------------------------------------------------
 // Either
 
 // c (m, n) = op(a) op(b), or c += with `accumulate`.
-template <class In>
-void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const In* a, int64_t lda, const In* b, int64_t ldb,
+template <class T>
+void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb,
           bool accumulate, float* c, int64_t ldc) {
-  gemm(op_a, op_b, m, n, k, 1.0f, a, lda, b, ldb, accumulate ? 1.0f : 0.0f, c, ldc);
+  gemm(op_a, op_b, m, n, k, 1.0f, a, lda, b, ldb, accumulate, c, ldc);
 }
 inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t lda,
                  const bfloat16* b, int64_t ldb, bool accumulate, bfloat16* c, int64_t ldc) {
@@ -277,26 +257,17 @@ inline void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bf
                  });
 }
 
-// sums (m, n) = op(a) op(b) of a block of the matmul that has the number `matmul`.
-inline void sums_of_block(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const float* a, int64_t lda,
-                          const float* b, int64_t ldb, float* sums, uint64_t) {
-  multiply_block(op_a, op_b, m, n, k, 1.0f, a, lda, b, ldb, 0.0f, sums, n);
-}
-inline void sums_of_block(char op_a, char op_b, int64_t m, int64_t n, int64_t k, const bfloat16* a, int64_t lda,
-                          const bfloat16* b, int64_t ldb, float* sums, uint64_t matmul) {
-  multiply_block({m, n, k, lda, ldb, n, 1.0f, op_a, op_b, false}, a, b, sums, matmul);
-}
-
 // c (n, n) = op(a) op(b), which is symmetric: blocks below the diagonal and on it, and what mirrors them.
 template <class T>
 void symmetric_gemm(char op_a, char op_b, int64_t n, int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb,
                     T* c) {
   constexpr int64_t side = 64;
   for_each_block({side, side, /*is_lower=*/true}, op_a, op_b, n, n, k, a, lda, b, ldb,
-                 [=](int64_t rows, int64_t columns, const T* a_block, const T* b_block, int64_t row, int64_t column,
+                 [=](GemmBlock block, const T* a_block, const T* b_block, int64_t row, int64_t column,
                      uint64_t matmul) {
+                   const int64_t rows = block.m, columns = block.ldc = block.n;
                    alignas(64) float sums[side * side];
-                   sums_of_block(op_a, op_b, rows, columns, k, a_block, lda, b_block, ldb, sums, matmul);
+                   multiply_block(block, a_block, b_block, sums, matmul);
                    for (int64_t i = 0; i < rows; i++)
                      for_each_vector(columns, [&](int64_t j, int64_t count) {
                        store_vector(c + (row + i) * n + column + j, load_vector(&sums[i * columns + j], count), count);

@@ -165,7 +165,7 @@ struct LshTile {
   void compute_scores(const LshRound& at, const std::vector<floatX>& q, float* scores) const {
     const int64_t HS = at.a.shape.HS;
     gemm('N', 'T', with_padding(num_queries()), with_padding(num_keys()), HS, at.a.shape.score_scale(), q.data(), HS,
-         k.data(), HS, 0.0f, scores, key_block);
+         k.data(), HS, false, scores, key_block);
     for (int64_t r = 0; at.round > 0 && r < num_queries(); r++) {
       const KeyRange seen = range(at, r);
       const char* row = hidden.data() + r * key_block;

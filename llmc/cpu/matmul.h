@@ -1,4 +1,4 @@
-// Linear layers on oneDNN's matmuls. Matrices are row-major; a weight is (OC, C): out = inp weight^T + bias.
+// Linear layers, by gemm.h. Matrices are row-major; a weight is (OC, C): out = inp weight^T + bias.
 #pragma once
 #include <algorithm>
 #include <cstdint>

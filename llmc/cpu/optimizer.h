@@ -17,7 +17,7 @@ inline int64_t num_elements(const ParameterChunk* chunks, int64_t num_chunks) {
 }
 
 // sum (1) = the sum of squares over the chunks of x, in double. The chunks' sums are added in order: the same bits on
-// any number of threads. They are kept in a temporary array of a double per chunk, 1/4,096 of what x takes (120 KB for
+// any number of threads. They are kept in a temporary array, one double per chunk, 1/4,096 of what x takes (120 KB for
 // GPT-2 124M), which the memory plan leaves out.
 inline void sum_of_squares(double* sum, const float* x, const ParameterChunk* chunks, int64_t num_chunks) {
   std::vector<double> partial(num_chunks);

@@ -9,7 +9,7 @@
 #include "vec.h"
 
 // x (N, heads, HS), in place; rstd (N, heads) = unless it is null.
-inline void norm_heads(const RotaryHeads<floatX>& r, float* rstd, const RowPositions& positions, int64_t N) {
+inline void norm_heads(const RotaryHeads& r, float* rstd, const RowPositions& positions, int64_t N) {
   set_rotated_heads(r, positions, N, 1.0f, [=](int64_t n, int head) {
     const floatX* x = r.x + n * r.stride + head * r.HS;
     float squares = 0;
@@ -22,8 +22,7 @@ inline void norm_heads(const RotaryHeads<floatX>& r, float* rstd, const RowPosit
 }
 
 // d (N, heads, HS), in place: the gradient of norm_heads' output becomes the gradient of its input.
-inline void norm_heads_backward(const RotaryHeads<floatX>& d, const HeadNorm& norm, const RowPositions& positions,
-                                int64_t N) {
+inline void norm_heads_backward(const RotaryHeads& d, const HeadNorm& norm, const RowPositions& positions, int64_t N) {
   set_rotated_heads(d, positions, N, -1.0f, [=](int64_t n, int head) {
     const floatX *dy = d.x + n * d.stride + head * d.HS, *y = norm.out + n * norm.stride + head * d.HS;
     float dot = 0;

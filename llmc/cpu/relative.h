@@ -7,7 +7,7 @@
 #include "vec.h"
 
 // of_keys (N, C) = q + u, of_distances (N, C) = q + v.
-inline void relative_queries_forward(const RelativeQueries<floatX>& r, int64_t N, int64_t C) {
+inline void relative_queries_forward(const RelativeQueries& r, int64_t N, int64_t C) {
 #pragma omp parallel for schedule(static) if (is_worth_threads(3 * int64_t(sizeof(floatX)) * N * C))
   for (int64_t n = 0; n < N; n++) {
     const floatX* q = r.q + n * r.q_stride;
@@ -21,7 +21,7 @@ inline void relative_queries_forward(const RelativeQueries<floatX>& r, int64_t N
 }
 
 // dq (N, C) = the sum of the gradients of q + u and q + v.
-inline void relative_queries_backward(const RelativeQueryGradients<floatX>& r, int64_t N, int64_t C) {
+inline void relative_queries_backward(const RelativeQueryGradients& r, int64_t N, int64_t C) {
 #pragma omp parallel for schedule(static) if (is_worth_threads(3 * int64_t(sizeof(floatX)) * N * C))
   for (int64_t n = 0; n < N; n++) {
     const floatX *of_keys = r.of_keys + n * C, *of_distances = r.of_distances + n * C;

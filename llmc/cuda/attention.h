@@ -14,8 +14,8 @@
 //   with dropout, where m is 1 / (1 - p) for the pairs that it keeps and 0 for others (llmc/ops/dropout.h):
 //              out = (m p) v;  ds = p (m dp - delta);  dv = (m p)^T dout
 //
-//   with a sink z, a score without a value: lse = log (exp(z) + sum exp(s));  dz = - sum over queries exp(z - lse)
-//   delta
+//   with a sink z, a score without a value:
+//              lse = log (exp(z) + sum exp(s));  dz = - the sum over queries of exp(z - lse) delta
 //
 //   attention_forward:  out =, lse =, topk_score =, topk_last =
 //   attention_backward: delta =, dq = or +=, dk and dv of each K/V head = or +=, relative.dq =, relative.dr =
@@ -27,13 +27,13 @@
 // Each kernel is a template with the parameter `Kind`, so that plain attention pays nothing for the others. In
 // general, tiles that a mask hides are neither loaded nor multiplied (attention_tiles.h), and a kernel before the
 // forward one finds the topk keys of each query (attention_topk.h). A few queries after a K/V cache have kernels of
-// their own, for every kind and precision (attention_decode.h).
+// their own, for all of it but topk, in every precision (attention_decode.h).
 //
 // Shapes: llmc/ops/attention_args.h. Strides and HS are multiples of 8 elements, pointers of 16 bytes, and HS is at
 // most 128.
 //
-// The build decides on the kernels: on tensor cores in bf16 and fp16, with FMAs in fp32. In each, the results' bits are
-// always the same.
+// In bf16 and fp16 tensor cores multiply: attention_launch.h chooses between mma and wgmma by GPU, head size and
+// length; in fp32 it is FMAs. The same kernels give the same bits.
 #pragma once
 #include <climits>
 #include "llmc/ops/attention_args.h"
@@ -50,10 +50,10 @@
 // Blocks own tiles of keys and loop over query heads: nothing is left to be summed. The scratch is for dS, of all query
 // heads, where it goes through memory.
 #ifdef PRECISION_FP32
-inline bool has_partial_sums(int64_t) { return false; }
+inline bool needs_scratch(int64_t) { return false; }
 inline int64_t attention_backward_scratch(int64_t, int64_t, int64_t, int64_t) { return 0; }
 #else
-inline bool has_partial_sums(int64_t) { return gpu().attention_by == AttentionBy::candidates_ds; }
+inline bool needs_scratch(int64_t) { return gpu().attention_by == AttentionBy::candidates_ds; }
 inline int64_t attention_backward_scratch(int64_t B, int64_t T, int64_t HS, int64_t query_heads) {
   if (query_heads == 0 || !uses_ds(T, HS)) return 0;
   return DsMatrices::sequences(B, T, query_heads) * DsMatrices::elements_of_sequence(T, query_heads) *
@@ -71,18 +71,17 @@ inline const char* without_kernels(bool has_topk, bool has_lsh, bool is_relative
                                   : nullptr;
 }
 
-template <class Element>
-void check_kv_head(const KVHead<Element>& kv_head) {
+inline void check_kv_head(const KVHead& kv_head) {
   CHECK(kv_head.k_stride % 8 == 0 && kv_head.v_stride % 8 == 0 && kv_head.dk_stride % 8 == 0 &&
         kv_head.dv_stride % 8 == 0);
 }
 
-inline void check_attention(const AttentionArgs<floatX>& a) {
+inline void check_attention(const AttentionArgs& a) {
   CHECK(0 < a.HS && a.HS <= largest_head_size && a.HS % head_size_multiple == 0 && a.q_stride % 8 == 0);
   CHECK(0 < a.T && a.B * a.T <= largest_rows && 0 <= a.first_query && a.first_query < a.T);
   // 65,535 is the largest y and z of a grid.
   CHECK(a.B <= largest_batch && a.NH <= 65535 && most_tiles(a.T, 32, a.T, a.largest_stride) <= 65535);
-  const RelativePositions<floatX>& relative = a.relative;
+  const RelativePositions& relative = a.relative;
   CHECK(relative.q == nullptr || (relative.r != nullptr && 0 < relative.distances && relative.distances <= 65535 * 32 &&
                                   a.topk == 0 && a.largest_stride == 1));
   CHECK(a.dropout.keys == nullptr ||
@@ -92,18 +91,17 @@ inline void check_attention(const AttentionArgs<floatX>& a) {
 }
 
 // out = softmax(q k^T / sqrt(HS)) v, over the keys that each query sees; lse =.
-inline void attention_forward(const AttentionArgs<floatX>& a) {
+inline void attention_forward(const AttentionArgs& a) {
   check_attention(a);
   if (has_few_queries(a))
-    return a.first_keys != nullptr ? launch_attention_decode<floatX, true>(a)
-                                   : launch_attention_decode<floatX, false>(a);
+    return a.first_keys != nullptr ? launch_attention_decode<true>(a) : launch_attention_decode<false>(a);
   CHECK(a.sequences == nullptr);
   launch_attention_forward(a);
 }
 
 // The gradients of the sinks +=, from lse and delta. A block owns a query head, a thread every 512th of its queries.
 constexpr int sinks_threads = 512;
-static __global__ void __launch_bounds__(sinks_threads) sinks_backward_kernel(AttentionArgs<floatX> a) {
+static __global__ void __launch_bounds__(sinks_threads) sinks_backward_kernel(AttentionArgs a) {
   const int64_t head = blockIdx.x, Q = a.queries();
   const float sink = to_float(a.sinks.scores[head]);
   float sum = 0;
@@ -116,7 +114,7 @@ static __global__ void __launch_bounds__(sinks_threads) sinks_backward_kernel(At
 }
 
 // delta =; dq, dk and dv = or += as the arguments say, the gradients of sinks +=.
-inline void attention_backward(const AttentionArgs<floatX>& a) {
+inline void attention_backward(const AttentionArgs& a) {
   check_attention(a);
   CHECK(a.dq_stride % 8 == 0 && a.sequences == nullptr);
   CHECK(a.relative.q == nullptr ||

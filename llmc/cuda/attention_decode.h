@@ -25,16 +25,14 @@ constexpr int decode_keys = 64, decode_threads = 128;
 constexpr int decode_rows = 8;  // queries of query heads that a block works on at a time
 
 // Where o_i (HS), m_i and l_i are, of a tile of keys and one query of a query head.
-template <class Element>
-__device__ inline float* partial_of(const AttentionArgs<Element>& a, int64_t b, int head, int query, int source,
-                                    int tile) {
+__device__ inline float* partial_of(const AttentionArgs& a, int64_t b, int head, int query, int source, int tile) {
   const int64_t queries = a.queries(), tiles = (a.T + decode_keys - 1) / decode_keys;
   return a.partials + ((((b * a.NH + head) * queries + query) * a.kv_per_head + source) * tiles + tile) * (a.HS + 2);
 }
 
 // Whether a query head may see a key of the tile in sequence b of T positions; the last `queries` are queries.
-template <bool Documents, class Element>
-__device__ inline bool sees_tile(const AttentionArgs<Element>& a, int64_t b, int head, int T, int tile) {
+template <bool Documents>
+__device__ inline bool sees_tile(const AttentionArgs& a, int64_t b, int head, int T, int tile) {
   const int first_query = T - int(a.queries()), end = (tile + 1) * decode_keys;
   if (Documents && a.first_keys[b * a.queries()] >= end) return false;
   return mask_of(a, head).sees_some(first_query, T, tile * decode_keys, end);
@@ -43,19 +41,19 @@ __device__ inline bool sees_tile(const AttentionArgs<Element>& a, int64_t b, int
 // Shared memory: the tile's k and v with 16 bytes after each row, so that neighbouring rows begin on other banks; q and
 // the scores of `decode_rows` rows; and which keys are seen. With InTurn k and v have one place, for GPUs where a block
 // cannot have that much: each eight rows load one after the other, and the results have the same bits.
-template <class Element, bool InTurn>
+template <bool InTurn>
 struct DecodeMemory {
-  static __host__ __device__ int stride(int HS) { return HS + 16 / int(sizeof(Element)); }
+  static __host__ __device__ int stride(int HS) { return HS + 16 / int(sizeof(floatX)); }
   static size_t bytes(int HS) {
     const size_t rows = size_t(decode_rows * (HS + decode_keys)) * sizeof(float);
-    return (InTurn ? 1 : 2) * size_t(decode_keys * stride(HS)) * sizeof(Element) + rows + decode_keys * sizeof(int);
+    return (InTurn ? 1 : 2) * size_t(decode_keys * stride(HS)) * sizeof(floatX) + rows + decode_keys * sizeof(int);
   }
-  Element *k, *v;
+  floatX *k, *v;
   float *q, *p;
   int* seen;
 
   __device__ explicit DecodeMemory(int HS) {
-    k = reinterpret_cast<Element*>(shared_memory), v = InTurn ? k : k + decode_keys * stride(HS);
+    k = reinterpret_cast<floatX*>(shared_memory), v = InTurn ? k : k + decode_keys * stride(HS);
     q = reinterpret_cast<float*>(v + decode_keys * stride(HS)), p = q + decode_rows * HS;
     seen = reinterpret_cast<int*>(p + decode_rows * decode_keys);
   }
@@ -65,14 +63,13 @@ struct DecodeMemory {
 struct DecodeRow {
   int head, query;  // the query is number `query` of the sequence's
 };
-template <class Element>
-__device__ inline DecodeRow decode_row(const AttentionArgs<Element>& a, const KVHead<Element>& kv, int row) {
+__device__ inline DecodeRow decode_row(const AttentionArgs& a, const KVHead& kv, int row) {
   const int queries = int(a.queries());
   return {a.query_heads[kv.first_query_head + row / queries], row % queries};
 }
 // Whether it sees a key, in sequence b of T positions.
-template <bool Documents, class Element>
-__device__ inline bool row_sees(const AttentionArgs<Element>& a, int64_t b, int T, const DecodeRow& row, int key) {
+template <bool Documents>
+__device__ inline bool row_sees(const AttentionArgs& a, int64_t b, int T, const DecodeRow& row, int key) {
   if (Documents && key < a.first_keys[b * a.queries() + row.query]) return false;
   return mask_of(a, row.head).sees(T - int(a.queries()) + row.query, key);
 }
@@ -80,9 +77,9 @@ __device__ inline bool row_sees(const AttentionArgs<Element>& a, int64_t b, int 
 // The tile's rows of k, v or both that some row of the block sees, and zeros for the others, which are not read: by
 // asynchronous copies, so that many are on their way at a time. Neighbouring threads copy neighbouring 16 bytes. Its
 // barrier lets all threads read what lay there before.
-template <bool OfK, bool OfV, bool Documents, class Element, bool InTurn>
-__device__ inline void load_decode_tile(const AttentionArgs<Element>& a, const KVHead<Element>& kv,
-                                        const DecodeMemory<Element, InTurn>& memory, const KeyRows& keys, int k0) {
+template <bool OfK, bool OfV, bool Documents, bool InTurn>
+__device__ inline void load_decode_tile(const AttentionArgs& a, const KVHead& kv, const DecodeMemory<InTurn>& memory,
+                                        const KeyRows& keys, int k0) {
   const int HS = int(a.HS), rows = kv.num_query_heads * int(a.queries());
   if (int(threadIdx.x) < decode_keys) {
     bool seen = false;
@@ -91,12 +88,12 @@ __device__ inline void load_decode_tile(const AttentionArgs<Element>& a, const K
     memory.seen[threadIdx.x] = seen;
   }
   __syncthreads();
-  constexpr int of_piece = 16 / int(sizeof(Element));
+  constexpr int of_piece = 16 / int(sizeof(floatX));
   const int pieces = HS / of_piece, stride = memory.stride(HS);
   const int64_t first_row = int64_t(keys.first_row) + k0;
   for (int i = int(threadIdx.x); i < decode_keys * pieces; i += decode_threads) {
     const int key = i / pieces, channel = i % pieces * of_piece;
-    auto copy = [&](Element* tile, const Element* x, int64_t x_stride) {
+    auto copy = [&](floatX* tile, const floatX* x, int64_t x_stride) {
       const int to = int(reinterpret_cast<unsigned char*>(tile + key * stride + channel) - shared_memory);
       const bool seen = memory.seen[key];
       copy_async<16>(to, x + (seen ? (first_row + key) * x_stride + channel : 0), seen);
@@ -122,23 +119,20 @@ __device__ inline float decode_score(const Query* q, const Key* k, int HS) {
 }
 
 // What relative positions add to it, for a key that the row sees in a sequence of T positions.
-template <class Element>
-__device__ inline float decode_relative_score(const AttentionArgs<Element>& a, int64_t b, int T, const DecodeRow& row,
-                                              int key) {
+__device__ inline float decode_relative_score(const AttentionArgs& a, int64_t b, int T, const DecodeRow& row, int key) {
   const int64_t C = a.NH * a.HS, queries = a.queries(), of_head = row.head * a.HS;
-  const Element* q = a.relative.q + (b * queries + row.query) * C + of_head;
-  const Element* r = a.relative.r + relative_row(a, T - int(queries) + row.query, key) * C + of_head;
+  const floatX* q = a.relative.q + (b * queries + row.query) * C + of_head;
+  const floatX* r = a.relative.r + relative_row(a, T - int(queries) + row.query, key) * C + of_head;
   return decode_score(q, r, int(a.HS));
 }
 
 // Writes partials. A block owns a tile of 64 keys of one K/V head in one sequence, and goes through its query heads'
 // rows eight at a time. Of the scores, a thread owns one key and every second row, of the softmax a warp whole rows,
 // and of the results a thread single channels.
-template <class Element, bool Relative, bool Documents, bool InTurn>
-static __global__ void __launch_bounds__(decode_threads)
-    attention_decode_kernel(AttentionArgs<Element> a, float to_exp2) {
-  using Memory = DecodeMemory<Element, InTurn>;
-  const KVHead<Element> kv = a.kv_heads[blockIdx.y];
+template <bool Relative, bool Documents, bool InTurn>
+static __global__ void __launch_bounds__(decode_threads) attention_decode_kernel(AttentionArgs a, float to_exp2) {
+  using Memory = DecodeMemory<InTurn>;
+  const KVHead kv = a.kv_heads[blockIdx.y];
   const int HS = int(a.HS), tile = int(blockIdx.x), k0 = tile * decode_keys, stride = Memory::stride(HS);
   const KeyRows keys = key_rows_of(a, blockIdx.z);
   bool is_seen = false;
@@ -204,9 +198,9 @@ static __global__ void __launch_bounds__(decode_threads)
 // the order of the sums.
 constexpr int merge_groups = 8;
 
-template <class Element, bool Documents>
+template <bool Documents>
 static __global__ void __launch_bounds__(merge_groups* largest_head_size)
-    attention_merge_kernel(AttentionArgs<Element> a, float scale, float to_exp2) {
+    attention_merge_kernel(AttentionArgs a, float scale, float to_exp2) {
   const int query = int(blockIdx.x), head = int(blockIdx.y), HS = int(a.HS);
   float* of_warp = reinterpret_cast<float*>(shared_memory);  // (32): for reductions
   float* out_of_group = of_warp + 32;                        // (merge_groups, HS)
@@ -255,22 +249,21 @@ inline int64_t attention_partials(int64_t B, int64_t NH, int64_t HS, int64_t T, 
 inline bool takes_sequences(int64_t queries, int topk) { return queries <= most_few_queries && topk == 0; }
 
 // Whether these kernels compute the attention. They do not choose keys by their scores, and do not write exact_out.
-template <class Element>
-bool has_few_queries(const AttentionArgs<Element>& a) {
+inline bool has_few_queries(const AttentionArgs& a) {
   return a.partials != nullptr && takes_sequences(a.queries(), a.topk) && a.exact_out == nullptr;
 }
 
-template <class Element, bool Documents>
-void launch_attention_decode(const AttentionArgs<Element>& a) {
+template <bool Documents>
+void launch_attention_decode(const AttentionArgs& a) {
   const float scale = score_scale(a), to_exp2 = scale * log2_e;
   const dim3 tiles(unsigned(ceil_div(a.T, decode_keys)), unsigned(a.num_kv_heads), unsigned(a.B));
-  for_tiles_that_fit(DecodeMemory<Element, false>::bytes(int(a.HS)), [&](auto in_turn) {
-    const auto kernel = a.relative.q != nullptr ? attention_decode_kernel<Element, true, Documents, in_turn>
-                                                : attention_decode_kernel<Element, false, Documents, in_turn>;
-    launch(kernel, tiles, decode_threads, DecodeMemory<Element, in_turn>::bytes(int(a.HS)), a, to_exp2);
+  for_tiles_that_fit(DecodeMemory<false>::bytes(int(a.HS)), [&](auto in_turn) {
+    const auto kernel = a.relative.q != nullptr ? attention_decode_kernel<true, Documents, in_turn>
+                                                : attention_decode_kernel<false, Documents, in_turn>;
+    launch(kernel, tiles, decode_threads, DecodeMemory<in_turn>::bytes(int(a.HS)), a, to_exp2);
   });
   const dim3 results(unsigned(a.queries()), unsigned(a.NH), unsigned(a.B));
   const unsigned threads = unsigned(ceil_div(merge_groups * a.HS, warp_size) * warp_size);
-  launch(attention_merge_kernel<Element, Documents>, results, threads,
-         (32 + merge_groups * size_t(a.HS)) * sizeof(float), a, scale, to_exp2);
+  launch(attention_merge_kernel<Documents>, results, threads, (32 + merge_groups * size_t(a.HS)) * sizeof(float), a,
+         scale, to_exp2);
 }

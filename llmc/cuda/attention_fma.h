@@ -55,7 +55,7 @@ __device__ inline void update_softmax(float (&s)[rows_per_thread][N], float (&ac
 // lane sums the probabilities that it computed; the sixteen sums of a row are added at the end.
 template <int G, int Kind, bool Small>
 __global__ void __launch_bounds__(ForwardTiles<G, Kind, Small>::threads, ForwardTiles<G, Kind, Small>::blocks_per_sm)
-    attention_forward_kernel(AttentionArgs<floatX> a, float scale) {
+    attention_forward_kernel(AttentionArgs a, float scale) {
   using Tiles = ForwardTiles<G, Kind, Small>;
   constexpr bool General = Kind != plain_attention, Relative = is_relative(Kind);
   const int HS = int(a.HS), head = int(blockIdx.y);
@@ -93,17 +93,17 @@ __global__ void __launch_bounds__(ForwardTiles<G, Kind, Small>::threads, Forward
   const float sink = General ? sink_of(a, head, scale) : -INFINITY;
   for (int i = 0; i < rows_per_thread; i++)
     row_max[i] = sink, row_sum[i] = sink > -INFINITY && thread.lane == 0 ? 1.0f : 0.0f;
-  const KeyTiles<Tiles::keys, floatX, Kind> tiles(a, head, first_key_row, positions, q0, end);
+  const KeyTiles<Tiles::keys, Kind> tiles(a, head, first_key_row, positions, q0, end);
   for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
     const int k0 = tile.k0;
-    const KVRows<floatX> kv = tiles.rows(tile);
+    const KVRows kv = tiles.rows(tile);
     __syncthreads();  // all warps have read the tiles before these
     load_tile<G, Tiles::keys, Tiles::threads>(k_tile, kv.k, kv.k_stride, k0, end, HS);
     load_tile<G, Tiles::keys, Tiles::threads>(v_tile, kv.v, kv.v_stride, k0, end, HS);
     if constexpr (Relative)
       load_distances<G, Tiles::queries + Tiles::keys, Tiles::threads>(r_tile, a, head, q0 + Tiles::queries - 1, k0);
     __syncthreads();
-    if (General && tiles.hides_all(warp_first(q0), warp_rows, k0, k0 + Tiles::keys)) continue;
+    if (General && !tiles.sees_some(warp_first(q0), warp_first(q0) + warp_rows, k0, k0 + Tiles::keys)) continue;
 
     float s[rows_per_thread][Tiles::keys / half_warp];
     mul_ABt<G>(s, q_tile + thread.row * tile_stride<G>, k_tile, channels);
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(ForwardTiles<G, Kind, Small>::threads, Forward
                                        r_tile + (thread.lane - thread.row + Tiles::queries - 1) * tile_stride<G>,
                                        channels);
     if constexpr (General) {
-      if (tiles.changes_some(warp_first(q0), warp_rows, k0, k0 + Tiles::keys))
+      if (!tiles.keeps_all(warp_first(q0), warp_first(q0) + warp_rows, k0, k0 + Tiles::keys))
         apply_mask<false>(s, tiles.mask, query, k0 + thread.lane);
       if (has_topk(Kind) && a.topk > 0)
         select_topk<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
@@ -164,7 +164,7 @@ struct TopKTiles {
 // scores, whose bits are the same.
 template <int G, bool Documents, bool Small>
 __global__ void __launch_bounds__(TopKTiles<G, Small>::threads, TopKTiles<G, Small>::blocks_per_sm)
-    attention_topk_kernel(AttentionArgs<floatX> a) {
+    attention_topk_kernel(AttentionArgs a) {
   using Tiles = TopKTiles<G, Small>;
   const int HS = int(a.HS), head = int(blockIdx.y);
   const OwnTile own = own_tile(stride_of(a, head), int(gridDim.x - 1 - blockIdx.x));
@@ -189,20 +189,20 @@ __global__ void __launch_bounds__(TopKTiles<G, Small>::threads, TopKTiles<G, Sma
                                                first, queries, HS);
   if (row < Tiles::queries) searches[row] = {0, owns_query ? a.topk : 0};
 
-  const VisibleKeyTiles<Tiles::keys, floatX, Documents> tiles(a, head, first_key_row, positions, q0, end);
+  const VisibleKeyTiles<Tiles::keys, Documents> tiles(a, head, first_key_row, positions, q0, end);
   bool unfinished = true;
   for (int pass = 0; unfinished; pass = next_pass(pass, a.kv_per_head * int(a.T))) {
     for (int i = row; i < Tiles::queries * histogram_stride; i += Tiles::threads) histograms[i] = 0;
     for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
-      const KVRows<floatX> kv = tiles.rows(tile);
+      const KVRows kv = tiles.rows(tile);
       __syncthreads();  // all warps have read the tile before this one
       load_tile<G, Tiles::keys, Tiles::threads>(k_tile, kv.k, kv.k_stride, tile.k0, end, HS);
       __syncthreads();
-      if (tiles.hides_all(warp_first(q0), warp_rows, tile.k0, tile.k0 + Tiles::keys)) continue;
+      if (!tiles.sees_some(warp_first(q0), warp_first(q0) + warp_rows, tile.k0, tile.k0 + Tiles::keys)) continue;
 
       float s[rows_per_thread][Tiles::keys / half_warp];
       mul_ABt<G>(s, q_tile + thread.row * tile_stride<G>, k_tile, thread.channels(HS, q0, end));
-      if (tiles.changes_some(warp_first(q0), warp_rows, tile.k0, tile.k0 + Tiles::keys))
+      if (!tiles.keeps_all(warp_first(q0), warp_first(q0) + warp_rows, tile.k0, tile.k0 + Tiles::keys))
         apply_mask<false>(s, tiles.mask, query, tile.k0 + thread.lane);
       for (int i = 0; i < rows_per_thread; i++) {
         const RadixSearch search = searches[thread.row + i];
@@ -224,12 +224,12 @@ __global__ void __launch_bounds__(TopKTiles<G, Small>::threads, TopKTiles<G, Sma
 // Launchers
 
 // A block for each tile of `rows` rows of each head in each sequence.
-inline dim3 attention_grid(const AttentionArgs<floatX>& a, int64_t heads, int64_t rows, int64_t tile_rows) {
+inline dim3 attention_grid(const AttentionArgs& a, int64_t heads, int64_t rows, int64_t tile_rows) {
   return dim3(unsigned(most_tiles(rows, tile_rows, a.T, a.largest_stride)), unsigned(heads), unsigned(a.B));
 }
 
 template <int G, int Kind>
-void launch_forward(const AttentionArgs<floatX>& a) {
+void launch_forward(const AttentionArgs& a) {
   if (a.topk > 0)
     for_tiles_that_fit(TopKTiles<G, false>::bytes, [&](auto small) {
       using Tiles = TopKTiles<G, small>;
@@ -244,7 +244,7 @@ void launch_forward(const AttentionArgs<floatX>& a) {
 }
 
 template <int G, int Kind>
-void launch_backward(const AttentionArgs<floatX>& a) {
+void launch_backward(const AttentionArgs& a) {
   const float scale = score_scale(a);
   for_tiles_that_fit(BackwardTiles<G, Kind, false>::bytes, [&](auto small) {
     using Tiles = BackwardTiles<G, Kind, small>;
@@ -261,23 +261,23 @@ void launch_backward(const AttentionArgs<floatX>& a) {
 }
 
 template <int G>
-void launch_forward(const AttentionArgs<floatX>& a) {
+void launch_forward(const AttentionArgs& a) {
   if (is_general_forward(a)) for_kind(a, [&](auto Kind) { launch_forward<G, Kind>(a); });
   else launch_forward<G, plain_attention>(a);
 }
 
 template <int G>
-void launch_backward(const AttentionArgs<floatX>& a) {
+void launch_backward(const AttentionArgs& a) {
   if (is_general_backward(a)) for_kind(a, [&](auto Kind) { launch_backward<G, Kind>(a); });
   else launch_backward<G, plain_attention>(a);
 }
 
-inline void launch_attention_forward(const AttentionArgs<floatX>& a) {
+inline void launch_attention_forward(const AttentionArgs& a) {
   if (a.HS <= 64) launch_forward<1>(a);
   else launch_forward<2>(a);
 }
 
-inline void launch_attention_backward(const AttentionArgs<floatX>& a) {
+inline void launch_attention_backward(const AttentionArgs& a) {
   if (a.HS <= 64) launch_backward<1>(a);
   else launch_backward<2>(a);
 }

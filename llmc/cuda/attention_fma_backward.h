@@ -31,7 +31,7 @@ __device__ inline float probability(float s, float scale, float lse) { return ex
 // summed first, straight from memory.
 template <int G, int Kind, bool Small>
 __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, BackwardTiles<G, Kind, Small>::blocks_per_sm)
-    attention_dq_kernel(AttentionArgs<floatX> a, float scale) {
+    attention_dq_kernel(AttentionArgs a, float scale) {
   using Tiles = BackwardTiles<G, Kind, Small>;
   constexpr bool General = Kind != plain_attention, Relative = is_relative(Kind);
   const int HS = int(a.HS), head = int(blockIdx.y);
@@ -84,17 +84,17 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, Backwa
     if (thread.lane == 0 && exists) delta[(query + i) * stride] = row_delta[i];
   }
 
-  const KeyTiles<Tiles::columns, floatX, Kind> tiles(a, head, first_key_row, positions, q0, end);
+  const KeyTiles<Tiles::columns, Kind> tiles(a, head, first_key_row, positions, q0, end);
   for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
     const int k0 = tile.k0;
-    const KVRows<floatX> kv = tiles.rows(tile);
+    const KVRows kv = tiles.rows(tile);
     __syncthreads();  // all warps have read the tiles before these
     load_tile<G, Tiles::columns, Tiles::threads>(k_tile, kv.k, kv.k_stride, k0, end, HS);
     load_tile<G, Tiles::columns, Tiles::threads>(v_tile, kv.v, kv.v_stride, k0, end, HS);
     if constexpr (Relative)
       load_distances<G, Tiles::rows + Tiles::columns, Tiles::threads>(r_tile, a, head, q0 + Tiles::rows - 1, k0);
     __syncthreads();
-    if (General && tiles.hides_all(warp_first(q0), warp_rows, k0, k0 + Tiles::columns)) continue;
+    if (General && !tiles.sees_some(warp_first(q0), warp_first(q0) + warp_rows, k0, k0 + Tiles::columns)) continue;
 
     float s[rows_per_thread][Tiles::columns / half_warp], dp[rows_per_thread][Tiles::columns / half_warp];
     mul_ABt<G>(s, q_tile + thread.row * tile_stride<G>, k_tile, channels);
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, Backwa
                                        r_tile + (thread.lane - thread.row + Tiles::rows - 1) * tile_stride<G>,
                                        channels);
     if constexpr (General) {
-      if (tiles.changes_some(warp_first(q0), warp_rows, k0, k0 + Tiles::columns))
+      if (!tiles.keeps_all(warp_first(q0), warp_first(q0) + warp_rows, k0, k0 + Tiles::columns))
         apply_mask<false>(s, tiles.mask, query, k0 + thread.lane);
       if (has_topk(Kind) && a.topk > 0)
         select_topk<false>(s, chosen_from(a, blockIdx.z, head, positions.at(query)), end - query,
@@ -144,11 +144,11 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, Backwa
 // attention_fma_tiles.h, of the transposed scores too; dk and dv stay in registers and are written once.
 template <int G, int Kind, bool Small>
 __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, BackwardTiles<G, Kind, Small>::blocks_per_sm)
-    attention_dkdv_kernel(AttentionArgs<floatX> a, float scale) {
+    attention_dkdv_kernel(AttentionArgs a, float scale) {
   using Tiles = BackwardTiles<G, Kind, Small>;
   constexpr bool General = Kind != plain_attention, Relative = is_relative(Kind);
   const int HS = int(a.HS);
-  const KVHead<floatX>& kv = a.kv_heads[blockIdx.y];
+  const KVHead& kv = a.kv_heads[blockIdx.y];
   const OwnTile own = own_tile(General ? stride_of(a, kv) : 1, int(blockIdx.x));
   const Positions positions = own.positions;  // everything below is in terms of these
   const int T = positions.count(int(a.T)), stride = positions.stride;
@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(BackwardTiles<G, Kind, Small>::threads, Backwa
 template <int G, bool Documents, bool Small>
 __global__ void __launch_bounds__(BackwardTiles<G, relative_attention, Small>::threads,
                                   BackwardTiles<G, relative_attention, Small>::blocks_per_sm)
-    attention_dr_kernel(AttentionArgs<floatX> a, float scale) {
+    attention_dr_kernel(AttentionArgs a, float scale) {
   using Tiles = BackwardTiles<G, relative_attention, Small>;
   constexpr int keys = Tiles::rows + Tiles::columns;
   const int HS = int(a.HS), T = int(a.T), distances = int(a.relative.distances), head = int(blockIdx.y);
@@ -268,12 +268,12 @@ __global__ void __launch_bounds__(BackwardTiles<G, relative_attention, Small>::t
   load_tile<G, Tiles::rows, Tiles::threads>(r_tile, a.relative.r + head * HS, C, r0, end, HS);
 
   const auto& mask = mask_of_block<Documents>(a, blockIdx.z, head, {});
-  const DistanceTiles<Tiles::columns, floatX> tiles(a, head, mask, distances - end);
+  const DistanceTiles<Tiles::columns> tiles(a, head, mask, distances - end);
   float acc[rows_per_thread][G][4] = {};
   for (auto tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
     const int q0 = tile.q0, q1 = min(T, q0 + Tiles::columns), k0 = q0 + r0 - (distances - 1), k1 = k0 + keys - 1;
     if (!mask.sees_some(q0, q1, k0, k1)) continue;
-    const KVHead<floatX>& kv = tiles.kv(tile);
+    const KVHead& kv = tiles.kv(tile);
     __syncthreads();  // all warps have read the tiles before these
     auto load = [&](float* to, const floatX* x, int64_t stride) {
       load_tile<G, Tiles::columns, Tiles::threads>(to, x + first_row * stride + head * HS, stride, q0, T, HS);

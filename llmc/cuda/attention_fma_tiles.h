@@ -187,8 +187,8 @@ __device__ inline void select_topk(float (&s)[rows_per_thread][N], TopK chosen, 
 }
 
 // What dropout multiplies the probability of a block's positions `query` and `key` by: 0 or 1 / (1 - p).
-__device__ inline float dropout_factor(const AttentionArgs<floatX>& a, int head, int source, Positions positions,
-                                       int query, int key) {
+__device__ inline float dropout_factor(const AttentionArgs& a, int head, int source, Positions positions, int query,
+                                       int key) {
   return keeps_probability(a.dropout, blockIdx.z, head, source, positions.at(query), positions.at(key))
              ? a.dropout.scale
              : 0.0f;
@@ -248,7 +248,7 @@ __device__ inline void store_rows(Element* dst, int64_t stride, int first, int e
 // block's last query and its first key on, which are the furthest apart. The distance of query q0 + i and key k0 + j
 // has row j - i + (the tile's queries) - 1.
 template <int G, int Rows, int Threads>
-__device__ inline void load_distances(float* r_tile, const AttentionArgs<floatX>& a, int head, int last_query, int k0) {
+__device__ inline void load_distances(float* r_tile, const AttentionArgs& a, int head, int last_query, int k0) {
   load_tile<G, Rows, Threads, /*BeforeRow0=*/true>(r_tile, a.relative.r + head * a.HS, a.NH * a.HS,
                                                    relative_row(a, last_query, k0), int(a.relative.distances),
                                                    int(a.HS));

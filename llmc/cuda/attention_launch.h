@@ -19,14 +19,14 @@
 // By mma.sync
 
 template <int D, int Kind, bool Large>
-void launch_forward_kernel(const AttentionArgs<floatX>& a) {
+void launch_forward_kernel(const AttentionArgs& a) {
   using Tiles = ForwardTilesOf<D, Kind, Large>;
   launch(attention_forward_kernel<D, Kind, Large>, attention_grid(a, a.NH, a.queries(), Tiles::queries),
          attention_threads, Tiles::bytes, a, score_scale(a));
 }
 
 template <int D, int Kind, bool Large>
-void launch_backward_kernels(const AttentionArgs<floatX>& a) {
+void launch_backward_kernels(const AttentionArgs& a) {
   using Dq = DqTilesOf<D, Kind, Large>;
   using Dkdv = DkdvTilesOf<D, Kind, Large>;
   static_assert(Dq::bytes <= Gpu::large_shared_bytes && Dkdv::bytes <= Gpu::large_shared_bytes);
@@ -42,7 +42,7 @@ void launch_backward_kernels(const AttentionArgs<floatX>& a) {
 
 // dr =, from the delta of the kernels before.
 template <int D, bool Documents>
-void launch_dr_kernels(const AttentionArgs<floatX>& a) {
+void launch_dr_kernels(const AttentionArgs& a) {
   using Tiles = DrTiles<D>;
   const dim3 grid(unsigned(a.NH), unsigned(a.B), unsigned(ceil_div(a.relative.distances, Tiles::distances)));
   launch(attention_dr_kernel<D, Documents>, grid, attention_threads, Tiles::bytes, a, score_scale(a));
@@ -61,7 +61,7 @@ constexpr WgmmaLengths wgmma_forward_from = {4096, 2048}, wgmma_backward_from = 
 // Runs f(D) with D, the head size rounded up, as a constant, if there are kernels for it which are to be used. Returns
 // whether it has.
 template <class F>
-bool for_wgmma_head_size(const AttentionArgs<floatX>& a, WgmmaLengths from, F f) {
+bool for_wgmma_head_size(const AttentionArgs& a, WgmmaLengths from, F f) {
   bool is_used = false;
   if (gpu().attention_by != AttentionBy::mma)
     for_head_size(a.HS, [&](auto D) {
@@ -82,7 +82,7 @@ inline bool uses_ds(int64_t T, int64_t HS) {
 }
 
 // Returns whether kernels by wgmma are there for these arguments, and have been launched.
-inline bool launch_wgmma_forward(const AttentionArgs<floatX>& a) {
+inline bool launch_wgmma_forward(const AttentionArgs& a) {
   if (is_general_forward(a)) return false;
   return for_wgmma_head_size(a, wgmma_forward_from, [&](auto D) {
     if (gpu().attention_by >= AttentionBy::candidates) {
@@ -99,7 +99,7 @@ inline bool launch_wgmma_forward(const AttentionArgs<floatX>& a) {
 
 // dS once through memory, in chunks of sequences.
 template <int D>
-void launch_ds_backward(const AttentionArgs<floatX>& a) {
+void launch_ds_backward(const AttentionArgs& a) {
   CHECK(a.scratch != nullptr);
   launch(attention_delta_kernel, blocks_of(a.B * a.T * a.NH, delta_threads / 4), delta_threads, 0, a);
   DsMatrices ds = {reinterpret_cast<floatX*>(a.scratch), 0, a.NH, DsMatrices::rows_of(a.T)};
@@ -115,7 +115,7 @@ void launch_ds_backward(const AttentionArgs<floatX>& a) {
   }
 }
 
-inline bool launch_wgmma_backward(const AttentionArgs<floatX>& a) {
+inline bool launch_wgmma_backward(const AttentionArgs& a) {
   if (is_general_backward(a)) return false;
   return for_wgmma_head_size(a, wgmma_backward_from, [&](auto D) {
     if (uses_ds(a.T, a.HS)) return launch_ds_backward<D>(a);
@@ -134,7 +134,7 @@ inline bool launch_wgmma_backward(const AttentionArgs<floatX>& a) {
 // ----------------------------------------------------------------------------
 // Either
 
-inline void launch_attention_forward(const AttentionArgs<floatX>& a) {
+inline void launch_attention_forward(const AttentionArgs& a) {
   if (launch_wgmma_forward(a)) return;
   for_head_size(a.HS, [&](auto D) {
     if (is_general_forward(a)) {
@@ -151,7 +151,7 @@ inline void launch_attention_forward(const AttentionArgs<floatX>& a) {
   });
 }
 
-inline void launch_attention_backward(const AttentionArgs<floatX>& a) {
+inline void launch_attention_backward(const AttentionArgs& a) {
   if (launch_wgmma_backward(a)) return;
   for_head_size(a.HS, [&](auto D) {
     if (is_general_backward(a)) {

@@ -76,7 +76,7 @@ struct RelativeRows {
   // Starts loading q' of the block's queries, in the place of r's second tile. `first_row`: the row of q' that
   // q0 counts from.
   template <int Threads>
-  __device__ void start_loading_q(const AttentionArgs<floatX>& a, int head, int first_row, int q0, int end) const {
+  __device__ void start_loading_q(const AttentionArgs& a, int head, int first_row, int q0, int end) const {
     const int64_t C = a.NH * a.HS;
     load_tile_async<Tiles::queries, Threads>(r_tiles.from_row(rows), a.relative.q + first_row * C + head * a.HS, C, q0,
                                              end, int(a.HS));
@@ -89,7 +89,7 @@ struct RelativeRows {
 
   // r's tile number `stage` = its rows for the queries [q0, q0 + Tiles::queries) and the keys [k0, k0 + Tiles::keys).
   template <int Threads>
-  __device__ void start_loading_r(const AttentionArgs<floatX>& a, int head, int stage, int q0, int k0) const {
+  __device__ void start_loading_r(const AttentionArgs& a, int head, int stage, int q0, int k0) const {
     load_band_async<rows, Threads>(r_tiles.from_row(stage * rows), a.relative.r + head * a.HS, a.NH * a.HS,
                                    relative_row(a, q0 + Tiles::queries - 1, k0), int(a.relative.distances), int(a.HS));
   }
@@ -233,7 +233,7 @@ struct OnlineSoftmax {
 // multiplications.
 template <int D, int Kind, bool Large>
 __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Large>::blocks_per_sm)
-    attention_forward_kernel(AttentionArgs<floatX> a, float scale) {
+    attention_forward_kernel(AttentionArgs a, float scale) {
   using Tiles = ForwardTilesOf<D, Kind, Large>;
   constexpr bool General = Kind != plain_attention, Relative = is_relative(Kind);
   constexpr int M = Tiles::M;
@@ -256,11 +256,11 @@ __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Lar
   const int first_of_warp = first_query + q0 + warp_index() * Tiles::warp_queries;
   const int end = first_query + min(queries, q0 + Tiles::queries);
 
-  const KeyTiles<Tiles::keys, floatX, Kind> tiles(a, head, first_key_row, positions, first_query + q0, end);
+  const KeyTiles<Tiles::keys, Kind> tiles(a, head, first_key_row, positions, first_query + q0, end);
   [[maybe_unused]] RelativeRows<Tiles, D> relative = {v_tiles.from_row(2 * Tiles::keys), {}};  // if there are any
   auto start_loading = [&](auto tile) {
     const int stage = tile.stage() * Tiles::keys;
-    const KVRows<floatX> kv = tiles.rows(tile);
+    const KVRows kv = tiles.rows(tile);
     load_tile_async<Tiles::keys, attention_threads>(k_tiles.from_row(stage), kv.k, kv.k_stride, tile.k0, end, HS);
     load_tile_async<Tiles::keys, attention_threads>(v_tiles.from_row(stage), kv.v, kv.v_stride, tile.k0, end, HS);
     if constexpr (Relative)
@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Lar
     const int k0 = tile.k0;
 #pragma unroll 1
     for (int first = k0; first < k0 + Tiles::keys; first += Tiles::chunk) {
-      if (tiles.hides_all(query, Tiles::warp_queries, first, first + Tiles::chunk)) continue;
+      if (!tiles.sees_some(query, query + Tiles::warp_queries, first, first + Tiles::chunk)) continue;
       const int row = first - k0 + tile.stage() * Tiles::keys;
       [[maybe_unused]] KeptElements<M, Tiles::chunk / 8> kept;
       if constexpr (has_dropout(Kind))
@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(attention_threads, ForwardTilesOf<D, Kind, Lar
       if constexpr (Relative) s = relative.template scores<Tiles::chunk / 8>(tile.stage(), first - k0);
       if constexpr (Tiles::q_in_registers) mma_ABt(s, q_rows, k_tiles.from_row(row));
       else mma_ABt(s, warp_q, k_tiles.from_row(row));
-      if (tiles.changes_some(query, Tiles::warp_queries, first, first + Tiles::chunk)) {
+      if (!tiles.keeps_all(query, query + Tiles::warp_queries, first, first + Tiles::chunk)) {
         if constexpr (General) apply_mask<false>(s, tiles.mask, query, first);
         else mask(s, [&](int row, int column) { return first + column > query + row; });
       }

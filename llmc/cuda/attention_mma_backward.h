@@ -86,7 +86,7 @@ __device__ inline float row_delta(const floatX* dout, const floatX* out, int HS)
 // whole loop over k and v, as in the forward pass. delta is summed first, straight from memory.
 template <int D, int Kind, bool Large>
 __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<D, Kind, Large>::blocks_per_sm)
-    attention_dq_kernel(AttentionArgs<floatX> a, float scale) {
+    attention_dq_kernel(AttentionArgs a, float scale) {
   using Tiles = DqTilesOf<D, Kind, Large>;
   constexpr bool General = Kind != plain_attention, Relative = is_relative(Kind);
   constexpr int M = Tiles::M, N = Tiles::chunk / 8;
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
   const int64_t C = a.NH * a.HS, out_stride = stride * C;
   if (General && q0 >= T) return;
   const floatX *dout = a.dout + first_row * C + head * a.HS, *out = a.out + first_row * C + head * a.HS;
-  // One number in two forms, from which nvcc makes different code: test_machine_code knows the spills.
+  // One number in two forms, from which nvcc makes different code: test_machine_code has the spills.
   const int64_t first_lse = General ? (blockIdx.y * a.NH + head) * a.queries() + query_row_0<General>(a, positions)
                                     : first_key_row * a.NH + head * a.T + positions.first;
   const float* lse = a.lse + first_lse;
@@ -113,11 +113,11 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
   const Tile<D> warp_dout = dout_tile.from_row(warp_index() * Tiles::warp_queries);
   const int query = q0 + warp_index() * Tiles::warp_queries;
 
-  const KeyTiles<Tiles::keys, floatX, Kind> tiles(a, head, first_key_row, positions, q0, end);
+  const KeyTiles<Tiles::keys, Kind> tiles(a, head, first_key_row, positions, q0, end);
   [[maybe_unused]] RelativeRows<Tiles, D> relative = {v_tiles.from_row(2 * Tiles::keys), {}};  // if there are any
   auto start_loading = [&](auto tile) {
     const int stage = tile.stage() * Tiles::keys;
-    const KVRows<floatX> kv = tiles.rows(tile);
+    const KVRows kv = tiles.rows(tile);
     load_tile_async<Tiles::keys, Tiles::threads>(k_tiles.from_row(stage), kv.k, kv.k_stride, tile.k0, end, HS);
     load_tile_async<Tiles::keys, Tiles::threads>(v_tiles.from_row(stage), kv.v, kv.v_stride, tile.k0, end, HS);
     if constexpr (Relative) relative.template start_loading_r<Tiles::threads>(a, head, tile.stage(), q0, tile.k0);
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
     const int k0 = tile.k0;
 #pragma unroll 1
     for (int first = k0; first < k0 + Tiles::keys && first < query + Tiles::warp_queries; first += Tiles::chunk) {
-      if (General && tiles.hides_all(query, Tiles::warp_queries, first, first + Tiles::chunk)) continue;
+      if (General && !tiles.sees_some(query, query + Tiles::warp_queries, first, first + Tiles::chunk)) continue;
       const int row = first - k0 + tile.stage() * Tiles::keys;
       [[maybe_unused]] KeptElements<M, N> kept;
       if constexpr (has_dropout(Kind))
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
         mma_ABt(s, warp_q, k_tiles.from_row(row));
         mma_ABt(dp, warp_dout, v_tiles.from_row(row));
       }
-      if (tiles.changes_some(query, Tiles::warp_queries, first, first + Tiles::chunk)) {
+      if (!tiles.keeps_all(query, query + Tiles::warp_queries, first, first + Tiles::chunk)) {
         if constexpr (General) apply_mask<false>(s, tiles.mask, query, first);
         else mask(s, [&](int row, int column) { return first + column > query + row; });
       }
@@ -217,14 +217,14 @@ __global__ void __launch_bounds__(DqTilesOf<D, Kind, Large>::threads, DqTilesOf<
 // they are A operands of the products for dk and dv, in the registers where they were computed or in shared memory.
 template <int D, int Kind, bool Large>
 __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTilesOf<D, Kind, Large>::blocks_per_sm)
-    attention_dkdv_kernel(AttentionArgs<floatX> a, float scale) {
+    attention_dkdv_kernel(AttentionArgs a, float scale) {
   using Tiles = DkdvTilesOf<D, Kind, Large>;
   constexpr bool General = Kind != plain_attention, Relative = is_relative(Kind);
   constexpr int M = Tiles::M, N = Tiles::columns / 8;
   const int HS = int(a.HS), group = warp_index() / Tiles::share,
             part = Tiles::share == 1 ? 0 : warp_index() % Tiles::share;
   // Not a copy: dk, dv and their strides are loaded at the end, not kept in registers.
-  const KVHead<floatX>& kv = a.kv_heads[blockIdx.x];
+  const KVHead& kv = a.kv_heads[blockIdx.x];
   const OwnTile own = own_tile(General ? stride_of(a, kv) : 1, int(blockIdx.z));
   const Positions positions = own.positions;  // everything below is in terms of these
   const int T = positions.count(int(a.T)), stride = positions.stride;
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(DkdvTilesOf<D, Kind, Large>::threads, DkdvTile
   // Where the warp's part begins: of a chunk; of dk and dv.
   const int part_column = part * Tiles::columns, channel = part * Tiles::channels;
 
-  const QueryTiles<Tiles::queries, floatX, Kind> tiles(a, kv, positions, k0, end, int(blockIdx.y));
+  const QueryTiles<Tiles::queries, Kind> tiles(a, kv, positions, k0, end, int(blockIdx.y));
   auto start_loading = [&](auto tile) {
     const int head = tiles.head(tile), q0 = tiles.q0(tile), stage = tile.stage() * Tiles::queries;
     // Computed here, or its 64 bits would be kept in registers and spill.

@@ -33,7 +33,7 @@ __device__ inline void hide_unseen(Accumulator<M, N>& s, Sees sees) {
 // keys: it loops over the tiles of queries that have such distances to some key, for every K/V head of the query head,
 // and what is skewed is k q^T and v dout^T. dr stays in registers throughout, and is written once.
 template <int D, bool Documents>
-__global__ void __launch_bounds__(attention_threads, 2) attention_dr_kernel(AttentionArgs<floatX> a, float scale) {
+__global__ void __launch_bounds__(attention_threads, 2) attention_dr_kernel(AttentionArgs a, float scale) {
   using Tiles = DrTiles<D>;
   constexpr int N = Tiles::queries / 8;
   const int HS = int(a.HS), head = int(blockIdx.x), T = int(a.T), distances = int(a.relative.distances);
@@ -54,10 +54,10 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_dr_kernel(Atte
             delta_tiles = lse_tiles + 2 * Tiles::queries * int(sizeof(float));
   const Tile<D> warp_r = r_tile.from_row(warp_index() * Tiles::warp_distances);
 
-  const DistanceTiles<Tiles::queries, floatX> tiles(a, head, mask, distances - end);
+  const DistanceTiles<Tiles::queries> tiles(a, head, mask, distances - end);
   auto start_loading = [&](auto tile) {
     const int q0 = tile.q0, stage = tile.stage() * Tiles::queries, k0 = q0 + row0 - (distances - 1);
-    const KVHead<floatX>& kv = tiles.kv(tile);
+    const KVHead& kv = tiles.kv(tile);
     load_band_async<Tiles::keys, attention_threads>(k_tile, kv.k + first_key_row * kv.k_stride, kv.k_stride, k0, T, HS);
     load_band_async<Tiles::keys, attention_threads>(v_tile, kv.v + first_key_row * kv.v_stride, kv.v_stride, k0, T, HS);
     load_tile_async<Tiles::queries, attention_threads>(q_tile, a.q + first_query_row * a.q_stride + head * HS,

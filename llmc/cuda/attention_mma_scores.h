@@ -189,6 +189,6 @@ void for_head_size(int64_t HS, F f) {
 }
 
 // A block for each tile of `rows` rows of each head in each sequence.
-inline dim3 attention_grid(const AttentionArgs<floatX>& a, int64_t heads, int64_t rows, int64_t tile_rows) {
+inline dim3 attention_grid(const AttentionArgs& a, int64_t heads, int64_t rows, int64_t tile_rows) {
   return dim3(unsigned(heads), unsigned(a.B), unsigned(most_tiles(rows, tile_rows, a.T, a.largest_stride)));
 }

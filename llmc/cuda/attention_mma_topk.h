@@ -18,7 +18,7 @@ struct TopKTiles {
 // them, a thread its elements of the warp's fragments. A pass is the forward kernel's loop over keys up to the scores,
 // whose bits are the same.
 template <int D, bool Documents>
-__global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(AttentionArgs<floatX> a) {
+__global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(AttentionArgs a) {
   using Tiles = TopKTiles<D>;
   const int HS = int(a.HS), head = int(blockIdx.x);
   const OwnTile own = own_tile(stride_of(a, head), int(gridDim.z - 1 - blockIdx.z));
@@ -39,9 +39,9 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(At
   RadixSearch* searches = reinterpret_cast<RadixSearch*>(shared_memory + k_tiles.from_row(2 * Tiles::keys).offset);
   int* histograms = reinterpret_cast<int*>(searches + Tiles::queries);
 
-  const VisibleKeyTiles<Tiles::keys, floatX, Documents> tiles(a, head, first_key_row, positions, first_query + q0, end);
+  const VisibleKeyTiles<Tiles::keys, Documents> tiles(a, head, first_key_row, positions, first_query + q0, end);
   auto start_loading = [&](auto tile) {
-    const KVRows<floatX> kv = tiles.rows(tile);
+    const KVRows kv = tiles.rows(tile);
     load_tile_async<Tiles::keys, attention_threads>(k_tiles.from_row(tile.stage() * Tiles::keys), kv.k, kv.k_stride,
                                                     tile.k0, end, HS);
     commit_copies();
@@ -63,11 +63,11 @@ __global__ void __launch_bounds__(attention_threads, 2) attention_topk_kernel(At
       next = tiles.after(tile);
       if (tiles.contains(next)) start_loading(next);
       if (pass == 0 && tile.is_first()) load_register_tile(q_rows, warp_q);
-      if (tiles.hides_all(query, 16, tile.k0, tile.k0 + Tiles::keys)) continue;
+      if (!tiles.sees_some(query, query + 16, tile.k0, tile.k0 + Tiles::keys)) continue;
 
       Accumulator<1, Tiles::keys / 8> s = {};
       mma_ABt(s, q_rows, k_tiles.from_row(tile.stage() * Tiles::keys));
-      if (tiles.changes_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
+      if (!tiles.keeps_all(query, query + 16, tile.k0, tile.k0 + Tiles::keys))
         apply_mask<false>(s, tiles.mask, query, tile.k0);
       for (int h = 0; h < 2; h++) {
         const int query_row = warp_index() * 16 + s.row(0, 2 * h);

@@ -7,9 +7,8 @@
 
 // dr (n) = the sum over the sequences of dr_of_sequences (B, n), in their order. A thread owns eight neighbouring
 // elements, so that loads are coalesced and, unrolled, several are in flight.
-template <class Element>
 __global__ void __launch_bounds__(element_threads)
-    sum_of_sequences_kernel(Element* dr, const float* dr_of_sequences, int B, int64_t n) {
+    sum_of_sequences_kernel(floatX* dr, const float* dr_of_sequences, int B, int64_t n) {
   const int64_t i = first_element();
   if (i >= n) return;
   float sum[8] = {};
@@ -23,8 +22,7 @@ __global__ void __launch_bounds__(element_threads)
 }
 
 // relative.dr = the sum of relative.dr_of_sequences over the sequences.
-template <class Element>
-void launch_sum_of_sequences(const AttentionArgs<Element>& a) {
+inline void launch_sum_of_sequences(const AttentionArgs& a) {
   const int64_t n = a.relative.distances * a.NH * a.HS;  // a multiple of 8, as HS is
-  launch_elements(sum_of_sequences_kernel<Element>, n, a.relative.dr, a.relative.dr_of_sequences, int(a.B), n);
+  launch_elements(sum_of_sequences_kernel, n, a.relative.dr, a.relative.dr_of_sequences, int(a.B), n);
 }

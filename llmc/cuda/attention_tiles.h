@@ -25,23 +25,16 @@ SLA_HOST_DEVICE constexpr bool has_topk(int kind) { return kind == general_atten
 
 // Whether attention is not plain, and whether its forward and backward passes are not: with sinks the forward pass is
 // general.
-template <class Element>
-bool is_general(const AttentionArgs<Element>& a) {
-  return a.is_general || a.topk > 0 || a.exact_out != nullptr || a.first_keys != nullptr || a.dropout.keys != nullptr ||
-         a.relative.q != nullptr;
+inline bool is_general(const AttentionArgs& a) {
+  return a.has_general_heads || a.topk > 0 || a.exact_out != nullptr || a.first_keys != nullptr ||
+         a.dropout.keys != nullptr || a.relative.q != nullptr;
 }
-template <class Element>
-bool is_general_forward(const AttentionArgs<Element>& a) {
-  return is_general(a) || a.sinks.scores != nullptr;
-}
-template <class Element>
-bool is_general_backward(const AttentionArgs<Element>& a) {
-  return is_general(a) || a.first_query > 0;
-}
+inline bool is_general_forward(const AttentionArgs& a) { return is_general(a) || a.sinks.scores != nullptr; }
+inline bool is_general_backward(const AttentionArgs& a) { return is_general(a) || a.first_query > 0; }
 
 // Runs f(Kind), a constant, of attention that is not plain.
-template <class Element, class F>
-void for_kind(const AttentionArgs<Element>& a, F f) {
+template <class F>
+void for_kind(const AttentionArgs& a, F f) {
   const bool relative = a.relative.q != nullptr, documents = a.first_keys != nullptr;
   if (a.dropout.keys != nullptr && documents) f(std::integral_constant<int, dropout_document_attention>());
   else if (a.dropout.keys != nullptr) f(std::integral_constant<int, dropout_attention>());
@@ -54,14 +47,10 @@ void for_kind(const AttentionArgs<Element>& a, F f) {
 constexpr float log2_e = 1.44269504f;  // exp(x) = exp2(x * log2_e), and exp2 is an instruction
 
 // What scores are multiplied by, 1 / sqrt(HS).
-template <class Element>
-float score_scale(const AttentionArgs<Element>& a) {
-  return float(1 / std::sqrt(double(a.HS)));
-}
+inline float score_scale(const AttentionArgs& a) { return float(1 / std::sqrt(double(a.HS))); }
 
 // The sink of a query head as a score before it is scaled; -inf if there is none.
-template <class Element>
-__device__ inline float sink_of(const AttentionArgs<Element>& a, int head, float scale) {
+__device__ inline float sink_of(const AttentionArgs& a, int head, float scale) {
   return a.sinks.scores != nullptr ? to_float(a.sinks.scores[head]) / scale : -INFINITY;
 }
 
@@ -70,8 +59,7 @@ __device__ inline float sink_of(const AttentionArgs<Element>& a, int head, float
 __device__ inline float lowered(float score, float slope, int distance) { return fmaf(-slope, float(distance), score); }
 
 // Which of a query head's K/V heads this one is.
-template <class Element>
-__device__ inline int source_of(const AttentionArgs<Element>& a, int head, int kv_head) {
+__device__ inline int source_of(const AttentionArgs& a, int head, int kv_head) {
   int source = 0;
   while (a.kv_of_head[head * a.kv_per_head + source] != kv_head) source++;
   return source;
@@ -79,8 +67,7 @@ __device__ inline int source_of(const AttentionArgs<Element>& a, int head, int k
 
 // With relative positions: the row of r of a query and a key, which are positions of a sequence. It is negative, or
 // `distances` or more, where no row is theirs: a mask hides the key.
-template <class Element>
-__device__ inline int relative_row(const AttentionArgs<Element>& a, int query, int key) {
+__device__ inline int relative_row(const AttentionArgs& a, int query, int key) {
   return key - query + int(a.relative.distances) - 1;
 }
 
@@ -111,16 +98,14 @@ inline int64_t most_tiles(int64_t rows, int64_t size, int64_t T, int largest_str
 }
 
 // By how much the positions differ that a block of a query head works on.
-template <class Element>
-__device__ inline int stride_of(const AttentionArgs<Element>& a, int head) {
+__device__ inline int stride_of(const AttentionArgs& a, int head) {
   const int stride = mask_of(a, head).stride();
   return has_stride(stride, a.T) ? stride : 1;
 }
 
 // By how much the positions differ that a block of a K/V head works on: stride_of its query heads if they agree,
 // else 1.
-template <class Element>
-__device__ inline int stride_of(const AttentionArgs<Element>& a, const KVHead<Element>& kv) {
+__device__ inline int stride_of(const AttentionArgs& a, const KVHead& kv) {
   int stride = 0;
   for (int i = 0; i < kv.num_query_heads; i++) {
     const int of_head = stride_of(a, a.query_heads[kv.first_query_head + i]);
@@ -166,9 +151,8 @@ struct DocumentMask : MaskView {
 };
 
 // The mask of a query head in sequence b.
-template <bool Documents, class Element>
-__device__ inline decltype(auto) mask_of_block(const AttentionArgs<Element>& a, int64_t b, int head,
-                                               Positions positions) {
+template <bool Documents>
+__device__ inline decltype(auto) mask_of_block(const AttentionArgs& a, int64_t b, int head, Positions positions) {
   const AttentionMask& mask = mask_of(a, head, positions.stride);
   if constexpr (Documents)
     return DocumentMask{view_of(mask), positions, a.first_keys + b * a.queries() - a.first_query,
@@ -193,43 +177,42 @@ __device__ inline int visible_query_tile(const Mask& mask, int k0, int k1, int f
 // Keys
 
 // The K/V of one sequence: row t of k is at k + t * k_stride.
-template <class Element>
 struct KVRows {
-  const Element *k, *v;
+  const floatX *k, *v;
   int64_t k_stride, v_stride;
 };
 
 // The tiles of keys of plain attention: Size keys each, from 0 to the end of the queries [q0, q1).
-template <int Size, class Element>
+template <int Size>
 struct CausalKeyTiles {
   struct Tile {
     int k0;
     __device__ int stage() const { return k0 / Size % 2; }  // of a double buffer
     __device__ bool is_first() const { return k0 == 0; }
   };
-  KVRows<Element> kv;
+  KVRows kv;
   int q1;
 
   // first_row: the sequence's first row in k and v.
-  __device__ CausalKeyTiles(const AttentionArgs<Element>& a, int head, int first_row, Positions, int, int q1) : q1(q1) {
-    const KVHead<Element> of_head = a.kv_heads[a.kv_of_head[head]];
+  __device__ CausalKeyTiles(const AttentionArgs& a, int head, int first_row, Positions, int, int q1) : q1(q1) {
+    const KVHead of_head = a.kv_heads[a.kv_of_head[head]];
     const int64_t stride = of_head.k_stride;  // which is v's
     kv = {of_head.k + first_row * stride, of_head.v + first_row * stride, stride, stride};
   }
   __device__ Tile first() const { return {0}; }
   __device__ Tile after(Tile tile) const { return {tile.k0 + Size}; }
   __device__ bool contains(Tile tile) const { return tile.k0 < q1; }
-  __device__ KVRows<Element> rows(Tile) const { return kv; }
+  __device__ KVRows rows(Tile) const { return kv; }
 
-  // Whether the tile's keys [k0, k1) are hidden from all of the `queries` queries from `query` on; and whether the mask
-  // changes some of their scores.
-  __device__ static bool hides_all(int query, int queries, int k0, int) { return k0 >= query + queries; }
-  __device__ static bool changes_some(int query, int, int, int k1) { return k1 > query + 1; }
+  // Whether one of the queries [q0, q1) sees one of the tile's keys [k0, k1); and whether the mask leaves all their
+  // scores as they are.
+  __device__ static bool sees_some(int, int q1, int k0, int) { return k0 < q1; }
+  __device__ static bool keeps_all(int q0, int, int, int k1) { return k1 <= q0 + 1; }
 };
 
 // The tiles of keys of general attention: those that one of the queries [q0, q1) sees, of the head's first K/V head,
 // then of its next.
-template <int Size, class Element, bool Documents>
+template <int Size, bool Documents>
 struct VisibleKeyTiles {
   struct Tile {
     int k0;
@@ -239,15 +222,14 @@ struct VisibleKeyTiles {
     __device__ int stage() const { return parity; }
     __device__ bool is_first() const { return first; }
   };
-  const KVHead<Element>* kv_heads;
+  const KVHead* kv_heads;
   const int* sources;  // the query head's K/V heads
   int num_sources;
   int first_row;  // the row of the first position in k and v
   int stride, q0, q1;
   std::conditional_t<Documents, DocumentMask, MaskView> mask;
 
-  __device__ VisibleKeyTiles(const AttentionArgs<Element>& a, int head, int first_row, Positions positions, int q0,
-                             int q1)
+  __device__ VisibleKeyTiles(const AttentionArgs& a, int head, int first_row, Positions positions, int q0, int q1)
       : kv_heads(a.kv_heads), sources(a.kv_of_head + head * a.kv_per_head), num_sources(a.kv_per_head),
         first_row(first_row + positions.first), stride(positions.stride), q0(q0), q1(q1),
         mask(mask_in_registers(a, head, first_row, positions)) {}
@@ -261,62 +243,56 @@ struct VisibleKeyTiles {
   __device__ bool contains(Tile tile) const {
     return tile.k0 < q1 && tile.source < num_sources && sources[tile.source] >= 0;
   }
-  __device__ KVRows<Element> rows(Tile tile) const {
-    const KVHead<Element>& kv = kv_heads[sources[tile.source]];
+  __device__ KVRows rows(Tile tile) const {
+    const KVHead& kv = kv_heads[sources[tile.source]];
     return {kv.k + first_row * kv.k_stride, kv.v + first_row * kv.v_stride, stride * kv.k_stride, stride * kv.v_stride};
   }
-  __device__ bool hides_all(int query, int queries, int k0, int k1) const {
-    return !mask.sees_some(query, query + queries, k0, k1);
-  }
-  __device__ bool changes_some(int query, int queries, int k0, int k1) const {
-    return !mask.keeps_all(query, query + queries, k0, k1);
-  }
+  __device__ bool sees_some(int q0, int q1, int k0, int k1) const { return mask.sees_some(q0, q1, k0, k1); }
+  __device__ bool keeps_all(int q0, int q1, int k0, int k1) const { return mask.keeps_all(q0, q1, k0, k1); }
 
  private:
   // first_row: the sequence's.
-  __device__ static auto mask_in_registers(const AttentionArgs<Element>& a, int head, int first_row,
-                                           Positions positions) {
+  __device__ static auto mask_in_registers(const AttentionArgs& a, int head, int first_row, Positions positions) {
     if constexpr (Documents) return mask_of_block<true>(a, first_row / int(a.T), head, positions);
     else return view_of(mask_of(a, head, positions.stride));
   }
 };
 
-template <int Size, class Element, int Kind>
-using KeyTiles = std::conditional_t<Kind == plain_attention, CausalKeyTiles<Size, Element>,
-                                    VisibleKeyTiles<Size, Element, has_documents(Kind)>>;
+template <int Size, int Kind>
+using KeyTiles =
+    std::conditional_t<Kind == plain_attention, CausalKeyTiles<Size>, VisibleKeyTiles<Size, has_documents(Kind)>>;
 
 // ----------------------------------------------------------------------------
 // Queries
 
 // The queries of the backward pass, which leaves keys before the first query to general attention: how many rows of
 // queries a sequence has.
-template <bool General, class Element>
-__device__ inline int64_t num_queries(const AttentionArgs<Element>& a) {
+template <bool General>
+__device__ inline int64_t num_queries(const AttentionArgs& a) {
   return General ? a.queries() : a.T;
 }
 
 // The first of a block's positions that is a query.
-template <bool General, class Element>
-__device__ inline int first_query(const AttentionArgs<Element>& a, Positions positions) {
+template <bool General>
+__device__ inline int first_query(const AttentionArgs& a, Positions positions) {
   return General ? positions.count(int(a.first_query)) : 0;
 }
 
 // The row of a block's position 0 in what has rows for the queries alone; negative if it is before them, so that
 // pointers to it may only be added to.
-template <bool General, class Element>
-__device__ inline int query_row_0(const AttentionArgs<Element>& a, Positions positions) {
+template <bool General>
+__device__ inline int query_row_0(const AttentionArgs& a, Positions positions) {
   return positions.first - (General ? int(a.first_query) : 0);
 }
 
 // The first query of a loop over those that may see keys from k0 on.
-template <class Element>
-__device__ inline int first_query_of_keys(const AttentionArgs<Element>& a, Positions positions, int k0) {
+__device__ inline int first_query_of_keys(const AttentionArgs& a, Positions positions, int k0) {
   const int first = first_query<true>(a, positions);
   return first < k0 ? k0 : first;
 }
 
 // The tiles of queries of plain attention: for each query head of a K/V head, Size queries each, from k0 to T.
-template <int Size, class Element>
+template <int Size>
 struct CausalQueryTiles {
   struct Tile {
     int start;       // its first query
@@ -324,11 +300,11 @@ struct CausalQueryTiles {
     unsigned left;   // how many tiles of the loop are left, with this one
     __device__ int stage() const { return int(left % 2); }
   };
-  const AttentionArgs<Element>& a;
-  const KVHead<Element>& kv;
+  const AttentionArgs& a;
+  const KVHead& kv;
   int k0;
 
-  __device__ CausalQueryTiles(const AttentionArgs<Element>& a, const KVHead<Element>& kv, Positions, int k0, int, int)
+  __device__ CausalQueryTiles(const AttentionArgs& a, const KVHead& kv, Positions, int k0, int, int)
       : a(a), kv(kv), k0(k0) {}
   __device__ Tile first() const {
     return {k0, kv.first_query_head, unsigned((int(a.T) - k0 + Size - 1) / Size * kv.num_query_heads)};
@@ -344,7 +320,7 @@ struct CausalQueryTiles {
 
 // The tiles of queries of general attention: for each query head of a K/V head, those that see a key of [k0, k1). They
 // begin at multiples of Size after k0, or after the first query if that comes later.
-template <int Size, class Element, bool Documents>
+template <int Size, bool Documents>
 struct VisibleQueryTiles {
   struct Tile {
     int start;       // its first query
@@ -352,13 +328,12 @@ struct VisibleQueryTiles {
     int index;       // which tile of the loop
     __device__ int stage() const { return index % 2; }
   };
-  const AttentionArgs<Element>& a;
+  const AttentionArgs& a;
   int first_query_head, num_query_heads;
   Positions positions;
   int k0, k1, b;  // b: the sequence
 
-  __device__ VisibleQueryTiles(const AttentionArgs<Element>& a, const KVHead<Element>& kv, Positions positions, int k0,
-                               int k1, int b)
+  __device__ VisibleQueryTiles(const AttentionArgs& a, const KVHead& kv, Positions positions, int k0, int k1, int b)
       : a(a), first_query_head(kv.first_query_head), num_query_heads(kv.num_query_heads), positions(positions), k0(k0),
         k1(k1), b(b) {}
   __device__ Tile first() const { return from({first_query_of_keys(a, positions, k0), 0, 0}); }
@@ -380,16 +355,16 @@ struct VisibleQueryTiles {
   }
 };
 
-template <int Size, class Element, int Kind>
-using QueryTiles = std::conditional_t<Kind == plain_attention, CausalQueryTiles<Size, Element>,
-                                      VisibleQueryTiles<Size, Element, has_documents(Kind)>>;
+template <int Size, int Kind>
+using QueryTiles =
+    std::conditional_t<Kind == plain_attention, CausalQueryTiles<Size>, VisibleQueryTiles<Size, has_documents(Kind)>>;
 
 // ----------------------------------------------------------------------------
 // Distances
 
 // The tiles of queries of a block that owns distances of relative positions, from `nearest` on: for each K/V head of a
 // query head, Size queries each, from the first one that has a key so far away to T.
-template <int Size, class Element>
+template <int Size>
 struct DistanceTiles {
   struct Tile {
     int q0;      // its first query
@@ -397,13 +372,13 @@ struct DistanceTiles {
     int parity;  // 0 for the loop's first tile, 1 for its second, 0 for its third, ...
     __device__ int stage() const { return parity; }
   };
-  const KVHead<Element>* kv_heads;
+  const KVHead* kv_heads;
   const int* sources;  // the query head's K/V heads
   int num_sources;
   int first_query, T;
 
   template <class Mask>
-  __device__ DistanceTiles(const AttentionArgs<Element>& a, int head, const Mask& mask, int nearest)
+  __device__ DistanceTiles(const AttentionArgs& a, int head, const Mask& mask, int nearest)
       : kv_heads(a.kv_heads), sources(a.kv_of_head + head * a.kv_per_head), num_sources(a.kv_per_head),
         first_query(max(int(a.first_query), nearest)), T(nearest < mask.window ? int(a.T) : 0) {}
   __device__ Tile first() const { return {first_query, 0, 0}; }
@@ -414,5 +389,5 @@ struct DistanceTiles {
   __device__ bool contains(Tile tile) const {
     return tile.q0 < T && tile.source < num_sources && sources[tile.source] >= 0;
   }
-  __device__ const KVHead<Element>& kv(Tile tile) const { return kv_heads[sources[tile.source]]; }
+  __device__ const KVHead& kv(Tile tile) const { return kv_heads[sources[tile.source]]; }
 };

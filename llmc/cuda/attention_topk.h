@@ -20,15 +20,13 @@ struct TopK {
 };
 
 // The chosen keys of the queries from the position `query` on, of one head in sequence b.
-template <class Element>
-__device__ inline TopK chosen_from(const AttentionArgs<Element>& a, int64_t b, int head, int query) {
+__device__ inline TopK chosen_from(const AttentionArgs& a, int64_t b, int head, int query) {
   const int64_t at = (b * a.NH + head) * (a.T - a.first_query) + query - a.first_query;
   return {a.topk_score + at, a.topk_last + at};
 }
 
 // The index of position 0 of a K/V head among the keys of a query head.
-template <class Element>
-__device__ inline int first_index(const AttentionArgs<Element>& a, int head, int kv_head) {
+__device__ inline int first_index(const AttentionArgs& a, int head, int kv_head) {
   return source_of(a, head, kv_head) * int(a.T);
 }
 

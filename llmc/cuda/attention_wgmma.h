@@ -1,8 +1,8 @@
-// Plain attention in bf16 or fp16 with wgmma (tile_wgmma.h), for heads of 33 to 64 and of 97 to 128 channels: the three
-// kernels of attention_mma.h for the H100. What is loaded, in which order it is summed, and what a block owns are as
-// there; another instruction multiplies, so the last bits differ. mma.sync reaches at most about 60 % of what an H100's
-// tensor cores can do. attention_launch.h says for which lengths they are used; with dropout they are not. Two things
-// are new:
+// Plain attention in bf16 or fp16 with wgmma (tile_wgmma.h), for heads of 33 to 64 and of 97 to 128 channels: the
+// kernels of attention_mma.h and attention_mma_backward.h for the H100. What is loaded, in which order it is summed,
+// and what a block owns are as there; another instruction multiplies, so the last bits differ. mma.sync reaches at most
+// about 60 % of what an H100's tensor cores can do. attention_launch.h says for which lengths they are used; with
+// dropout they are not. Two things are new:
 //
 // A block has two warpgroups with 64 rows each, and an SM has one block. All products are asynchronous: a warp starts
 // the scores of the next tile before it takes the exponentials of this one, and continues while the products of its
@@ -74,9 +74,8 @@ struct WgmmaForwardTiles {
 
 // out =, lse =, of a warp's 16 queries from `query` on, as far as they are before `end`. `stage`: as in store_rows.
 template <int N, class Stage>
-__device__ inline void store_outputs(const AttentionArgs<floatX>& a, float scale, int head, int sequence, int query,
-                                     int end, const OnlineSoftmax<1, false>& softmax, Accumulator<1, N>& acc,
-                                     Stage stage) {
+__device__ inline void store_outputs(const AttentionArgs& a, float scale, int head, int sequence, int query, int end,
+                                     const OnlineSoftmax<1, false>& softmax, Accumulator<1, N>& acc, Stage stage) {
   const int queries = int(a.queries()), first_query = int(a.first_query), HS = int(a.HS);
 #pragma unroll
   for (int h = 0; h < 2; h++) {
@@ -95,8 +94,7 @@ __device__ inline void store_outputs(const AttentionArgs<floatX>& a, float scale
 // out =, lse =. A block owns 128 queries of one head in one sequence, a warp 16 of them, a thread its elements of the
 // warp's fragments.
 template <int D>
-__global__ void __launch_bounds__(wgmma_threads, 1)
-    attention_forward_wgmma_kernel(AttentionArgs<floatX> a, float scale) {
+__global__ void __launch_bounds__(wgmma_threads, 1) attention_forward_wgmma_kernel(AttentionArgs a, float scale) {
   if (!compiled_for_wgmma) return trap();
   using Tiles = WgmmaForwardTiles<D>;
   using Scores = Accumulator<1, Tiles::keys / 8>;
@@ -108,11 +106,11 @@ __global__ void __launch_bounds__(wgmma_threads, 1)
 
   const typename Tiles::Q q_tile = {0}, warp_q = q_tile.from_row(warp_index() * 16);
   const typename Tiles::KV k_tiles = {q_tile.bytes}, v_tiles = k_tiles.next(Tiles::buffers);
-  const KeyTiles<Tiles::keys, floatX, plain_attention> tiles(a, head, first_key_row, {}, first_query + q0, end);
+  const KeyTiles<Tiles::keys, plain_attention> tiles(a, head, first_key_row, {}, first_query + q0, end);
   using KeyTile = decltype(tiles.first());
   auto buffer = [](KeyTile tile) { return tile.k0 / Tiles::keys % Tiles::buffers; };
   auto start_loading = [&](KeyTile tile) {
-    const KVRows<floatX> kv = tiles.rows(tile);
+    const KVRows kv = tiles.rows(tile);
     load_tile_async<wgmma_threads>(k_tiles.next(buffer(tile)), kv.k, kv.k_stride, tile.k0, end, HS);
     load_tile_async<wgmma_threads>(v_tiles.next(buffer(tile)), kv.v, kv.v_stride, tile.k0, end, HS);
     commit_copies();
@@ -128,7 +126,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1)
     if (warpgroup == 0) barrier_and_load(tiles, tile, start_loading);
     start_ABt(next_s, q_rows, k_tiles.next(buffer(tiles.contains(next) ? next : tile)));
     commit_products();
-    if (tiles.changes_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
+    if (!tiles.keeps_all(query, query + 16, tile.k0, tile.k0 + Tiles::keys))
       mask(s, [&](int row, int column) { return tile.k0 + column > query + row; });
     const ColumnVector<1> before = softmax.max;
     const bool grew = softmax.raise_max(s);
@@ -191,7 +189,7 @@ __device__ inline auto own_rows(SplitTile<D, Rows> tile) {
 // delta =, dq = or +=. A block owns 128 queries of one head in one sequence, a warp 16 of them, a thread its elements
 // of the warp's fragments.
 template <int D>
-__global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(AttentionArgs<floatX> a, float scale) {
+__global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(AttentionArgs a, float scale) {
   if (!compiled_for_wgmma) return trap();
   using Tiles = WgmmaDqTiles<D>;
   using Scores = Accumulator<1, Tiles::keys / 8>;
@@ -204,11 +202,11 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(At
 
   const typename Tiles::Q q_tile = {0}, dout_tile = q_tile.next(1);
   const typename Tiles::KV k_tiles = {2 * q_tile.bytes}, v_tiles = k_tiles.next(Tiles::buffers);
-  const KeyTiles<Tiles::keys, floatX, plain_attention> tiles(a, head, first_row, {}, q0, end);
+  const KeyTiles<Tiles::keys, plain_attention> tiles(a, head, first_row, {}, q0, end);
   using KeyTile = decltype(tiles.first());
   auto buffer = [](KeyTile tile) { return tile.k0 / Tiles::keys % Tiles::buffers; };
   auto start_loading = [&](KeyTile tile) {
-    const KVRows<floatX> kv = tiles.rows(tile);
+    const KVRows kv = tiles.rows(tile);
     load_tile_async<wgmma_threads>(k_tiles.next(buffer(tile)), kv.k, kv.k_stride, tile.k0, end, HS);
     load_tile_async<wgmma_threads>(v_tiles.next(buffer(tile)), kv.v, kv.v_stride, tile.k0, end, HS);
     commit_copies();
@@ -245,7 +243,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1) attention_dq_wgmma_kernel(At
     commit_products();
     start_ABt(next_s, q_rows, k_tiles.next(buffer(tiles.contains(next) ? next : tile)));
     commit_products();
-    if (tiles.changes_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
+    if (!tiles.keeps_all(query, query + 16, tile.k0, tile.k0 + Tiles::keys))
       mask(s, [&](int row, int column) { return tile.k0 + column > query + row; });
     for (int n = 0; n < Tiles::keys / 8; n++)
       for (int i = 0; i < 4; i++) s.x[0][n][i] = exp2_approx(s.x[0][n][i] * (scale * log2_e) - log2_sum.x[0][i / 2]);
@@ -298,11 +296,11 @@ __device__ inline void store_ds(floatX* to, int64_t stride, Tile<64> tile) {
 // run beside the start of the next one, and one warpgroup's beside the other's exponentials.
 template <int D, bool InRegisters, bool StoresDs>
 __global__ void __launch_bounds__(wgmma_threads, 1)
-    attention_dkdv_wgmma_kernel(AttentionArgs<floatX> a, float scale, DsMatrices ds) {
+    attention_dkdv_wgmma_kernel(AttentionArgs a, float scale, DsMatrices ds) {
   if (!compiled_for_wgmma) return trap();
   using Tiles = WgmmaDkdvTiles<D>;
   constexpr int N = Tiles::queries / 8;
-  const KVHead<floatX>& kv = a.kv_heads[blockIdx.x];
+  const KVHead& kv = a.kv_heads[blockIdx.x];
   const int sequence = int(blockIdx.y) + (StoresDs ? ds.first_sequence : 0);
   const int HS = int(a.HS), T = int(a.T), first_row = sequence * T;
   const int64_t C = a.NH * HS;
@@ -313,7 +311,7 @@ __global__ void __launch_bounds__(wgmma_threads, 1)
   const int lse_tiles = dout_tiles.next(Tiles::buffers).offset,
             delta_tiles = lse_tiles + Tiles::buffers * Tiles::vector_bytes;
   const Tile<64> ds_tile = {delta_tiles + Tiles::buffers * Tiles::vector_bytes + warp_index() * Tiles::ds_bytes};
-  const QueryTiles<Tiles::queries, floatX, plain_attention> tiles(a, kv, {}, k0, end, sequence);
+  const QueryTiles<Tiles::queries, plain_attention> tiles(a, kv, {}, k0, end, sequence);
   using QueryTile = decltype(tiles.first());
   auto buffer = [](QueryTile tile) { return int(tile.left % Tiles::buffers); };
   auto start_loading = [&](QueryTile tile) {

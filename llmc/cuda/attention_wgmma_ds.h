@@ -1,7 +1,7 @@
 // The backward pass of plain attention with dS once through memory: the kernel of dk and dv, which computes
 // ds = p (dp - delta), writes it to memory, and another kernel reads it and multiplies: dq = ds k. So there are five
-// products of T x T in place of seven, and about half of T x T elements per head are written and read once. That pays for
-// short sequences. They are taken in chunks whose dS fits into DsMatrices::most_bytes.
+// products of T x T in place of seven, and about half of T x T elements per head are written and read once. That pays
+// for short sequences. They are taken in chunks whose dS fits into DsMatrices::most_bytes.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -36,7 +36,7 @@ struct DsMatrices {
 constexpr int delta_threads = 256;
 
 // delta =. Four lanes own a row of one head; a warp's rows are neighbours in memory.
-__global__ void __launch_bounds__(delta_threads) attention_delta_kernel(AttentionArgs<floatX> a) {
+__global__ void __launch_bounds__(delta_threads) attention_delta_kernel(AttentionArgs a) {
   const int64_t row = (int64_t(blockIdx.x) * delta_threads + threadIdx.x) / 4;  // of (B, T, NH)
   const bool exists = row < a.B * a.T * a.NH;
   const float sum = warp_sum<4>(exists ? row_delta(a.dout + row * a.HS, a.out + row * a.HS, int(a.HS)) : 0.0f);
@@ -68,20 +68,20 @@ __device__ inline void a_fragment(unsigned (&x)[4], TransposedRows a, int m, int
 // is memory that bounds this.
 template <int D>
 __global__ void __launch_bounds__(attention_threads, 2)
-    attention_dq_from_ds_wgmma_kernel(AttentionArgs<floatX> a, DsMatrices ds, float scale) {
+    attention_dq_from_ds_wgmma_kernel(AttentionArgs a, DsMatrices ds, float scale) {
   if (!compiled_for_wgmma) return trap();  // no kernel by mma.sync stores dS
   using Tiles = DsDqTiles<D>;
   const int HS = int(a.HS), T = int(a.T), head = int(blockIdx.x), first_row = (ds.first_sequence + int(blockIdx.y)) * T;
   const int q0 = int(gridDim.z - 1 - blockIdx.z) * Tiles::queries, end = min(T, q0 + Tiles::queries);
   const int warp_query = warp_index() * 32;
-  const KeyTiles<Tiles::keys, floatX, plain_attention> tiles(a, head, first_row, {}, q0, end);
+  const KeyTiles<Tiles::keys, plain_attention> tiles(a, head, first_row, {}, q0, end);
   using KeyTile = decltype(tiles.first());
   const floatX* const from = ds.row(int(blockIdx.y), head, 0) + q0;
   auto ds_tile = [](int buffer, int part) { return Tile<64>{buffer * Tiles::ds_bytes + part * Tiles::ds_bytes / 2}; };
   auto k_tile = [](int buffer) { return Tile<D>{Tiles::buffers * Tiles::ds_bytes + buffer * Tiles::k_bytes}; };
   auto start_loading = [&](KeyTile tile, int buffer) {
     if (tiles.contains(tile)) {
-      const KVRows<floatX> kv = tiles.rows(tile);
+      const KVRows kv = tiles.rows(tile);
       for (int part = 0; part < 2; part++)
         load_tile_async<Tiles::keys, attention_threads>(ds_tile(buffer, part), from + 64 * part, ds.rows, tile.k0,
                                                         tile.k0 + Tiles::keys, 64);

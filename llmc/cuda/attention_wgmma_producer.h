@@ -53,7 +53,7 @@ __device__ inline void pass_turn(int warpgroup) { arrive_threads<wgmma_threads>(
 // the blocks end with short work tiles, about together.
 struct WorkTile {
   int head, sequence, q0;
-  __device__ WorkTile(const AttentionArgs<floatX>& a, int index, int count) {
+  __device__ WorkTile(const AttentionArgs& a, int index, int count) {
     const int heads = int(a.NH), sequences = int(a.B), tiles = count / (heads * sequences);
     head = index % heads, sequence = index / heads % sequences;
     q0 = (tiles - 1 - index / heads / sequences) * wgmma_rows;
@@ -64,12 +64,12 @@ struct WorkTile {
 // the warp's fragments.
 template <int D>
 __global__ void __launch_bounds__(producer_block_threads, 1)
-    attention_forward_producer_wgmma_kernel(AttentionArgs<floatX> a, float scale, int work_tiles) {
+    attention_forward_producer_wgmma_kernel(AttentionArgs a, float scale, int work_tiles) {
   if (!compiled_for_wgmma) return trap();
   using Tiles = ProducerTiles<D>;
   using Place = RingPlace<Tiles::buffers>;
   using Scores = Accumulator<1, Tiles::keys / 8>;
-  using Keys = KeyTiles<Tiles::keys, floatX, plain_attention>;
+  using Keys = KeyTiles<Tiles::keys, plain_attention>;
   using KeyTile = decltype(std::declval<Keys>().first());
   const int HS = int(a.HS), T = int(a.T), first_query = int(a.first_query), queries = T - first_query;
   // The end of a work tile's queries, a position like its keys.
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(producer_block_threads, 1)
                                       w.q0, queries, HS);
       for (KeyTile tile = tiles.first(); tiles.contains(tile); tile = tiles.after(tile)) {
         wait_for_phase(Tiles::empty(place.buffer), place.parity ^ 1);
-        const KVRows<floatX> kv = tiles.rows(tile);
+        const KVRows kv = tiles.rows(tile);
         load_tile_async<warpgroup_size>(Tiles::k(place.buffer), kv.k, kv.k_stride, tile.k0, end, HS);
         load_tile_async<warpgroup_size>(Tiles::v(place.buffer), kv.v, kv.v_stride, tile.k0, end, HS);
         commit_copies();
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(producer_block_threads, 1)
     Accumulator<1, D / 8> acc = {};
     OnlineSoftmax<1, false> softmax;
     auto mask_scores = [&](KeyTile tile) {
-      if (tiles.changes_some(query, 16, tile.k0, tile.k0 + Tiles::keys))
+      if (!tiles.keeps_all(query, query + 16, tile.k0, tile.k0 + Tiles::keys))
         mask(s, [&](int row, int column) { return tile.k0 + column > query + row; });
     };
 

@@ -54,7 +54,7 @@ inline bool can_use_wgmma(const cudaDeviceProp& gpu) {
 }
 
 // The instructions that multiply in attention: mma.sync, or where there are kernels with it wgmma, or for each shape
-// those that are faster. The candidates are kernels by wgmma that no GPU has been measured with: the forward pass with
+// those that are faster. The candidates are wgmma kernels that have not been timed on a GPU yet: the forward pass with
 // a warpgroup that loads; and dk and dv of 64 channels with K and V in registers, or with candidates_ds dS once through
 // memory.
 enum class AttentionBy { fastest, mma, wgmma, candidates, candidates_ds };

@@ -1,4 +1,4 @@
-// Dropout of rows of channels: the operation of llmc/cpu/dropout.h.
+// Dropout of rows of channels: the operations of llmc/cpu/dropout.h.
 #pragma once
 #include <cstdint>
 #include "llmc/ops/dropout.h"
@@ -6,6 +6,16 @@
 
 constexpr bool relative_attention_has_dropout = false;
 constexpr int dropout_threads = 256;
+
+static __global__ void __launch_bounds__(dropout_threads)
+    set_dropout_keys_kernel(uint64_t* keys, int64_t B, uint64_t seed, int64_t update, int64_t first) {
+  const int64_t b = int64_t(blockIdx.x) * dropout_threads + threadIdx.x;
+  if (b < B) keys[b] = dropout_key(seed, update, first + b);
+}
+
+inline void set_dropout_keys(uint64_t* keys, int64_t B, uint64_t seed, int64_t update, int64_t first) {
+  launch(set_dropout_keys_kernel, blocks_of(B, dropout_threads), dropout_threads, 0, keys, B, seed, update, first);
+}
 
 // A thread owns eight channels of a row, which are one call of Philox.
 static __global__ void __launch_bounds__(dropout_threads)

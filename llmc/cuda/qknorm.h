@@ -21,7 +21,7 @@ struct LaneOfHead {
   int head, i;
   bool has_channels;
 
-  __device__ LaneOfHead(const RotaryHeads<floatX>& r, int64_t groups, int lanes) {
+  __device__ LaneOfHead(const RotaryHeads& r, int64_t groups, int lanes) {
     const int64_t thread = int64_t(blockIdx.x) * rotary_threads + threadIdx.x;
     group = thread / lanes, i = int(thread % lanes) * 4;
     row = group / r.heads, head = int(group % r.heads);
@@ -35,13 +35,12 @@ __device__ inline float sum_of_lanes(float x, int lanes) {
   return x;
 }
 
-__device__ inline const float* angles_of(const RotaryHeads<floatX>& r, const RowPositions& positions,
-                                         const LaneOfHead& lane) {
+__device__ inline const float* angles_of(const RotaryHeads& r, const RowPositions& positions, const LaneOfHead& lane) {
   return r.table == nullptr ? nullptr : r.table + (positions[lane.row] * (r.HS / 2) + lane.i) * 2;
 }
 
 __global__ void __launch_bounds__(rotary_threads)
-    norm_heads_kernel(RotaryHeads<floatX> r, float* rstd, RowPositions positions, int64_t groups, int lanes) {
+    norm_heads_kernel(RotaryHeads r, float* rstd, RowPositions positions, int64_t groups, int lanes) {
   const LaneOfHead lane(r, groups, lanes);
   floatX* first = r.x + lane.place(r.stride, r.HS);
   float a[4] = {}, b[4] = {}, squares = 0;
@@ -57,8 +56,7 @@ __global__ void __launch_bounds__(rotary_threads)
 }
 
 __global__ void __launch_bounds__(rotary_threads)
-    norm_heads_backward_kernel(RotaryHeads<floatX> d, HeadNorm norm, RowPositions positions, int64_t groups,
-                               int lanes) {
+    norm_heads_backward_kernel(RotaryHeads d, HeadNorm norm, RowPositions positions, int64_t groups, int lanes) {
   const LaneOfHead lane(d, groups, lanes);
   const int half = d.HS / 2;
   floatX* first = d.x + lane.place(d.stride, d.HS);
@@ -76,18 +74,17 @@ __global__ void __launch_bounds__(rotary_threads)
 }
 
 template <class Kernel, class Kept>
-void launch_norm_heads(Kernel kernel, const RotaryHeads<floatX>& r, const Kept& kept, const RowPositions& positions,
+void launch_norm_heads(Kernel kernel, const RotaryHeads& r, const Kept& kept, const RowPositions& positions,
                        int64_t N) {
   const int lanes = lanes_of_head(r.HS);
   const int64_t groups = N * r.heads;
   launch(kernel, blocks_of(groups * lanes, rotary_threads), rotary_threads, 0, r, kept, positions, groups, lanes);
 }
 
-inline void norm_heads(const RotaryHeads<floatX>& r, float* rstd, const RowPositions& positions, int64_t N) {
+inline void norm_heads(const RotaryHeads& r, float* rstd, const RowPositions& positions, int64_t N) {
   launch_norm_heads(norm_heads_kernel, r, rstd, positions, N);
 }
 
-inline void norm_heads_backward(const RotaryHeads<floatX>& d, const HeadNorm& norm, const RowPositions& positions,
-                                int64_t N) {
+inline void norm_heads_backward(const RotaryHeads& d, const HeadNorm& norm, const RowPositions& positions, int64_t N) {
   launch_norm_heads(norm_heads_backward_kernel, d, norm, positions, N);
 }

@@ -6,7 +6,7 @@
 
 // In both kernels a thread owns eight neighbouring channels of a row, and neighbouring threads have neighbouring ones.
 __global__ void __launch_bounds__(element_threads)
-    relative_queries_forward_kernel(RelativeQueries<floatX> r, int64_t N, int64_t C) {
+    relative_queries_forward_kernel(RelativeQueries r, int64_t N, int64_t C) {
   const int64_t at = first_element(), n = at / C, c = at % C;
   if (n >= N) return;
   float q[8], u[8], v[8];
@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(element_threads)
 }
 
 __global__ void __launch_bounds__(element_threads)
-    relative_queries_backward_kernel(RelativeQueryGradients<floatX> r, int64_t N, int64_t C) {
+    relative_queries_backward_kernel(RelativeQueryGradients r, int64_t N, int64_t C) {
   const int64_t at = first_element(), n = at / C, c = at % C;
   if (n >= N) return;
   float x[8], y[8];
@@ -29,10 +29,10 @@ __global__ void __launch_bounds__(element_threads)
   store8(r.dq + n * r.dq_stride + c, x);
 }
 
-inline void relative_queries_forward(const RelativeQueries<floatX>& r, int64_t N, int64_t C) {
+inline void relative_queries_forward(const RelativeQueries& r, int64_t N, int64_t C) {
   launch_elements(relative_queries_forward_kernel, N * C, r, N, C);
 }
 
-inline void relative_queries_backward(const RelativeQueryGradients<floatX>& r, int64_t N, int64_t C) {
+inline void relative_queries_backward(const RelativeQueryGradients& r, int64_t N, int64_t C) {
   launch_elements(relative_queries_backward_kernel, N * C, r, N, C);
 }

@@ -19,7 +19,7 @@ __device__ inline void turn_pairs(float (&a)[4], float (&b)[4], const float* ang
 // A thread owns four pairs of elements of a head in one row: neighbouring threads read and write neighbouring elements.
 // Angles are multiplied by `sign`.
 __global__ void __launch_bounds__(rotary_threads)
-    rotate_kernel(RotaryHeads<floatX> r, RowPositions positions, int64_t groups, float sign) {
+    rotate_kernel(RotaryHeads r, RowPositions positions, int64_t groups, float sign) {
   const int64_t group = int64_t(blockIdx.x) * rotary_threads + threadIdx.x;
   if (group >= groups) return;
   const int half = r.HS / 2, of_head = half / 4, of_row = r.heads * of_head;
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(rotary_threads)
   store4(first + half, b);
 }
 
-inline void rotate(const RotaryHeads<floatX>& r, const RowPositions& positions, int64_t N, float sign = 1) {
+inline void rotate(const RotaryHeads& r, const RowPositions& positions, int64_t N, float sign = 1) {
   const int64_t groups = N * r.heads * (r.HS / 8);  // head sizes are multiples of 8
   launch(rotate_kernel, blocks_of(groups, rotary_threads), rotary_threads, 0, r, positions, groups, sign);
 }

@@ -1,8 +1,8 @@
 // Checkpoints: OUT/step_00001000/ with the model (model.safetensors, config.json and other small files of text, such as
 // tokenizer.json), AdamW's m and v (optimizer.safetensors, as <name>.m and <name>.v, full-size, linear weights (out,
 // in); see model_file.h) and the run's state (state.json). From the same values, any number of ranks writes the same
-// bytes. A checkpoint is written under another name, synced, and renamed: a folder with its final name is complete. It
-// is renamed before it is removed.
+// bytes. A checkpoint is written under another name, synced, and renamed: a folder with its final name is complete.
+// Removal renames it first.
 //
 // A model that is trained with a memory of earlier segments has that in memory.safetensors, for each stream of text.
 // There are as many streams as all ranks have rows.
@@ -26,7 +26,7 @@
 struct RunState {
   int64_t step = 0;              // steps done, skipped ones too
   int64_t next_sequence = 0;     // the data loader's position
-  int64_t num_sequences = 0;     // sequences in an epoch: tells other training data apart
+  int64_t num_sequences = 0;     // sequences in an epoch: detects other training data
   int64_t skipped_steps = 0;     // steps without an update: their loss or norm was not finite
   int64_t bad_steps_in_row = 0;  // the last so many steps were skipped
   // Options that must be the same in a run that is resumed, or whose change should be noticed; each is a member of

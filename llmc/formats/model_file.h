@@ -1,10 +1,10 @@
 // The tensors of models on disk: safetensors with GPT-2's names. Files are full-size: K/V rows of unused heads are
 // there, as zeros.
 //
-// A file of weights is Hugging Face's: linear weights as Conv1D (in, out), lm_head tied to wte, and the biases of a
-// model without any are zeros, so that any implementation of GPT-2 loads it. A file of moments (AdamW's m and v, as
-// <name>.m and <name>.v) has linear weights as the arenas have them, (out, in): what a process's shard has of a tensor
-// is one run of the file's elements, which it writes.
+// A file of weights is Hugging Face's: linear weights as Conv1D (in, out), no lm_head where that is wte, and the biases
+// of a model without any are zeros, so that any implementation of GPT-2 loads it. A file of moments (AdamW's m and v,
+// Muon's momentum as m, as <name>.m and <name>.v) has linear weights as the arenas have them, (out, in): what a
+// process's shard has of a tensor is one run of the file's elements, which it writes.
 #pragma once
 #include <cstdint>
 #include <functional>

@@ -17,9 +17,7 @@ struct Activations {
   int *tokens = nullptr, *targets = nullptr;  // (N)
   // Each (N): uploaded while others are computed on.
   std::array<int*, num_staging_buffers> staged_tokens = {}, staged_targets = {};
-  // With --dropout: (B, 2), dropout_key of each sequence, whose 64 bits are uploaded as two numbers.
-  int* dropout_keys = nullptr;
-  std::array<int*, num_staging_buffers> staged_dropout_keys = {};
+  uint64_t* dropout_keys = nullptr;  // with --dropout: (B), dropout_key of each sequence
   // With `documents`: (N), of each query the first key, of each key the last query of its document (attention_args.h);
   // in generation the former is (groups of layers, N), in numbers of the keys that the cache has, and the latter null.
   int *first_keys = nullptr, *last_queries = nullptr;
@@ -60,11 +58,7 @@ inline void declare(Activations& acts, ActivationList& list) {
   list.add(activations, "targets", acts.targets, {N});
   for (int*& buffer : acts.staged_tokens) list.add(activations, "staged_tokens", buffer, {N});
   for (int*& buffer : acts.staged_targets) list.add(activations, "staged_targets", buffer, {N});
-  if (training && training->dropout > 0) {
-    list.add(activations, "dropout_keys", acts.dropout_keys, {training->B, 2});
-    for (int*& buffer : acts.staged_dropout_keys)
-      list.add(activations, "staged_dropout_keys", buffer, {training->B, 2});
-  }
+  if (training && training->dropout > 0) list.add(activations, "dropout_keys", acts.dropout_keys, {training->B});
   const int64_t groups = training ? 1 : int64_t(list.shape.generation->groups.size());
   if (table.documents) list.add(activations, "first_keys", acts.first_keys, {groups, N});
   if (table.documents && training) list.add(activations, "last_queries", acts.last_queries, {N});
@@ -86,7 +80,7 @@ inline void declare(Activations& acts, ActivationList& list) {
 // What training passes drop at a site of a layer; nothing without --dropout.
 inline Dropout dropout_of(const Activations& acts, const ModelShape& shape, DropoutSite site, int layer) {
   if (!shape.training || shape.training->dropout == 0) return {};
-  return make_dropout(reinterpret_cast<const uint64_t*>(acts.dropout_keys), shape.training->dropout, site, layer);
+  return make_dropout(acts.dropout_keys, shape.training->dropout, site, layer);
 }
 
 // acts.rotary_table = the angles of these positions.

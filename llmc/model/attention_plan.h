@@ -82,7 +82,7 @@ struct AttentionPlan {
   }
   // Heads that are projected although no attention uses them: where the plan was told to keep them, or where another
   // layer with the same parameters, a router or `depth` has a use for them.
-  std::vector<int> unused(Qkv which, int layer) const;
+  std::vector<int> unused_but_projected(Qkv which, int layer) const;
   // Projected heads whose gradient begins with zero, to which all that use them add: unused ones, and with `route` k
   // and v that no other layer can use, because in some updates the layer itself does not.
   std::vector<int> begin_with_zero(Qkv which, int layer) const;
@@ -124,7 +124,7 @@ void for_each_head(const AttentionPlan& plan, int l, Visit visit) {
     });
 }
 
-inline std::vector<int> AttentionPlan::unused(Qkv which, int layer) const {
+inline std::vector<int> AttentionPlan::unused_but_projected(Qkv which, int layer) const {
   std::set<int> used(shared[which][layer].begin(), shared[which][layer].end());
   for (const PlannedAttention& attention : attentions[layer])
     for_each_head(attention, [&](Qkv of, const ProjectedHead& h) {
@@ -137,7 +137,7 @@ inline std::vector<int> AttentionPlan::unused(Qkv which, int layer) const {
 }
 
 inline std::vector<int> AttentionPlan::begin_with_zero(Qkv which, int layer) const {
-  if (table.route == 0 || which == Qkv::q) return unused(which, layer);
+  if (table.route == 0 || which == Qkv::q) return unused_but_projected(which, layer);
   std::vector<int> heads;
   for (int head : projected[which][layer])
     if (shared_index(which, {layer, head}) < 0) heads.push_back(head);

@@ -10,7 +10,7 @@ struct SequenceSpan {
   int64_t first, count;
 };
 
-// What decides what a micro-batch of an update draws: with dropout which elements are dropped, beside their place in
+// What the random draws of a micro-batch of an update follow from: which elements dropout drops, besides their place in
 // it, and with `route` whose K/V layers use.
 struct UpdateDraw {
   uint64_t seed = 0;

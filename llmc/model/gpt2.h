@@ -1,5 +1,5 @@
-// The model: what it consists of, and the functions that programs call. Those are defined in train_gpt2_sla.cu, where
-// each has its comment.
+// The model: what it consists of, and the functions that programs call. Those are defined, with their comments, in
+// train_gpt2_sla.cu.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -21,10 +21,10 @@
 struct PlanOptions {
   int B = 1, T = 1;  // what the activations have room for
   Recompute recompute = Recompute::nothing;
-  bool keep_dead_kv = false;                  // project K/V heads that no query head attends to
+  bool keep_dead_kv = false;                  // project heads that no attention uses
   Shard shard = {};                           // this process's shard of the optimizer state
   int64_t logit_bytes = logit_chunk_bytes();  // bytes that a chunk of logits may take
-  size_t sampling_bytes = 0;                  // bytes that the plan that draws samples takes
+  size_t sampling_bytes = 0;                  // bytes of the plan that draws samples
   // What Muon's iteration may take, in elements of floatX.
   int64_t muon_elements = muon_workspace_elements;
   double dropout = 0;  // --dropout
@@ -89,6 +89,7 @@ struct GPT2 : ModelShape, ModelMemory {
   const Sublayer& sublayer(int i) { return await_bucket(sublayers.list[size_t(i)].bucket), sublayers.list[size_t(i)]; }
   const Norm& norm(int i) { return await_bucket(sublayers.norm(i).bucket), sublayers.norm(i); }
   const Head& head() { return await_bucket(sublayers.head.bucket), sublayers.head; }
+  bool weights_are_arriving() const { return buckets_awaited == 0; }
   void await_all_weights() { await_bucket(int(parameters.buckets.size()) - 1); }
 
  private:

@@ -12,7 +12,7 @@
 #include <vector>
 #include "attention_plan.h"
 #include "batch.h"
-#include "llmc/ops/attention_args.h"
+#include "llmc/ops/rows.h"
 #include "llmc/base/error.h"
 
 // Layers whose K/V is used together: an attention numbers the keys of all of them alike, so these begin at the same
@@ -128,7 +128,7 @@ struct CachedRows {
   }
 };
 
-// The groups: a layer is in one with the layers whose K/V it uses, and with all layers used beside one of these.
+// The groups: layers whose K/V one attention uses are in a group with its layer, and so on.
 inline std::vector<KVCacheGroup> group_layers(const AttentionPlan& plan) {
   std::vector<int> lower(size_t(plan.num_layers));  // a lower layer of the same group; of the lowest, itself
   for (int l = 0; l < plan.num_layers; l++) lower[l] = l;

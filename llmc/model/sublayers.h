@@ -4,10 +4,9 @@
 //
 // Each kind of norm, branch, residual and head is a part, a file in parts/. What a part supplies, besides its struct:
 //
-//   declare(part, list)                     which activations it keeps: names, shapes, levels of recomputation. (A
-//   norm,
+//   declare(part, list)                     which activations it keeps: names, shapes, levels of recomputation; a norm,
 //                                           AddResidual and GruResidual are told from which level on their output
-//                                           is dropped.)
+//                                           is dropped
 //   bind_PART(part, ...)                    pointers to weights, activations and what others have declared, in memory
 //   norm_forward, norm_backward             out = the norm of the stream; dresidual += from dout
 //   residual_norm_forward                   stream = stream + branch_out, and the norm of it, in one pass
@@ -18,7 +17,7 @@
 //                                           branch's output, and dresidual becomes the gradient of the stream before
 //   matmul_elements, attention_flops        its cost, if it has any
 //
-// A part has no function that does nothing: the code that walks the list asks which kind a part is.
+// No part has an empty function: the code that walks the list asks which kind a part is.
 #pragma once
 #include <cstdint>
 #include <optional>

@@ -29,7 +29,7 @@ inline Dropout make_dropout(const uint64_t* keys, double p, DropoutSite site, in
 }
 
 // The key of a sequence, by its number in the update.
-inline uint64_t dropout_key(uint64_t seed, int64_t update, int64_t sequence) {
+SLA_HOST_DEVICE inline uint64_t dropout_key(uint64_t seed, int64_t update, int64_t sequence) {
   const Philox words = random_words(seed, RandomStream::dropout, uint32_t(update), uint64_t(sequence));
   return uint64_t(words.word[0]) << 32 | words.word[1];
 }

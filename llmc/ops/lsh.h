@@ -16,7 +16,7 @@
 #pragma once
 #include <cmath>
 #include <cstdint>
-#include "llmc/ops/attention_args.h"
+#include "llmc/ops/rows.h"
 #include "llmc/base/host_device.h"
 #include "llmc/ops/precision.h"
 

@@ -20,8 +20,8 @@
 // digits of small ones are lost in it, and each iteration enlarges the loss by up to a^2 = 12: after two of them A is
 // computed anew.
 //
-// q, k and v are a matrix each. AdamW updates all other parameters; their moment v is kept of the matrices too, and not
-// used, so that a checkpoint's files are the same for either optimizer.
+// q, k and v are a matrix each. AdamW updates all other parameters; the matrices keep a moment v, too, which nothing
+// uses, so that a checkpoint's files are the same for either optimizer.
 //
 // In bf16 the iteration is as exact as PyTorch's: it is off by 0.01 to 0.5 of a direction's norm, for gradients of a
 // few tokens.

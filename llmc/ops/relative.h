@@ -4,22 +4,21 @@
 #include <cmath>
 #include <cstdint>
 #include <vector>
+#include "precision.h"
 
 // The queries that are multiplied with keys, q + u, and with vectors of distances, q + v.
-template <class Element>
 struct RelativeQueries {
-  const Element* q = nullptr;  // (N, C), rows q_stride apart
+  const floatX* q = nullptr;  // (N, C), rows q_stride apart
   int64_t q_stride = 0;
-  const Element *u = nullptr, *v = nullptr;             // (C): for all heads
-  Element *of_keys = nullptr, *of_distances = nullptr;  // (N, C)
+  const floatX *u = nullptr, *v = nullptr;             // (C): for all heads
+  floatX *of_keys = nullptr, *of_distances = nullptr;  // (N, C)
 };
 
 // The gradient of q from the gradients of q + u and q + v.
-template <class Element>
 struct RelativeQueryGradients {
-  Element* dq = nullptr;  // (N, C), rows dq_stride apart
+  floatX* dq = nullptr;  // (N, C), rows dq_stride apart
   int64_t dq_stride = 0;
-  Element *of_keys = nullptr, *of_distances = nullptr;  // (N, C)
+  floatX *of_keys = nullptr, *of_distances = nullptr;  // (N, C)
 };
 
 // (distances, C): s_d, the largest distance, distances - 1, first: the sines of d * 10000^(-2i/C), i < C/2, then the

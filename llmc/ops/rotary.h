@@ -4,11 +4,11 @@
 #include <cmath>
 #include <cstdint>
 #include <vector>
+#include "precision.h"
 
 // Heads that lie beside each other in rows of a matrix, and the angles to rotate them by.
-template <class Element>
 struct RotaryHeads {
-  Element* x = nullptr;  // (rows, heads, HS), rows `stride` apart
+  floatX* x = nullptr;  // (rows, heads, HS), rows `stride` apart
   int64_t stride = 0;
   int heads = 0, HS = 0;         // HS is even
   const float* table = nullptr;  // rotary_table, on the device

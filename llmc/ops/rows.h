@@ -27,3 +27,8 @@ struct RowCopy {
     return dst + (dst_rows != nullptr ? int64_t(dst_rows[row * dst_rows_stride]) : row) * dst_stride;
   }
 };
+
+// The keys of a sequence, beside which rows of k and v there are others: T rows from `first_row` on.
+struct KeyRows {
+  int first_row, T;
+};

@@ -1,11 +1,12 @@
 #pragma once
 #include <cmath>
+#include <cstddef>
 #include "llmc/base/host_device.h"
 #include "precision.h"
 
 // Sums over a step, in the device's memory, where the operations add them up and the update reads them. Ranks sum them
-// up in one collective, from the first or the second on. Gradients are computed for the mean over all tokens, to which
-// a token that is not scored adds a loss of 0: how many are scored is known only with them. In fp16 they are
+// up in one collective, from grad_squares (ZeRO-1) or loss on. Gradients are computed for the mean over all tokens, to
+// which a token that is not scored adds a loss of 0: how many are scored is known only with them. In fp16 they are
 // multiplied by the loss scale.
 struct StepStats {
   double grad_squares;    // the sum of the squares of all these gradients
@@ -41,6 +42,10 @@ struct StepStats {
   double mean(double sum, double rows) const { return scored > 0 ? sum / (scored / rows) : NAN; }
 };
 static_assert(sizeof(StepStats) == 11 * sizeof(double));
+
+// How many sums `loss` begins, and flags `stop_requests` begins: what gpt2_update sums over the ranks.
+constexpr int num_loss_sums = int((offsetof(StepStats, stop_requests) - offsetof(StepStats, loss)) / sizeof(double)),
+              num_flags = int((offsetof(StepStats, loss_scale) - offsetof(StepStats, stop_requests)) / sizeof(double));
 
 // The loss scale of these sums, which the backward pass multiplies the weights of losses by. It is read in the memory
 // of the device, so that a CUDA graph is not captured again when it changes. Only fp16 has one.

@@ -48,7 +48,7 @@ Wiring skip_layer_wiring(int num_skip_layer, int num_skip_head);
 // no other layer's K/V to attend to and stays plain.
 Wiring default_wiring(int num_layers, int num_heads);
 
-// How many attentions the heads of a model have with it, at most: before anything is made of so many layers and heads.
+// At most how many attentions the heads of a model have with it: checked before anything is made of so many.
 double most_attentions(const Wiring& w, int num_layers, int num_heads);
 
 // Throws UserError, as parse_wiring does, unless the wiring fits a model of so many layers and heads.

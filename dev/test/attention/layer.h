@@ -132,8 +132,8 @@ struct Layer {
   DeviceArray<int> d_topk_last, d_first_keys, d_last_queries;
   std::vector<uint64_t> dropout_keys;
   DeviceArray<uint64_t> d_dropout_keys;
-  KVHeads<floatX> kv_heads;
-  AttentionArgs<floatX> args;
+  DeviceAttention kv_heads;
+  AttentionArgs args;
 
   explicit Layer(const Case& c)
       : c(c), own(c.own_kv_heads), shared(c.num_kv_heads() - own), q_stride((c.NH() + 2 * own) * c.HS + 8),
@@ -192,35 +192,35 @@ struct Layer {
     d_delta = DeviceArray<float>(nans<float>(c.query_rows() * c.NH()));
     d_topk_score = DeviceArray<float>(nans<float>(c.topk > 0 ? c.query_rows() * c.NH() : 0));
     d_topk_last = DeviceArray<int>(std::vector<int>(size_t(c.topk > 0 ? c.query_rows() * c.NH() : 0), -7));
-    std::vector<KVHead<floatX>> heads;
+    std::vector<KVHead> heads;
     std::vector<int> query_heads;
     int64_t partial_sums = 0;
     for (int n = 0; n < c.num_kv_heads(); n++) {
       floatX *k_from = n < own ? d_qkv.data : d_source_kv.data, *v_from = c.v_apart ? d_apart_v.data : k_from;
       floatX *k_to = n < own ? d_dqkv.data : d_shared_dkv.data, *v_to = c.v_apart ? d_apart_dv.data : k_to;
-      KVHead<floatX> head = {k_from + k(n).offset,
-                             v_from + v(n).offset,
-                             k(n).stride,
-                             v(n).stride,
-                             k_to + dk(n).offset,
-                             v_to + dv(n).offset,
-                             dk(n).stride,
-                             dv(n).stride,
-                             dk_accumulates(n),
-                             dv_accumulates(n),
-                             int(query_heads.size()),
-                             0};
+      KVHead head = {k_from + k(n).offset,
+                     v_from + v(n).offset,
+                     k(n).stride,
+                     v(n).stride,
+                     k_to + dk(n).offset,
+                     v_to + dv(n).offset,
+                     dk(n).stride,
+                     dv(n).stride,
+                     dk_accumulates(n),
+                     dv_accumulates(n),
+                     int(query_heads.size()),
+                     0};
       for (int i = 0; i < int(c.NH()); i++)
         for (int source : c.kv_of_head[i])
           if (source == n) query_heads.push_back(i), head.num_query_heads++;
-      if (has_partial_sums(head.num_query_heads)) partial_sums += head.num_query_heads;
+      if (needs_scratch(head.num_query_heads)) partial_sums += head.num_query_heads;
       heads.push_back(head);
     }
     std::vector<AttentionMask> masks;
     for (const MaskCase& mask : c.masks) masks.push_back(attention_mask(mask));
     if (!c.slopes.empty()) masks.resize(size_t(c.NH()));
     for (size_t i = 0; i < c.slopes.size(); i++) masks[i].clauses.slope = float(c.slopes[i] * std::sqrt(double(c.HS)));
-    kv_heads = KVHeads<floatX>(heads, query_heads, masks);
+    kv_heads = DeviceAttention(heads, query_heads, masks);
     d_scratch = DeviceArray<float>(nans<float>(attention_backward_scratch(c.B, c.T, c.HS, partial_sums)));
     args = kv_heads.args;
     args.B = c.B, args.T = c.T, args.HS = c.HS, args.first_query = c.first_query;
@@ -545,7 +545,7 @@ struct PartialForward {
     const DeviceArray<float> d_lse(std::vector<float>(rows * NH + gap, 7.0f));
     const DeviceArray<float> d_partials(
         nans<float>(attention_partials(layer.c.B, NH, layer.c.HS, T, layer.args.kv_per_head)));
-    AttentionArgs<floatX> args = layer.args;
+    AttentionArgs args = layer.args;
     args.partials = d_partials.data;
     const DeviceArray<int> d_first_keys(layer.first_keys_from(first_query, T));
     if (args.first_keys != nullptr) args.first_keys = d_first_keys.data;

@@ -27,7 +27,7 @@ struct SequencesForward {
     const DeviceArray<float> d_partials(
         nans<float>(attention_partials(B, NH, layer.c.HS, longest, layer.args.kv_per_head)));
     const DeviceArray<KeyRows> d_sequences(sequences);
-    AttentionArgs<floatX> args = layer.args;
+    AttentionArgs args = layer.args;
     args.partials = d_partials.data, args.sequences = d_sequences.data;
     args.B = B, args.T = longest, args.first_query = longest - queries;
     args.q = d_q.data, args.q_stride = C, args.out = d_out.data, args.lse = d_lse.data;

@@ -89,7 +89,8 @@ inline bool is_of_gate(const std::string& name) {
 // Whether attention has used v of the layer, in the last update.
 inline bool uses_v_of(const GPT2& model, int layer) {
   const AttentionPlan& plan = model.attention_plan;
-  if (plan.table.route == 0) return plan.projected[Qkv::v][layer].size() > plan.unused(Qkv::v, layer).size();
+  if (plan.table.route == 0)
+    return plan.projected[Qkv::v][layer].size() > plan.unused_but_projected(Qkv::v, layer).size();
   for (int l = 0; l < plan.num_layers; l++)
     for (const KVUse& use : plan.attentions[l][0].uses)
       if ((use.v.layer == l ? attention_of_layer(model.sublayers, l).kv_source : use.v.layer) == layer) return true;

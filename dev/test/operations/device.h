@@ -202,7 +202,7 @@ struct Product {
   std::vector<Out> computed() const {
     std::vector<Out> y = c;
     if constexpr (std::is_same_v<Out, float>)
-      gemm(op_a, op_b, m, n, k, alpha, a.data(), lda, b.data(), ldb, beta, y.data(), ldc);
+      gemm(op_a, op_b, m, n, k, alpha, a.data(), lda, b.data(), ldb, beta != 0, y.data(), ldc);
     else gemm(op_a, op_b, m, n, k, a.data(), lda, b.data(), ldb, beta != 0, y.data(), ldc);
     return y;
   }

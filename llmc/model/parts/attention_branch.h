@@ -17,9 +17,8 @@
 #include "relative_attention.h"
 
 // One softmax for each query head of a layer.
-struct LayerAttention {
-  int map_layer = 0;         // the layer whose q and masks are used: its own, or one below
-  KVHeads<floatX> kv_heads;  // where the K/V heads are that its query heads attend to, and the other arguments
+struct LayerAttention : DeviceAttention {
+  int map_layer = 0;  // the layer whose q and masks are used: its own, or one below
 };
 
 // N: rows, C: channels, h: heads.
@@ -64,14 +63,14 @@ inline AttentionBranch make_attention(const AttentionPlan& plan, int l, bool is_
 // ----------------------------------------------------------------------------
 // Memory
 
-// The partial sums of dk and dv that the backward pass of the layer's attentions leaves, at most.
-inline int64_t most_partial_sums(const AttentionPlan& plan, int l) {
+// The most parts of the scratch memory that one of the layer's attentions needs in the backward pass.
+inline int64_t most_scratch_parts(const AttentionPlan& plan, int l) {
   int64_t most = 0;
   for (const PlannedAttention& attention : plan.attentions[l]) {
-    int64_t partial_sums = 0;
+    int64_t parts = 0;
     for (const KVUse& use : attention.uses)
-      if (const int64_t heads = int64_t(use.query_heads.size()); has_partial_sums(heads)) partial_sums += heads;
-    most = std::max(most, partial_sums);
+      if (const int64_t heads = int64_t(use.query_heads.size()); needs_scratch(heads)) parts += heads;
+    most = std::max(most, parts);
   }
   return most;
 }
@@ -104,7 +103,7 @@ inline void declare(AttentionBranch& b, ActivationList& list) {
   list.in_buffer(buffers::dnorm, b.datt, {N, C});
   list.in_buffer({"delta", MemoryGroup::backward}, b.delta, {N, h});
   const auto scratch_for = [&](int64_t keys) {
-    return attention_backward_scratch(shape.training->B, keys, hs, most_partial_sums(plan, b.layer));
+    return attention_backward_scratch(shape.training->B, keys, hs, most_scratch_parts(plan, b.layer));
   };
   const int64_t T = shape.training->T, first_segment = scratch_for(T);  // which has no memory before it
   const int64_t scratch = std::max(first_segment, scratch_for(plan.table.memory + T));
@@ -114,10 +113,10 @@ inline void declare(AttentionBranch& b, ActivationList& list) {
 // ----------------------------------------------------------------------------
 // Pointers
 
-// Each K/V head that layer l's attention uses; of layer `source` where it uses its own.
-inline std::vector<KVHead<floatX>> kv_heads_of(const HeadPlaces& places, int l, const PlannedAttention& attention,
-                                               int slot, int source) {
-  std::vector<KVHead<floatX>> kv_heads;
+// Each K/V head that layer l's attention uses, its own replaced by layer `source`'s.
+inline std::vector<KVHead> kv_heads_of(const HeadPlaces& places, int l, const PlannedAttention& attention, int slot,
+                                       int source) {
+  std::vector<KVHead> kv_heads;
   int first_query_head = 0;
   auto of_source = [&](ProjectedHead h) { return ProjectedHead{h.layer == l ? source : h.layer, h.head}; };
   for (const KVUse& use : attention.uses) {
@@ -133,7 +132,7 @@ inline std::vector<KVHead<floatX>> kv_heads_of(const HeadPlaces& places, int l, 
 }
 
 // How layer l's attention finds each K/V head that it uses.
-inline KVHeads<floatX> bind_kv_heads(const HeadPlaces& places, const Binding& binding, int l,
+inline DeviceAttention bind_kv_heads(const HeadPlaces& places, const Binding& binding, int l,
                                      const PlannedAttention& attention, int slot) {
   const AttentionPlan& plan = binding.plan();
   std::vector<int> query_heads;
@@ -145,7 +144,7 @@ inline KVHeads<floatX> bind_kv_heads(const HeadPlaces& places, const Binding& bi
   if (std::all_of(masks.begin(), masks.end(), is_plain)) masks.clear();
   // Attention scales scores after the mask has lowered them.
   for (AttentionMask& mask : masks) mask.clauses.slope *= std::sqrt(float(binding.head_size()));
-  KVHeads<floatX> bound(kv_heads_of(places, l, attention, slot, l), query_heads, masks);
+  DeviceAttention bound(kv_heads_of(places, l, attention, slot, l), query_heads, masks);
   for (int source = 0; source < l && plan.table.route > 0 && binding.shape.training; source++)
     bound.allow(kv_heads_of(places, l, attention, slot, source));
   return bound;
@@ -155,10 +154,8 @@ inline LayerAttention bind_attention_args(const AttentionBranch& b, const Planne
                                           const HeadPlaces& places, const Binding& binding) {
   const ProjectedHead first_q = {planned.map_layer, 0};
   const HeadPlace q = places(Qkv::q, first_q).x, dq = places.gradient(b.layer, Qkv::q, first_q);
-  LayerAttention attention;
-  attention.map_layer = planned.map_layer;
-  attention.kv_heads = bind_kv_heads(places, binding, b.layer, planned, slot);
-  AttentionArgs<floatX>& args = attention.kv_heads.args;
+  LayerAttention attention = {bind_kv_heads(places, binding, b.layer, planned, slot), planned.map_layer};
+  AttentionArgs& args = attention.args;
   args.HS = binding.head_size();
   args.q = q.x, args.q_stride = q.stride;
   args.topk = binding.plan().table.topk, args.topk_score = b.topk_score, args.topk_last = b.topk_last;
@@ -190,13 +187,13 @@ inline void bind_attentions(AttentionBranch& b, const HeadPlaces& places, const 
     b.attentions_of_slot.emplace_back();
     for (const PlannedAttention& planned : binding.plan().attentions[b.layer])
       b.attentions_of_slot[slot].push_back(bind_attention_args(b, planned, slot, places, binding));
-    if (b.relative) bind_relative(*b.relative, b.w, b.g, binding.acts, b.attentions_of_slot[slot][0].kv_heads.args);
+    if (b.relative) bind_relative(*b.relative, b.w, b.g, binding.acts, b.attentions_of_slot[slot][0].args);
   }
   if (generation) b.sequences = binding.acts.sequences + generation->group_of_layer[b.layer] * generation->slots;
   else bind_load_dqkv(b.projection, places, binding);
 }
 
-// After bind_branch of all layers: binds the way of their heads. A layer's attention uses what lower layers have
+// After bind_branch of all layers: binds the path of their heads. A layer's attention uses what lower layers have
 // projected, and its gradients reach them. Returns where attention finds all heads.
 inline HeadPlaces bind_heads(const std::vector<AttentionBranch*>& layers, const Binding& binding) {
   HeadPlaces places(binding.plan());
@@ -213,7 +210,7 @@ inline HeadPlaces bind_heads(const std::vector<AttentionBranch*>& layers, const 
 // From the next pass on the layer's heads use the K/V of layer `source` where they use their own.
 inline void use_kv_of(AttentionBranch& b, int source, const HeadPlaces& places, const AttentionPlan& plan) {
   if (std::exchange(b.kv_source, source) == source) return;
-  b.attentions_of_slot[0][0].kv_heads.replace(kv_heads_of(places, b.layer, plan.attentions[b.layer][0], 0, source));
+  b.attentions_of_slot[0][0].replace(kv_heads_of(places, b.layer, plan.attentions[b.layer][0], 0, source));
 }
 
 // ----------------------------------------------------------------------------
@@ -225,9 +222,9 @@ inline int64_t first_key(const AttentionBranch& b, const SequenceSpan& span) {
 }
 
 // The i-th attention of a span's queries: B sequences, whose first row is `row` of the batch.
-inline AttentionArgs<floatX> args_of_span(const AttentionBranch& b, size_t i, const SequenceSpan& span, int64_t B,
-                                          int64_t row) {
-  AttentionArgs<floatX> args = b.attentions_of_slot[span.slot][i].kv_heads.args;
+inline AttentionArgs args_of_span(const AttentionBranch& b, size_t i, const SequenceSpan& span, int64_t B,
+                                  int64_t row) {
+  AttentionArgs args = b.attentions_of_slot[span.slot][i].args;
   args.B = B, args.first_query = span.first - first_key(b, span), args.T = args.first_query + span.count;
   args.q += row * args.q_stride, args.out += row * args.NH * args.HS, args.lse += row * args.NH;
   if (args.first_keys != nullptr) args.first_keys += row;
@@ -237,22 +234,22 @@ inline AttentionArgs<floatX> args_of_span(const AttentionBranch& b, size_t i, co
 }
 
 // The i-th attention of a training batch.
-inline AttentionArgs<floatX> attention_args(const AttentionBranch& b, size_t i, const Batch& batch) {
-  AttentionArgs<floatX> args = args_of_span(b, i, {0, batch.remembered, batch.T}, batch.B, /*row=*/0);
+inline AttentionArgs attention_args(const AttentionBranch& b, size_t i, const Batch& batch) {
+  AttentionArgs args = args_of_span(b, i, {0, batch.remembered, batch.T}, batch.B, /*row=*/0);
   if (b.relative) args.relative = positions_of(*b.relative, args.relative, batch);
   if (batch.drops) args.dropout = b.dropout;
   return args;
 }
 
 // The i-th attention of spans [first, end), which have as many queries each, the first from `row` on.
-inline AttentionArgs<floatX> args_of_spans(const AttentionBranch& b, size_t i, const std::vector<SequenceSpan>& spans,
-                                           size_t first, size_t end, int64_t row) {
+inline AttentionArgs args_of_spans(const AttentionBranch& b, size_t i, const std::vector<SequenceSpan>& spans,
+                                   size_t first, size_t end, int64_t row) {
   int64_t longest = 0;
   for (size_t n = first; n < end; n++)
     longest = std::max(longest, spans[n].first + spans[n].count - first_key(b, spans[n]));
   SequenceSpan span = spans[first];
   span.slot = 0;  // its K/V heads begin with the cache's first row, from which b.sequences counts
-  AttentionArgs<floatX> args = args_of_span(b, i, span, int64_t(end - first), row);
+  AttentionArgs args = args_of_span(b, i, span, int64_t(end - first), row);
   args.T = longest, args.first_query = longest - span.count;
   args.sequences = b.sequences + first;
   return args;
@@ -266,7 +263,7 @@ inline void attend(const AttentionBranch& b, size_t i, const Batch& batch) {
   for (size_t first = 0, end; first < spans.size(); first = end) {
     const int64_t queries = spans[first].count;
     end = first + 1;
-    if (takes_sequences(queries, b.attentions_of_slot[0][i].kv_heads.args.topk))
+    if (takes_sequences(queries, b.attentions_of_slot[0][i].args.topk))
       while (end < spans.size() && spans[end].count == queries) end++;
     attention_forward(end == first + 1 ? args_of_span(b, i, spans[first], 1, row)
                                        : args_of_spans(b, i, spans, first, end, row));
@@ -292,8 +289,8 @@ inline void attend_by_maps(const AttentionBranch& b, const MixedMaps& mixed, con
   }
 }
 
-// out (N, C) = the output of the attention branch for its input `in` (N, C). `again`: in the backward pass, which
-// computes a layer again; its k and v are there.
+// out (N, C) = the output of the attention branch for its input projection.in (N, C). `again`: in the backward pass,
+// which computes a layer again; its k and v are there.
 inline void branch_forward(const AttentionBranch& b, const Batch& batch, bool again = false) {
   projection_forward(b.projection, batch, again);
   stages_forward(b.stages, batch, again);
@@ -311,7 +308,7 @@ inline void attend_by_maps_backward(const AttentionBranch& b, const MixedMaps& m
   const int64_t N = batch.rows();
   for (size_t i = 0; i < b.attentions_of_slot[0].size(); i++) {
     const int map_layer = b.attentions_of_slot[0][i].map_layer;
-    AttentionArgs<floatX> args = attention_args(b, i, batch);
+    AttentionArgs args = attention_args(b, i, batch);
     args.exact_out = mixed.exact_map_out;
     attention_forward(args);  // the output of this map alone, and its lse
     float* dmap_weight = mixed.dmap_weights + map_layer * mixed.weights.gates_stride;
@@ -336,6 +333,8 @@ inline void map_gate_backward(const AttentionBranch& b, const MixedMaps& mixed, 
 inline void branch_backward(const AttentionBranch& b, const floatX* dout, const Batch& batch) {
   if (batch.drops) drop_elements(b.out, dout, b.output_dropout, batch.B, batch.T, b.C), dout = b.out;
   matmul_backward(b.datt, b.g.projw, b.g.projb, dout, b.att, b.w.projw, batch.rows(), b.C, b.C);
+  // Shared heads: dqkv = what layers above left in the accumulators, to which attention adds; 0 where no attention
+  // does.
   for (const RowCopy& copy : b.projection.load_dqkv) copy_rows(copy, batch.key_rows());
   if (b.relative) queries_forward(*b.relative, batch);
   if (b.mixed_maps) attend_by_maps_backward(b, *b.mixed_maps, batch);

@@ -8,10 +8,10 @@
 
 // q or k of the projected heads, or both, to be normed and rotated; or their gradients, on the way back.
 struct Rotation {
-  RotaryHeads<floatX> heads;  // without `rope` their table is null
-  HeadNorm norm;              // without `qknorm` unused
-  bool is_kept;               // the backward pass finds them so
-  bool has_memory_rows;       // as in Projection
+  RotaryHeads heads;     // without `rope` their table is null
+  HeadNorm norm;         // without `qknorm` unused
+  bool is_kept;          // the backward pass finds them so
+  bool has_memory_rows;  // as in Projection
 };
 
 struct HeadRotation : HeadStage {

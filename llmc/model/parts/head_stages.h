@@ -1,6 +1,6 @@
-// The way of a layer's heads from the projection to attention: the list of all stages, in the order in which heads pass
-// them. A layer has some of them, and gradients come back through the list. Plain GPT-2 has none in training, and in
-// generation StoreKV alone.
+// The path of a layer's heads from the projection to attention: the list of all stages, in the order in which heads
+// pass them. A layer has some of them, and gradients come back through the list. Plain GPT-2 has none in training, and
+// in generation StoreKV alone.
 #pragma once
 #include <optional>
 #include <tuple>

@@ -13,8 +13,8 @@ struct RelativeAttention {
   floatX *r = nullptr, *dr = nullptr;           // (distances, C)
   float* dr_of_sequences = nullptr;             // (B, distances, C)
   AttentionParams<float> g;
-  RelativeQueries<floatX> queries;
-  RelativeQueryGradients<floatX> gradients;
+  RelativeQueries queries;
+  RelativeQueryGradients gradients;
 };
 
 // Generation keeps the r of each layer for as long as a text continues.
@@ -35,9 +35,9 @@ inline void declare(RelativeAttention& relative, ActivationList& list) {
 
 // Sets the pointers, and the attention's: its q and dq, which are the layer's so far, become q + u and its gradient.
 inline void bind_relative(RelativeAttention& relative, const AttentionParams<floatX>& w,
-                          const AttentionParams<float>& g, const Activations& acts, AttentionArgs<floatX>& args) {
-  RelativeQueries<floatX>& queries = relative.queries;
-  RelativeQueryGradients<floatX>& gradients = relative.gradients;
+                          const AttentionParams<float>& g, const Activations& acts, AttentionArgs& args) {
+  RelativeQueries& queries = relative.queries;
+  RelativeQueryGradients& gradients = relative.gradients;
   relative.sines = acts.sines, relative.w = w.relativew, relative.g = g;
   queries.q = args.q, queries.q_stride = args.q_stride, queries.u = w.relativeu, queries.v = w.relativev;
   gradients.dq = args.dq, gradients.dq_stride = args.dq_stride;
@@ -53,8 +53,8 @@ inline int64_t first_distance_row(const RelativeAttention& relative, const Batch
 }
 
 // The operand of attention with the distances of a batch of training.
-inline RelativePositions<floatX> positions_of(const RelativeAttention& relative, RelativePositions<floatX> positions,
-                                              const Batch& batch) {
+inline RelativePositions positions_of(const RelativeAttention& relative, RelativePositions positions,
+                                      const Batch& batch) {
   const int64_t first = first_distance_row(relative, batch);
   positions.r += first * relative.C, positions.distances -= first;
   return positions;
