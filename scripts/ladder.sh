@@ -13,11 +13,12 @@ ladder="3 2 64 256 2048 1.2e-2
 8 6 384 512 8192 3e-3
 12 8 512 1024 32768 2e-3
 12 12 768 1024 65536 2e-3"
-# A text is read at most most_epochs times, by a model of at most most_weights weights per byte of it; with dropout where
-# it is read more than dropout_epochs times by one of more than dropout_weights.
+# A text is read at most most_epochs times, by a model of at most most_weights weights per byte of it; with dropout
+# where it is read more than dropout_epochs times by one of more than dropout_weights.
 most_epochs=16 most_weights=10 dropout_epochs=4 dropout_weights=1
 
-# The loss in nats per byte on the dictionary, by the weights in layers N and the bytes of text D: E + A / N^a + B / D^b.
+# The loss in nats per byte on the dictionary, by the weights in layers N and the bytes of text D: E + A / N^a + B /
+# D^b.
 # Repeated text is worth less than new: U bytes that are read R + 1 times are worth U (1 + 15.4 (1 - exp(-R / 15.4))) of
 # new ones (Muennighoff et al., Scaling Data-Constrained Language Models).
 # predicted <rung's layers> <channels> <batch> <ms of an update>: prints updates, tokens, times the text, and that loss

@@ -209,7 +209,7 @@ TEST_F(Report, HasBitsPerByteWhereTheyAreKnown) {
   EXPECT_TRUE(has(report_page(known), "bits per byte</span><b>1.12500</b>"));
   const std::string page = comparison_page({known, unknown});
   EXPECT_TRUE(has(page, "same seed</th><th>bits per byte</th>")) << "beside the losses, where no narrow window cuts it "
-                                                                  "off";
+                                                                    "off";
   EXPECT_TRUE(has(page, "<td></td><td>1.12500</td>")) << page.substr(page.find("Final losses"), 3000);
   EXPECT_FALSE(has(comparison_page({unknown, unknown}), "bits per byte"));
 }

@@ -439,7 +439,8 @@ json comparison_charts(const Comparison& c, size_t runs_of_page) {
   add_losses("Validation loss", std::move(val));
   add_chart(charts, "Accuracy of validation" + of_seeds, "share of scored tokens", std::move(accuracy));
   add_losses("Training loss, smoothed", std::move(train));
-  add_chart(charts, "Final validation loss against K/V", "validation loss", std::move(scatter), "bytes of K/V per token");
+  add_chart(charts, "Final validation loss against K/V", "validation loss", std::move(scatter),
+            "bytes of K/V per token");
   std::vector<json> positions, differences;
   for (size_t k = 0; k < arms.size(); k++) {
     positions.push_back(styled(by_position(mean_by_position(arms[k], nullptr)), arms[k].label, int(k), "points"));

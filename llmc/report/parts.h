@@ -128,7 +128,8 @@ void add_chart(json& charts, const std::string& title, const std::string& y, std
 
 // Losses, or N + R, by position, a point for each range, at its (geometric) middle.
 json by_position(const std::vector<PositionRange>& positions, double PositionRange::*what = &PositionRange::loss);
-void add_position_chart(json& charts, const std::string& title, std::vector<json> all, const char* y = "nats per token");
+void add_position_chart(json& charts, const std::string& title, std::vector<json> all,
+                        const char* y = "nats per token");
 
 // ----------------------------------------------------------------------------
 // Runs side by side

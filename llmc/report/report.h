@@ -13,9 +13,9 @@
 // log, if anything is.
 std::string report_page(const RunHistory& run);
 
-// Runs side by side: what they share, their losses, K/V bytes per token against loss, losses by position; and where runs
-// differ by their seed alone, means with 95 % confidence intervals and, by seeds, differences to the runs of the first
-// one's arm with a paired t-test. `warnings` gets what the page says of losses that cannot be compared.
+// Runs side by side: what they share, their losses, K/V bytes per token against loss, losses by position; and where
+// runs differ by their seed alone, means with 95 % confidence intervals and, by seeds, differences to the runs of the
+// first one's arm with a paired t-test. `warnings` gets what the page says of losses that cannot be compared.
 std::string comparison_page(const std::vector<RunHistory>& runs, std::vector<std::string>* warnings = nullptr);
 
 // A part of a page: a heading, paragraphs, and runs to compare.

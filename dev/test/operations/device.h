@@ -250,7 +250,7 @@ TEST(Gemm, MultipliesTilesThatAreFullAndThatAreNot) {
           const std::vector<double> expected = p.expected();
           if (beta == 0)  // what is there before does not count
             for (int64_t i = 0; i < m; i++) std::fill_n(p.c.begin() + i * p.ldc, n, std::nanf(""));
-          const Bf16Block block = {m, n, k, p.lda, p.ldb, p.ldc, alpha, op_a, op_b, beta != 0};
+          const GemmBlock block = {m, n, k, p.lda, p.ldb, p.ldc, alpha, op_a, op_b, beta != 0};
           for (int by_amx = 0; by_amx <= int(has_amx()); by_amx++) {
             std::vector<float> y = p.c;
             bf16_panels::multiply(block, p.a.data(), p.b.data(), y.data(), /*matmul=*/0, by_amx != 0);
