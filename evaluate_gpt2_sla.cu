@@ -12,6 +12,7 @@
 #include "llmc/text/dataloader.h"
 #include "llmc/text/scored_text.h"
 #include "llmc/base/foreign_file.h"
+#include "llmc/base/message.h"
 
 // ----------------------------------------------------------------------------
 // Scoring
@@ -187,7 +188,6 @@ bool is_token_file(const std::string& path) {
 // The vocabulary, if one is known: the model's, with which those beside files of tokens must agree.
 void choose_tokenizer(Evaluator& e, int vocab_size) {
   const EvaluateOptions& o = e.options;
-  if (o.tokenizer == "none") return;
   std::vector<std::string> folders = {o.model};
   for (const std::string& path : o.files)
     if (is_token_file(path) || magic_number_of(path) == choice_file_magic) folders.push_back(parent_folder(path));
@@ -258,6 +258,16 @@ void check_scored(const Evaluator& e, const TextToScore& text) {
              text.path, (long long)windows.count, (long long)windows.all.count());
 }
 
+// Where texts lie in rows, windows that begin elsewhere show a row the end of the one before it.
+void warn_of_rows(const Evaluator& e, const TextToScore& text) {
+  const int64_t rows = text.file ? row_length_of(parent_folder(text.path)) : 0, context = e.results.context;
+  if (rows > 0 && (context != rows || e.results.stride != rows))
+    print_warning(format("%s: the texts lie in rows of %lld tokens, and windows of %lld tokens, %lld apart, cut them "
+                         "elsewhere; --context %lld reads them as they lie",
+                         text.path.c_str(), (long long)rows, (long long)context, (long long)e.results.stride,
+                         (long long)rows));
+}
+
 // Reads everything that is to be evaluated, and finds the longest sequence.
 void read_inputs(Evaluator& e, const ModelConfig& config) {
   const EvaluateOptions& o = e.options;
@@ -271,6 +281,8 @@ void read_inputs(Evaluator& e, const ModelConfig& config) {
                (long long)stride, (long long)context);
   choose_tokenizer(e, config.vocab_size);
   if (o.serve || !o.lambada.empty()) need_tokenizer(e, config.vocab_size);
+  if (o.serve && !(o.json.empty() && o.positions.empty()))
+    user_error("--serve: answers go to stdout; leave out --json and --positions");
   e.results.positions = PositionLosses(std::min<int64_t>(context, config.max_seq_len));
   for (const std::string& path : o.files) add_file(e, path, config);
   for (const std::string& path : o.lambada) {
@@ -288,11 +300,11 @@ void read_inputs(Evaluator& e, const ModelConfig& config) {
   for (const ChoicesToScore& c : e.choices)
     for (size_t i = 0; i < c.answers.size(); i++) see(c.path, "question", c.answers[i].first, c.sequence(i));
   for (const LastWordsToScore& words : e.last_words)
-    for (size_t i = 0; i < words.texts.size(); i++) see(words.path, "line", i + 1, words.texts[i]);
+    for (size_t i = 0; i < words.texts.size(); i++) see(words.path, "text", i + 1, words.texts[i]);
   e.longest = o.serve ? longest_text : std::min(e.longest, context);
   if (o.context == 0 && !o.serve) context = std::min(context, std::max<int64_t>(e.longest, config.max_seq_len));
   stride = std::min(stride, context);
-  for (const TextToScore& text : e.texts) check_scored(e, text);
+  for (const TextToScore& text : e.texts) check_scored(e, text), warn_of_rows(e, text);
   if (!o.positions.empty() && e.texts.empty())
     user_error("--positions %s: only texts and files of tokens have losses by position; name one", o.positions);
 }
@@ -497,12 +509,11 @@ std::vector<std::string> all_matching_files(const std::vector<std::string>& patt
 
 // Throws UserError unless the results can be written, and replace nothing that is read.
 void check_outputs(const EvaluateOptions& o) {
-  std::vector<std::string> others = weight_files(o.model);
+  std::vector<std::string> others = files_of_model(o.model);
   for (const std::string& file : o.files)
     others.insert(others.end(), {file, mask_path_of(file), Tokenizer::file_in(parent_folder(file))});
   others.insert(others.end(), o.lambada.begin(), o.lambada.end());
-  for (const std::string& file : {o.model + "/config.json", Tokenizer::file_in(o.model), o.tokenizer})
-    others.push_back(file);
+  others.insert(others.end(), {Tokenizer::file_in(o.model), o.tokenizer});
   others.erase(std::remove(others.begin(), others.end(), ""), others.end());  // of what is not there
   for (const std::string& output : {o.json, o.positions}) {
     if (output.empty()) continue;

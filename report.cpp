@@ -49,6 +49,8 @@ static void report_runs(ReportOptions o) {
   for (const std::string& folder : o.folders) {
     if (o.outline.empty()) runs.push_back(read_run(folder));
     for (const std::string& file : files_of_run(folder)) inputs.push_back(file);
+    for (const auto& [step, checkpoint] : checkpoints_in(folder))
+      for (const std::string& file : files_of_model(checkpoint)) inputs.push_back(file);
   }
   const std::string title = std::filesystem::path(o.out).stem().string();
   write_output(o.out,
@@ -118,6 +120,7 @@ static int run_report(int argc, char** argv) {
     user_error("--watch, --tensorboard, --suggest-wiring and --outline exclude each other; give one");
   if (o.tensorboard + o.suggest_wiring > 0 && o.folders.size() > 1)
     user_error("--tensorboard and --suggest-wiring are of one run; name one folder");
+  if (o.suggest_wiring && !o.out.empty()) user_error("--suggest-wiring: prints, and writes no file; leave out -o");
   if (o.suggest_wiring) return suggest_wiring(o.folders[0]), 0;
   if (o.out.empty() && !o.outline.empty()) user_error("--outline: name the page, with -o");
   if (o.out.empty() && o.folders.size() > 1)

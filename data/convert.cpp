@@ -110,15 +110,19 @@ static ChoiceQuestion read_question(const std::string& line, Encoder& encoder) {
 
 static void convert_questions(const Options& o) {
   if (o.tokenizer.empty()) user_error("%s: questions become tokens; name the vocabulary with --tokenizer", o.in);
+  if (o.llama || !o.type.empty()) user_error("%s: questions have no weights; leave out --llama and --type", o.in);
   if (!has_ending(o.out, ".bin")) user_error("%s: a file of questions is NAME.bin", o.out);
   const Tokenizer tokenizer = Tokenizer::load(o.tokenizer);
   Encoder encoder(tokenizer);
   std::vector<ChoiceQuestion> questions;
+  size_t number = 0;
   for (const std::string& line : lines_of(read_whole_file(o.in, most_text_bytes))) {
+    number++;
+    if (is_blank(line)) continue;
     try {
       questions.push_back(read_question(line, encoder));
     } catch (const std::exception& e) {
-      user_error("%s: line %zu is no question of HellaSwag: %s", o.in, questions.size() + 1, words_of(e));
+      user_error("%s: line %zu is no question of HellaSwag: %s", o.in, number, words_of(e));
     }
   }
   if (questions.empty()) user_error("%s: has no line", o.in);
@@ -170,18 +174,20 @@ static int run_convert(int argc, char** argv) {
                  "later; otherwise a folder. Must not exist")
       ->required();
   app.add_option("--tokenizer", o.tokenizer,
-                 "the vocabulary to write with it, in any format that data/tokenize takes; default: the folder's");
+                 "the vocabulary to write with it, in any format that data/tokenize takes, or none; default: the "
+                 "folder's");
   app.add_flag("--llama", o.llama,
                "write the folder as LlamaForCausalLM: of rmsnorm, rope and swiglu, with gqa and untied or without, and "
                "no biases");
   app.add_option("--type", o.type, "of weights in NAME.bin and NAME.gguf; bf16 rounds them")
       ->check(CLI::IsMember({"fp32", "bf16"}))
-      ->default_val("fp32");
+      ->default_str("fp32");
   if (!parse_command_line(app, argc, argv)) return 0;
   if (o.out.empty()) user_error("OUT is empty; name a folder, NAME.bin or NAME.gguf");
   while (o.out.size() > 1 && o.out.back() == '/') o.out.pop_back();
   if (!has_ending(o.in, ".jsonl")) o.in = model_folder(o.in);
   check_free_name(o.out);
+  interrupt_by_signals();
   has_ending(o.in, ".jsonl") ? convert_questions(o) : convert_model(o);
   return 0;
 }

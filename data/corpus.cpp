@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include "llmc/base/error.h"
+#include "llmc/base/files.h"
 #include "llmc/base/foreign_file.h"
 #include "llmc/base/json.h"
 #include "llmc/base/message.h"
@@ -56,8 +57,6 @@ std::vector<SourceFile> list_sources(const std::vector<std::string>& paths) {
   }
   return sources;
 }
-
-static bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r\n") == std::string_view::npos; }
 
 CorpusReader::CorpusReader(std::vector<SourceFile>& sources, const CorpusOptions& options, const CorpusSplit& split,
                            const Tokenizer& tokenizer)

@@ -14,9 +14,6 @@ constexpr size_t batch_bytes = 1 << 20;  // bytes of ordinary documents
 constexpr size_t longest_run = 16 << 20;
 constexpr size_t longest_line = 32 << 20;  // bytes, of JSON
 
-// Set by a signal handler: CorpusReader::next then throws UserError.
-inline volatile sig_atomic_t interrupted = 0;
-
 struct CorpusOptions {
   std::vector<std::string> paths;   // files, folders, or "-" for standard input
   bool nul_separated = false;       // documents in a file are separated by NUL bytes; otherwise a file is one document

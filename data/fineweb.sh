@@ -16,6 +16,11 @@ is_shard() {
   [[ ${header[0]:-} = 20240520 && ${header[1]:-} = 1 && $(wc -c <"$1") = $((1024 + 2 * ${header[2]:-0})) ]]
 }
 
+# Whether it may be the beginning of one.
+begins_as_shard() {
+  [[ ! -e $1 || ! -s $1 || $(od -An -t d4 -N 4 "$1" | tr -d ' ') = 20240520 ]]
+}
+
 vocabulary=$("$root/data/gpt2.sh" | tail -n 1)
 mkdir -p "$out"
 cp "$vocabulary" "$out/gpt2.tiktoken"  # the tokens' vocabulary, where the trainer looks for it
@@ -25,10 +30,15 @@ missing=()
 for name in "${names[@]}"; do [[ -e $out/$name ]] || missing+=("$name"); done
 say "fetching ${#missing[@]} files of 200 MB: $((${#missing[@]} * 200)) MB, two seconds each at 100 MB/s"
 for name in ${missing[@]+"${missing[@]}"}; do
-  # A file is named .part until it is complete, so that a broken download resumes.
-  curl -fL --no-progress-meter --retry 3 --connect-timeout 20 -C - -o "$out/$name.part" "$url/$name" ||
-    [[ -e $out/$name.part ]] && is_shard "$out/$name.part" ||
+  # A file is named .part until it is complete, so that a broken download resumes; of a whole one curl has an error.
+  got=0
+  curl -fL --no-progress-meter --retry 3 --connect-timeout 20 -C - -o "$out/$name.part" "$url/$name" || got=$?
+  if [[ ! -e $out/$name.part ]] || ! is_shard "$out/$name.part"; then
+    ((got == 0)) || ! begins_as_shard "$out/$name.part" ||
       fail "cannot download $url/$name; run again to resume, or set FINEWEB_URL"
+    rm -f "$out/$name.part"
+    fail "$url/$name gave no shard; deleted, run again"
+  fi
   mv "$out/$name.part" "$out/$name"
 done
 echo "$out"

@@ -27,10 +27,15 @@ for ((i = 0; i < archives; i++)); do
   if [[ ! -e $folder/$name ]]; then
     curl -fL --no-progress-meter --retry 3 --connect-timeout 20 -C - -o "$folder/$name.part" "$url/$name" ||
       fail "cannot download $url/$name; run again to resume, or set OPENWEBTEXT_URL"
+    if ! tar -tf "$folder/$name.part" >/dev/null 2>&1; then
+      rm -f "$folder/$name.part"
+      fail "$url/$name gave no tar archive; deleted, run again"
+    fi
     mv "$folder/$name.part" "$folder/$name"
   fi
   files+=("$folder/$name")
 done
 run tokenize --out "$out" "${files[@]}"
-rm -rf "$folder"
+rm -f "${files[@]}"
+rmdir "$folder" 2>/dev/null || true  # it has more archives where a run that wanted more of them was interrupted
 echo "$out"

@@ -160,7 +160,9 @@ static int run_probe(int argc, char** argv) {
   define_options(app, options);
   if (!parse_command_line(app, argc, argv)) return 0;
   check_parameters(app, find_probe_task(options.settings.task));
+  if (options.out.empty()) user_error("--out: is empty; name a folder");
   while (options.out.size() > 1 && options.out.back() == '/') options.out.pop_back();
+  interrupt_by_signals();
   make_probe(options);
   return 0;
 }

@@ -9,6 +9,7 @@
 #include "corpus.h"
 #include "llmc/base/crc32c.h"
 #include "llmc/base/error.h"
+#include "llmc/base/files.h"
 
 // The file descriptor of `path`, or of standard input if that is "-". Throws UserError if it cannot be opened.
 inline int open_source(const std::string& path) {

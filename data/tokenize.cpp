@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cmath>
 #include <condition_variable>
-#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <functional>
@@ -479,6 +478,9 @@ static void check_options(const TokenizeOptions& o) {
   if (o.row_tokens > 0 && o.shard_tokens <= o.row_tokens)
     user_error("--shard-tokens %lld: a shard of --pack %lld has a row and a token more; take at least %lld",
                (long long)o.shard_tokens, (long long)o.row_tokens, (long long)o.row_tokens + 1);
+  if (o.val_fraction && *o.val_fraction > 0 && *o.val_fraction < 1e-6)
+    user_error("--val-fraction %g: must be 0, or at least 1e-6", *o.val_fraction);
+  if (o.out.empty()) user_error("--out: is empty; name a folder");
   if (o.train_vocabulary > 0 && o.read_stdin())
     user_error("-: standard input cannot be read twice, as --train-vocabulary does; write it to a file first");
 }
@@ -497,8 +499,7 @@ void define_options(CLI::App& app, TokenizeOptions& options) {
                  "text, the 256 bytes and merges, which are those of Hugging Face's BpeTrainer with min_frequency=2. "
                  "It takes up to 25 bytes of memory for each byte of different words, of which there may be 128 MB")
       ->check(CLI::Range(257, max_vocab_size))
-      ->excludes(tokenizer)
-      ->type_name("N");
+      ->excludes(tokenizer);
   app.add_option("--out", options.out,
                  "folder to write; it is created when everything is done. If it exists already, with "
                  "these tokens, nothing happens; with others it is an error")
@@ -536,8 +537,7 @@ void define_options(CLI::App& app, TokenizeOptions& options) {
   app.add_option("--pack", options.row_tokens,
                  "pack whole texts into rows of so many tokens, the -t of training, so that only longer texts are cut; "
                  "what is left of a row is padding, which the masks beside the shards leave out of the loss")
-      ->check(CLI::Range(2, 1 << 20))
-      ->type_name("T");
+      ->check(CLI::Range(2, 1 << 20));
   app.add_option("--shard-tokens", options.shard_tokens, "tokens that a shard holds at most, at 2 bytes each")
       ->check(CLI::Range(int64_t(1), int64_t(INT32_MAX)))
       ->capture_default_str();
@@ -570,9 +570,7 @@ static int run_tokenize(int argc, char** argv) {
   if (options.pairs) options.corpus.fields = {"prompt", "answer"}, options.end_of_text = "after";
   check_options(options);
   while (options.out.size() > 1 && options.out.back() == '/') options.out.pop_back();
-  struct sigaction action = {};  // without SA_RESTART: to wait for a pipe's next bytes ends, too
-  action.sa_handler = [](int) { interrupted = 1; };
-  for (int stop : {SIGINT, SIGTERM, SIGHUP}) sigaction(stop, &action, nullptr);
+  interrupt_by_signals();
   tokenize(options);
   return 0;
 }

@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include "corpus.h"
 #include "llmc/base/error.h"
+#include "llmc/base/files.h"
 #include "llmc/text/pieces.h"
 
 constexpr int64_t min_count = 2;

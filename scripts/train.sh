@@ -67,6 +67,7 @@ make --no-print-directory -j"$(nproc)" "${targets[@]}" 2>&1 | {
   done
 }
 
+[ -z "$TEXT" ] || [ "$DATA" = gcide ] || die "TEXT and DATA each say what to train on; give one of them"
 say "corpus"
 if [ -n "$TEXT" ]; then data=$(data/text.sh "$TEXT" | tail -n 1); else data=$("data/$DATA.sh" | tail -n 1); fi
 data=${data#"$PWD/"}
@@ -102,7 +103,9 @@ chosen_number() { sed -n "s/^$1 = \([0-9]*\)$/\1/p" "$chosen"; }
 say "how fast this machine is, and what it trains in ${minutes} minutes"
 if [ -e "$chosen" ]; then
   why=$(sed -n 's/^# //p' "$chosen")
-  if [[ $why = *' minutes on '* && $why != "$(calculate "printf \"%g\", $minutes") minutes on "* ]]; then
+  [[ $why = [0-9]*' minutes on this machine'* && -n $(chosen_number steps) && -n $(chosen_number total-batch) ]] ||
+    die "$chosen: is none of make train's, and stays as it is; give another OUT"
+  if [[ $why != "$(calculate "printf \"%g\", $minutes") minutes on "* ]]; then
     die "$chosen: is what was chosen for ${why%% *} minutes, not $minutes; give another OUT"
   fi
   echo "$why"
@@ -111,7 +114,6 @@ else
 fi
 echo "(kept in $chosen for the next time)"
 STEPS=$(chosen_number steps)
-[ -n "$STEPS" ] || die "$chosen: is none of make train's: it has no steps; give another OUT"
 most=$((most_epochs * training_tokens / $(chosen_number total-batch)))
 
 # watch: every so many seconds, from the times of the updates so far, and those of their second half for the others, how

@@ -193,6 +193,15 @@ TEST_F(Tokenize, AFinishedFolderIsLeftAsItIsUnlessForced) {
   EXPECT_EQ(names_in(folder), (std::set<std::string>{"in", "out"}));
 }
 
+TEST_F(Tokenize, NumbersThatAreNoneAreRefused) {
+  for (const auto& [option, why] : {std::pair("--val-fraction nan", "nan: is not a number"),
+                                    {"--val-fraction 1e-300", "must be 0, or at least 1e-6"},
+                                    {"--val-fraction 2.3283064365386963e-10", "must be 0, or at least 1e-6"},
+                                    {"--pack 0x40", "0x40: is not a whole number"}})
+    expect_in(why, shell("data/tokenize --out " + folder + "/out " + option + " " + write("in", "text")).output);
+  expect_in("--out: is empty", shell("data/tokenize --out '' " + write("in", "text")).output);
+}
+
 TEST_F(Tokenize, AFolderOfTokensIsOfTheSameOptionsOrAnother) {
   const std::string in = write("in", random_text(1000, 2)), out = folder + "/out";
   auto run = [&](const std::string& options) { return shell("data/tokenize --out " + out + " " + options + " " + in); };
@@ -211,6 +220,7 @@ TEST_F(Tokenize, AFolderOfTokensIsOfTheSameOptionsOrAnother) {
   write("out/MANIFEST.json", manifest.erase(begin, end + 18 - begin));
   expect_in("exists already", run("").output);
   expect_refused("--pack 64", "pack was not given, and now is 64");
+  expect_refused("--pack 064", "pack was not given, and now is 64");
   ASSERT_EQ(run("--update --pack 64").exit_code, 0);
   EXPECT_TRUE(std::filesystem::exists(out + "/train_packed_000000.bin"));
   expect_in("exists already", run("--pack 64").output);
@@ -667,8 +677,14 @@ TEST_F(Scripts, FinewebsShardsAreCheckedAndDownloadsResume) {
   expect_in("fetching 0 files", shell(command + "1").output);
   Finished two = shell(command + "2");
   EXPECT_EQ(two.exit_code, 1);
-  expect_in("cannot download file://" + folder + "/web/fineweb_train_000002.bin", two.output);
-  EXPECT_FALSE(std::filesystem::exists(data + "/fineweb/fineweb_train_000002.bin"));
+  expect_in("fineweb_train_000002.bin gave no shard; deleted, run again", two.output);
+  const std::string second = data + "/fineweb/fineweb_train_000002.bin";
+  EXPECT_FALSE(std::filesystem::exists(second) || std::filesystem::exists(second + ".part"));
+  write_shard("web/fineweb_train_000002.bin", counting(300));
+  std::ofstream(second + ".part") << std::string(2000, '<');  // a page with "please log in", once
+  expect_in("gave no shard; deleted, run again", shell(command + "2").output);
+  EXPECT_EQ(shell(command + "2").exit_code, 0);
+  expect_in("cannot download file://" + folder + "/web/fineweb_train_000003.bin", shell(command + "3").output);
   for (const char* number : {"104", "0", "010"}) expect_in("of 1 to 103", shell(command + number).output);
 }
 
@@ -694,4 +710,8 @@ TEST_F(Scripts, OpenwebtextsArchivesAreReadAsTheyAre) {
   Finished three = shell(command + "3");
   EXPECT_EQ(three.exit_code, 1);
   expect_in("cannot download file://" + folder + "/web/urlsf_subset02.tar", three.output);
+  EXPECT_EQ(shell("TOKENIZER=bytes " + command + "1").exit_code, 0);
+  EXPECT_EQ(names_in(data + "/.download/openwebtext"), std::set<std::string>{"urlsf_subset01.tar"});
+  std::ofstream(folder + "/web/urlsf_subset02.tar") << "<html>please log in</html>";
+  expect_in("urlsf_subset02.tar gave no tar archive; deleted, run again", shell(command + "3").output);
 }

@@ -876,11 +876,12 @@ TEST_F(Evaluation, RefusesWhatCannotBe) {
                 "token 55311 at position 0 is outside"},  // headerless tokens, by its name
                {plain + " " + write("magic", "\x0F" + good.substr(1)), "is no text: it has bytes of zero"},
                {plain + " --lambada " + write("w1", "{\"text\": 5}\n"), "line 1 is no JSON object with a text"},
-               {plain + " --lambada " + write("w2", "{\"text\": \"a b\"}\n{\"text\": \"word\"}\n"), "line 2: \"word\" "
-                                                                                                    "has no last word"},
+               {plain + " --lambada " + write("w2", "{\"text\": \"a b\"}\n\n{\"text\": \"word\"}\n"), "line 3: "
+                                                                                                      "\"word\" has no "
+                                                                                                      "last word"},
                {plain + " --lambada " + write("w3", ""), "has no line"},
                {plain + " --positions " + in("p") + " --lambada " + write("w5", "{\"text\": \"a b\"}\n"), "only texts"},
-               {plain + " --lambada " + write("w4", "{\"text\": \"a " + std::string(40, 'b') + "\"}\n"), "line 1: what "
+               {plain + " --lambada " + write("w4", "{\"text\": \"a " + std::string(40, 'b') + "\"}\n"), "text 1: what "
                                                                                                          "is to be "
                                                                                                          "predicted "
                                                                                                          "has 41 "

@@ -7,6 +7,7 @@
 #include <sstream>
 #include "command_line.h"
 #include "llmc/base/error.h"
+#include "llmc/train/run_lock.h"
 
 class ExperimentTest : public CommandLine {
  protected:
@@ -171,7 +172,8 @@ TEST_F(ExperimentTest, TriesRatesUntilTheBestHasWorseOnesOnBothSides) {
   run(command);
   EXPECT_TRUE(started().empty()) << "an archive has not each update's line";
   const std::string outline = read_file(in("out/outline.txt")), block = in("out/block/");
-  EXPECT_EQ(outline.find("# What this is\nWhat it is.\n# A title\nA text.\nplain: the first is taken; 4e-3: 1.5100; "),
+  EXPECT_EQ(outline.find("# What this is\n What it is.\n# A title\n A text.\nplain: the first is taken; 4e-3: "
+                         "1.5100; "),
             0u)
       << outline;
   EXPECT_NE(outline.find("\nrun " + block + "4e-3/plain-2\nrun " + block +
@@ -239,6 +241,39 @@ TEST_F(ExperimentTest, ChoosesAmongTheRatesThatDidNotFail) {
   EXPECT_NE(none.err.find("error: " + in("out/a/4e-3/alibi-5: has no validation loss")), std::string::npos) << none.err;
 }
 
+TEST_F(ExperimentTest, WhatIsNotItsOwnStays) {
+  const std::string runs = "--wirings plain --seeds 1 -- -x 2";
+  fs::create_directories(in("out"));
+  write_file(in("out/outline.txt"), "my outline of the paper\n");
+  EXPECT_NE(run(experiment(runs)).err.find("out/outline.txt: is no experiment's; name another"), std::string::npos);
+  EXPECT_EQ(read_file(in("out/outline.txt")), "my outline of the paper\n");
+  fs::remove(in("out/outline.txt"));
+  {
+    RunLock of_another;
+    of_another.take(in("out"));
+    EXPECT_NE(run(experiment(runs)).err.find("is in use by process "), std::string::npos);
+  }
+  EXPECT_TRUE(started().empty());
+  fs::create_directories(in("out/compare.html/x"));
+  const Outcome no_page = run(experiment(runs));
+  EXPECT_EQ(no_page.exit_status, 1) << no_page.out;
+  EXPECT_NE(no_page.err.find("out/compare.html: is not of these runs"), std::string::npos) << no_page.err;
+}
+
+// Lines of a text are no commands of an outline.
+TEST_F(ExperimentTest, TextsAreParagraphs) {
+  const std::string text = "# of seeds is one.\\nrun plain GPT-2,\\nlevel of noise";
+  write_file(in("e.toml"), "about = \"" + text +
+                               "\"\nseeds = '1'\nsteps = 2\n[[group]]\nname = 'a'\narms = ['plain']\n" + "text = \"" +
+                               text + "\"\n");
+  const Outcome o = run(experiment(in("e.toml")));
+  EXPECT_EQ(o.exit_status, 0) << o.err;
+  const std::string page = read_file(in("out/compare.html"));
+  const std::string paragraphs = "</h2>\n<p># of seeds is one.</p>\n<p>run plain GPT-2,</p>\n<p>level of noise</p>\n";
+  EXPECT_NE(page.find("<h2>What this is" + paragraphs), std::string::npos);
+  EXPECT_NE(page.find("<h2>a" + paragraphs), std::string::npos);
+}
+
 // What is wrong is said before anything is written.
 TEST_F(ExperimentTest, ArgumentsAndFilesThatAreWrongAreRefused) {
   const auto expect_error = [&](const std::string& arguments, const std::string& part) {
@@ -255,7 +290,9 @@ TEST_F(ExperimentTest, ArgumentsAndFilesThatAreWrongAreRefused) {
   expect_error("--wirings 'gqa(2);gqa 2' --seeds 1 -- -x 1", "two are called gqa_2");
   expect_error("--wirings plain --seed 1", "--seed: no such option; did you mean --seeds?");
   expect_error("--wirings plain --seeds 1 --data " + in("none"), "none: has no train_*.bin");
-  expect_error("--wirings plain --seeds 1 --trainer ./none -- -x 1", "./none: is not built; make builds it");
+  expect_error("--wirings plain --seeds 1 --trainer ./none -- -x 1", "./none: is not here; make builds it");
+  expect_error("--wirings plain -- -x 1", "no seeds: give --seeds 3");
+  expect_error("--wirings plain --seeds 1 --steps 2 -- -x 1", "-x: each run has its own");
   for (const std::string own :
        {"--wiring=gate", "--seed 7", "-o X", "-oX", "--out=X", "-y", "--resume", "--dry-run", "--help", "-h"})
     expect_error("--wirings plain --seeds 1 -- -x 1 " + own, own.substr(0, own.find(' ')) + ": each run has its own");
@@ -273,10 +310,19 @@ TEST_F(ExperimentTest, ArgumentsAndFilesThatAreWrongAreRefused) {
                                    {"arms = [1]", ": arms: must be a list of texts and tables"},
                                    {"seeds = '1'\n[[group]]\narms = ['plain']\nrates = ['a']", "a: is not a number"},
                                    {"seeds = '1'\n[[group]]\narms = ['plain']\nrates = ['0']", "'0': must be above 0"},
+                                   {"seeds = '1'\n[[group]]\narms = ['plain']\noptions = '--seed 7'", "--seed: each "
+                                                                                                      "run"},
+                                   {"seeds = '1'\n[[group]]\narms = [{wiring = 'plain', options = '-oX'}]", "-oX: "
+                                                                                                            "each"},
+                                   {"seeds = '1'\n[[group]]\narms = ['plain']\nrates = ['1']\noptions = '-l 2'", "-l:"
+                                                                                                                 " "},
                                    {"seeds = '1'\narms = ['plain']", ": has no group or probe"}}) {
     write_file(path, text);
     expect_error(path, part);
   }
+  write_file(path, "seeds = '1'\n[[group]]\nname = 'a'\narms = ['plain']\nequal_flops = 'plain'");
+  expect_error(path + " -- -x 1", "-x: each run has its own");
+  expect_error(path + " --only a,b", "--only b: " + path + " has no such group");
   const std::string none = in("none");
   write_file(path, "data = '" + none + "'\nmake_data = 'mkdir " + none +
                        "'\nseeds = '1'\n[[group]]\nname = 'a'\narms = ['plain']");

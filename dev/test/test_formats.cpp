@@ -568,7 +568,11 @@ TEST_F(CommandLine, ConvertTakesPaddedVocabularies) {
 }
 
 TEST_F(CommandLine, ConvertRefusesAndLeavesNothing) {
-  write("text.bin", "no model");
+  write("text.bin", "no model"), write("q.jsonl", "");
+  fs::copy(plain, in("eps"));
+  json config = json::parse(read_file(in("eps/config.json")));
+  config["layer_norm_epsilon"] = 0.01;
+  write("eps/config.json", config.dump());
   const struct {
     std::string arguments, message;
   } cases[] = {{in("text.bin") + " " + in("out"), "neither a model's folder nor a model of llm.c"},
@@ -587,6 +591,9 @@ TEST_F(CommandLine, ConvertRefusesAndLeavesNothing) {
                {"dev/test/golden/a_silu " + in("out.gguf"), "Llama's architecture has no silu"},
                {plain + " " + in("missing/out.gguf"), "cannot be written"},
                {plain + " /dev/full/out", ""},
+               {in("eps") + " " + in("out.bin"), "layer_norm_epsilon is 0.01; a model of llm.c has 1e-5"},
+               {in("q.jsonl") + " " + in("q.bin") + " --tokenizer bytes --llama", "questions have no weights"},
+               {in("q.jsonl") + " " + in("q.bin") + " --tokenizer bytes --type bf16", "questions have no weights"},
                {plain, "OUT"}};
   for (const auto& c : cases) {
     const Outcome o = run("data/convert " + c.arguments);
@@ -599,5 +606,10 @@ TEST_F(CommandLine, ConvertRefusesAndLeavesNothing) {
     EXPECT_EQ(o.exit_status, 1) << out;
     EXPECT_EQ(o.err.rfind("error: ", 0), 0u) << o.err;
   }
-  EXPECT_EQ(names_in(folder), (std::set<std::string>{"text.bin", "stdout", "stderr"}));
+  EXPECT_EQ(names_in(folder), (std::set<std::string>{"text.bin", "q.jsonl", "eps", "stdout", "stderr"}));
+}
+
+TEST_F(CommandLine, ConvertTakesNoVocabularyWhereNoneIsNamed) {
+  ASSERT_EQ(run("data/convert " + plain + " " + in("out") + " --tokenizer none").exit_status, 0);
+  EXPECT_FALSE(fs::exists(in("out/tokenizer.json")));
 }

@@ -231,13 +231,21 @@ TEST_F(Hostile, OutputsDoNotReplaceInputsDevicesAndLinks) {
   write_file(in("outline"), "# Runs\nrun " + a_run + "\n");
   const std::string log = read_file(a_run + "/log.jsonl"), evaluate = evaluator + model + " " + text + " -q ";
   fs::copy(model, in("model"));
+  fs::copy(model, a_run + "/step_00000002");
+  for (const std::string& folder : {in("model"), a_run + "/step_00000002"}) write_file(folder + "/state.json", "{}");
+  write_file(in("log.jsonl"), "");
   for (const std::string& command :
        {report + a_run + " -o " + a_run + "/log.jsonl", report + "--outline " + in("outline") + " -o " + in("outline"),
         report + "--outline " + in("outline") + " -o " + a_run + "/../run/log.jsonl", evaluate + "--json " + text,
         evaluate + "--positions " + text, evaluate + "--json " + in("a") + " --positions " + in("a"),
         evaluator + in("model") + " " + text + " --json " + in("model/config.json"),
-        evaluator + in("model") + " " + text + " --positions " + in("model/model.safetensors")})
+        evaluator + in("model") + " " + text + " --positions " + in("model/model.safetensors"),
+        evaluator + in("model") + " " + text + " --json " + in("model/state.json"),
+        evaluator + in("model") + " " + text + " --json " + in("log.jsonl"),
+        report + a_run + " -o " + a_run + "/step_00000002/model.safetensors"})
     EXPECT_NE(expect_refusal(command).err.find("reads or writes it as"), std::string::npos) << command;
+  EXPECT_NE(expect_refusal(evaluator + model + " --serve --json " + in("a")).err.find("go to stdout"),
+            std::string::npos);
   EXPECT_EQ(read_file(a_run + "/log.jsonl"), log);
   EXPECT_EQ(read_file(in("model/config.json")), read_file(model + "/config.json"));
   EXPECT_FALSE(fs::exists(in("a")));

@@ -1,5 +1,6 @@
 // data/probe: solvers that read only the tokens before an answer find it, and the program writes what it says.
 #include <map>
+#include "child.h"
 #include "command_line.h"
 #include "data/probe_tasks.h"
 #include "llmc/base/crc32c.h"
@@ -380,6 +381,23 @@ TEST_F(ProbeProgram, LeavesOtherExamplesAloneWithAnError) {
   }
   ASSERT_EQ(fs::remove(in("d/MANIFEST.json")), true);
   EXPECT_NE(run(recall).err.find("holds other examples"), std::string::npos);
+}
+
+TEST_F(ProbeProgram, NumbersAreDecimal) {
+  ASSERT_EQ(run("data/probe hops --pairs 010 --examples 012 --seed 010 -t 0100 -o " + in("d")).exit_status, 0);
+  const json manifest = json::parse(read_file(in("d/MANIFEST.json")));
+  EXPECT_EQ(manifest["parameters"]["pairs"], 10);
+  EXPECT_EQ(manifest["train_examples"], 12);
+  EXPECT_EQ(manifest["seq_len"], 100);
+  expect_failure("hops --pairs 0x8", "--pairs: 0x8: is not a whole number");
+}
+
+TEST_F(ProbeProgram, InterruptedItLeavesNothing) {
+  const int status =
+      run_and_signal("data/probe copy --examples 9000000 -o " + in("d") + " 2>" + in("said"), SIGINT, 400000);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1);
+  EXPECT_EQ(read_file(in("said")), "error: interrupted\n");
+  EXPECT_EQ(names_in(folder), std::set<std::string>{"said"});
 }
 
 TEST_F(ProbeProgram, NumbersWithoutASignAreNotNegative) {

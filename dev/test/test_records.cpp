@@ -527,9 +527,11 @@ TEST_F(MakeTrain, TakesAModelThatFits) {
   EXPECT_EQ(none.exit_status, 1);
   EXPECT_EQ(none.err, "error: no memory\n");
   EXPECT_FALSE(fs::exists(in("mine.toml")));
-  write_file(in("mine.toml"), "steps = \"other\"\n");
-  EXPECT_TRUE(has(try_train("0a", 5, out, 1000000000).err, "mine.toml: is none of make train's: it has no steps"));
-  EXPECT_EQ(read_file(in("mine.toml")), "steps = \"other\"\n");
+  for (const std::string other : {"steps = 30000\ntotal-batch = 128\n", "# 5 minutes on this machine: \nsteps = 5\n"}) {
+    write_file(in("mine.toml"), other);
+    EXPECT_TRUE(has(try_train("0a", 5, out, 1000000000).err, "mine.toml: is none of make train's, and stays as it is"));
+    EXPECT_EQ(read_file(in("mine.toml")), other);
+  }
 }
 
 TEST_F(MakeTrain, SaysThatTheTextIsTheLimit) {
@@ -563,4 +565,6 @@ TEST_F(MakeTrain, RefusesWhatIsNoTime) {
     EXPECT_EQ(o.out, "") << "nothing is installed or built";
   }
   EXPECT_EQ(try_train("0a", 50, "MINUTES=5 HOURS=1 ", 1000000).err, "error: MINUTES=5 and HOURS=1: give one of them\n");
+  EXPECT_EQ(try_train("0a", 50, "TEXT=a DATA=tinyshakespeare ", 1000000).err, "error: TEXT and DATA each say what to "
+                                                                              "train on; give one of them\n");
 }

@@ -477,13 +477,15 @@ TEST_F(Report, SectionsHaveTheirOwnTablesAndCharts) {
   const std::string rest = LogOf::steps(1, 10) + LogOf::val(10, "2.5"), a = write_run("a", LogOf().head() + rest),
                     b = write_run("b", second.head() + rest);
   write_file(in("outline"), "# First <table>\n\nWhat it is.\nrun " + a + "\nrun " + b + "\n# Second\nrun " +
-                                in("none") + "\n# Third\nrun " + b + "\n");
+                                in("none") + "\n# Third\nrun " + b + "\nrun " + in("none") + "\n");
   const Outcome o = run("./report --outline " + in("outline") + " -o " + in("paper.html"));
   ASSERT_EQ(o.exit_status, 0) << o.err;
   const std::string page = read_file(in("paper.html"));
   EXPECT_TRUE(has(page, "<h2>First &lt;table&gt;</h2>\n<p>What it is.</p>\n<p>Means"));
-  EXPECT_TRUE(has(page, "<h2>Second</h2>\n<p class=\"warn\">None of these runs has begun.</p>\n<h2>Third</h2>\n<div "
-                        "class=\"wide\"><table class=\"runs\">"));
+  EXPECT_TRUE(has(page, "<h2>Second</h2>\n<p class=\"warn\">None of these runs has begun.</p>\n<h2>Third</h2>\n<p "
+                        "class=\"warn\">" +
+                            in("none") + " has not begun, and is left out.</p>\n<div class=\"wide\">"));
+  EXPECT_TRUE(has(o.err, "warning: Third: " + in("none") + " has not begun")) << o.err;
   std::vector<std::string> places;
   for (const json& chart : charts(page)) places.push_back(chart.at("place"));
   EXPECT_EQ(places, (std::vector<std::string>{"charts-0", "charts-0", "charts-0", "charts-2", "charts-2", "charts-2"}));
@@ -708,6 +710,7 @@ TEST_F(Report, TheProgramRefusesWhatItCannotDo) {
   expect_error("--outline x", "--outline: name the page, with -o");
   expect_error(a + " -o " + in("nowhere/page.html"), "nowhere/page.html: cannot be written");
   expect_error(a + " --watch --tensorboard", "exclude each other");
+  expect_error(a + " --suggest-wiring -o x", "--suggest-wiring: prints, and writes no file");
   for (const char* option : {" --tensorboard", " --suggest-wiring"})
     expect_error(a + " " + a + option, "are of one run; name one folder");
   EXPECT_EQ(names_in(folder).count("nowhere"), 0u);

@@ -265,6 +265,7 @@ TEST_F(Sampling, RefusesWhatCannotBe) {
   } cases[] = {{"", "MODEL"},
                {in("nowhere"), "config.json: cannot be read"},
                {"dev/test/golden/odd_shapes", "has no vocabulary"},
+               {"dev/test/golden/odd_shapes --tokenizer none", "--tokenizer none: prompts and samples are texts"},
                {plain + "--tokenizer " + in("nothing"), "cannot be read"},
                {plain + "--prompt a -i", "give one of them"},
                {plain + "--prompt " + std::string(40, 'x'), "the prompt makes 41 tokens, and the model's context "

@@ -76,6 +76,16 @@ TEST_F(Unscored, WhatHasNoLossIsInNoMeanOfAReport) {
   EXPECT_NE(one.find("\"y\":[3.0,null]"), std::string::npos) << "the step's curve has a gap";
 }
 
+TEST_F(LongUnscored, WindowsThatCutRowsAreTold) {
+  fs::create_directories(in("data"));
+  const std::string tokens = write_masked("data/val", 8, [](int) { return true; }),
+                    command = alone + evaluator + "dev/test/golden/baseline " + tokens;
+  write("data/MANIFEST.json", "{\"options\":{\"pack\":32}}");
+  EXPECT_EQ(run(command).err.find("rows"), std::string::npos);
+  for (const char* other : {" --context 16", " --stride 16"})
+    EXPECT_NE(run(command + other).err.find("in rows of 32 tokens, and windows of "), std::string::npos) << other;
+}
+
 // From 8 windows of 32 tokens --windows 2 takes the first and the fifth, which have no scored token.
 TEST_F(LongUnscored, AnEvaluationWithoutAScoredTokenIsRefusedBeforeItBegins) {
   const std::string data = write_masked("val", 8, [](int sequence) { return sequence % 4 != 0; });

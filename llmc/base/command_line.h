@@ -32,13 +32,13 @@ inline std::string unexpected_argument(const CLI::App& app, const std::string& a
 // False if --help was asked for, which has been printed then. Throws UserError.
 inline bool parse_command_line(CLI::App& app, int argc, char** argv) {
   for (CLI::Option* option : app.get_options()) {
-    const std::string type = option->get_type_name();
-    const bool is_whole = type == "INT" || type == "UINT";
-    auto check = [is_whole, may_be_negative = type != "UINT"](std::string& text) {
+    const std::string type = option->get_type_name();  // what checks say of themselves follows
+    const bool is_unsigned = begins_with(type, "UINT"), is_whole = is_unsigned || begins_with(type, "INT");
+    auto check = [is_whole, may_be_negative = !is_unsigned](std::string& text) {
       const std::string wrong = check_number(text, is_whole);
       return wrong.empty() && !may_be_negative && text[0] == '-' ? text + ": must not be negative" : wrong;
     };
-    if (is_whole || type == "FLOAT") option->transform(CLI::Validator(check, ""));
+    if (is_whole || begins_with(type, "FLOAT")) option->transform(CLI::Validator(check, ""));
   }
   try {
     app.parse(argc, argv);

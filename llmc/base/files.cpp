@@ -120,7 +120,14 @@ FileLock lock_file(int fd) {
   return errno == EAGAIN || errno == EACCES ? FileLock::held_by_another : FileLock::unsupported;
 }
 
+void interrupt_by_signals() {
+  struct sigaction action = {};  // without SA_RESTART: to wait for a pipe's next bytes ends, too
+  action.sa_handler = [](int) { interrupted = 1; };
+  for (int stop : {SIGINT, SIGTERM, SIGHUP}) sigaction(stop, &action, nullptr);
+}
+
 size_t write_all(int fd, const void* bytes, size_t count, int64_t offset) {
+  if (interrupted) user_error("interrupted");
   const char* next = static_cast<const char*>(bytes);
   size_t done = 0;
   while (done < count) {

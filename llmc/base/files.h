@@ -1,5 +1,6 @@
 // Files: reading and writing them whole, and writes that survive a crash.
 #pragma once
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -69,6 +70,12 @@ std::set<std::string> list_folder(const std::string& folder);
 // pass such locks on to other machines. Without locks a file system gives `unsupported`, and the reason in errno.
 enum class FileLock { taken, held_by_another, unsupported };
 FileLock lock_file(int fd);
+
+// Set by the signals of interrupt_by_signals. Writing to files throws UserError then, so that what is unfinished is
+// removed; what takes long before it writes asks by itself.
+inline volatile sig_atomic_t interrupted = 0;
+// SIGINT, SIGTERM and SIGHUP set `interrupted` from now on.
+void interrupt_by_signals();
 
 // Writes `count` bytes at byte `offset` of the file, or at its current position if `offset` is -1, retrying interrupted
 // and partial writes. Returns how many bytes were written; fewer than `count` only after an error, which errno tells

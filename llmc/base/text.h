@@ -12,6 +12,8 @@ inline bool ends_with(std::string_view text, std::string_view part) {
   return text.size() >= part.size() && text.substr(text.size() - part.size()) == part;
 }
 
+inline bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") == std::string_view::npos; }
+
 // The lines of a text, without their ends, "\n" or "\r\n", and without the byte order mark that some editors begin
 // with.
 inline std::vector<std::string> lines_of(const std::string& text) {

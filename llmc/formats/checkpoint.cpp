@@ -358,6 +358,14 @@ uint32_t weights_checksum(const std::string& folder) {
   return all;
 }
 
+std::vector<std::string> files_of_model(const std::string& folder) {
+  std::vector<std::string> files = weight_files(folder);
+  for (const char* name : {"config.json", "generation_config.json", "tokenizer.json", "encoder.json", "vocab.bpe",
+                           "optimizer.safetensors", memory_file, "state.json", "../log.jsonl", "../config.toml"})
+    files.push_back(folder + "/" + name);
+  return files;
+}
+
 RunState read_run_state(const std::string& checkpoint) {
   RunState state;
   bool is_possible = true;

@@ -108,6 +108,8 @@ void write_llmc_file(const std::string& path, const ModelConfig& c, const Parame
                      const FetchTensor& fetch, LlmcType type) {
   const NamedTensors tensors(c, table, "llm.c");
   const int64_t padded = (c.vocab_size + vocab_multiple - 1) / vocab_multiple * vocab_multiple;
+  if (float(c.layer_norm_eps) != 1e-5f)
+    user_error("layer_norm_epsilon is %g; a model of llm.c has 1e-5", double(c.layer_norm_eps));
   check_free_name(path);
   OutputFile file(path);
   const Header header = {model_magic,  version_of(type), c.max_seq_len,

@@ -31,13 +31,13 @@ struct ReportSection {
 
 // An outline of a page: lines `# TITLE` begin its sections, lines `run FOLDER` name their runs, a line `published TEXT`
 // says what difference a publication found for the run before it, a line `level NUMBER of TASK` how hard a form of a
-// task a section is about, a line `chance SHARE` what share of its answers a guess gets right, and other lines are
-// paragraphs. Throws UserError, with the line, for anything before the first title, for `published` before a run, and
-// for what is no number.
+// task a section is about, a line `chance SHARE` what share of its answers a guess gets right, and other lines, and all
+// that begin with a space, are paragraphs. Throws UserError, with the line, for anything before the first title, for
+// `published` before a run, and for what is no number.
 std::vector<ReportSection> read_outline(const std::string& path);
 
-// Sections below each other, with the runs over seeds and their validation losses in each. A section without a run that
-// has begun says so. Before them, if validations have accuracies: of each wiring (rows) and section (columns) the mean
+// Sections below each other, with the runs over seeds and their validation losses in each. Runs that have not begun are
+// named. Before them, if validations have accuracies: of each wiring (rows) and section (columns) the mean
 // accuracy over seeds after the last update and at equal FLOPs beside that of a guess, after how many updates it was
 // above 0.99, and of tasks with levels the hardest on which it was. `warnings` as above, each with its section.
 std::string sections_page(const std::string& title, const std::vector<ReportSection>& sections,

@@ -14,7 +14,7 @@ std::vector<ReportSection> read_outline(const std::string& path) {
   int number = 0;
   for (const std::string& line : lines_of(read_whole_file(path))) {
     number++;
-    if (line.empty()) continue;
+    if (is_blank(line)) continue;
     if (begins_with(line, "# ")) {
       sections.push_back({line.substr(2), {}, {}});
       continue;
@@ -39,7 +39,7 @@ std::vector<ReportSection> read_outline(const std::string& path) {
           section.chance > 1)
         user_error("%s:%d: `%s`: it is `chance SHARE`, a number from 0 to 1", path, number, line);
     } else {
-      section.paragraphs.push_back(line);
+      section.paragraphs.push_back(line.substr(line.find_first_not_of(' ')));
     }
   }
   return sections;
@@ -242,9 +242,12 @@ std::string sections_page(const std::string& title, const std::vector<ReportSect
   for (const ReportSection& s : sections) runs_of_page += s.folders.size();
   for (size_t i = 0; i < sections.size(); i++) {
     std::vector<RunHistory> runs;
-    std::vector<std::string> folders;  // of `runs`
+    std::vector<std::string> folders, lines;  // of `runs`; warnings
     for (const std::string& folder : sections[i].folders) {
-      if (!path_exists(folder + "/log.jsonl")) continue;
+      if (!path_exists(folder + "/log.jsonl")) {
+        lines.push_back(folder + " has not begun, and is left out.");
+        continue;
+      }
       if (all.count(folder) == 0) all[folder] = read_run(folder);
       runs.push_back(all[folder]), folders.push_back(folder);
     }
@@ -256,7 +259,7 @@ std::string sections_page(const std::string& title, const std::vector<ReportSect
     }
     const Comparison compared(runs);
     columns.push_back({sections[i].title, compared.arms, sections[i].task, sections[i].level, sections[i].chance});
-    const std::vector<std::string> lines = comparison_warnings(compared);
+    for (std::string& line : comparison_warnings(compared)) lines.push_back(std::move(line));
     for (size_t line = 0; warnings != nullptr && line < lines.size(); line++)
       warnings->push_back(sections[i].title + ": " + lines[line]);
     body += warning_lines(lines);

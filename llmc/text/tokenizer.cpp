@@ -139,6 +139,7 @@ bool Tokenizer::agrees_with(const Tokenizer& other) const {
 
 std::optional<Tokenizer> Tokenizer::of_model(const std::string& named, const std::vector<std::string>& folders,
                                              int vocab_size) {
+  if (named == "none") return std::nullopt;
   std::vector<std::string> paths = {named};
   for (const std::string& folder : folders)
     if (std::string path = folder.empty() ? "" : file_in(folder);

@@ -95,8 +95,8 @@ struct Tokenizer {
 
   // The vocabulary of a model and of what it is used on: the one that the user has named, if that is not "", or the
   // first of those in these folders. Without any, a model of 257 tokens is one of bytes, and what others' stand for is
-  // unknown. Throws UserError, naming them, if two of all these have other tokens, or if the first has more than the
-  // model. A folder "" has none.
+  // unknown, as it is where "none" is named. Throws UserError, naming them, if two of all these have other tokens, or
+  // if the first has more than the model. A folder "" has none.
   static std::optional<Tokenizer> of_model(const std::string& named, const std::vector<std::string>& folders,
                                            int vocab_size);
 

@@ -202,11 +202,22 @@ std::string results_json(const EvaluationResults& r) {
 // ----------------------------------------------------------------------------
 // JSON that is read
 
+int64_t row_length_of(const std::string& folder) {
+  const ordered_json manifest = parse_json(try_read_file(folder + "/MANIFEST.json").value_or(""));
+  for (const char* key : {"/options/pack", "/seq_len"})
+    if (const ordered_json::json_pointer place(key);
+        manifest.is_object() && manifest.contains(place) && manifest[place].is_number_integer())
+      return manifest[place];
+  return 0;
+}
+
 std::vector<std::pair<std::string, std::string>> read_last_words(const std::string& path) {
   std::vector<std::pair<std::string, std::string>> texts;
+  size_t number = 0;
   for (const std::string& line : lines_of(read_whole_file(path, most_text_bytes))) {
+    number++;
+    if (is_blank(line)) continue;
     const ordered_json json = parse_json(line);
-    const size_t number = texts.size() + 1;
     if (json.is_discarded()) user_error("%s: line %zu %s", path, number, why_no_json(line));
     if (!json.is_object() || !json.contains("text") || !json["text"].is_string())
       user_error("%s: line %zu is no JSON object with a text in the field \"text\"", path, number);

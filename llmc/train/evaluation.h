@@ -80,6 +80,10 @@ void print_results(const EvaluationResults& results);
 // The results as JSON. Numbers have all their digits; what is not known is null.
 std::string results_json(const EvaluationResults& results);
 
+// The length of the rows that the texts of a folder of tokens lie in, as its manifest says where data/tokenize --pack
+// or data/probe made it; 0: in none.
+int64_t row_length_of(const std::string& folder);
+
 // The texts of a file of JSON lines with a field "text", split before the last word: (context, " " and the word).
 // Throws UserError.
 std::vector<std::pair<std::string, std::string>> read_last_words(const std::string& path);

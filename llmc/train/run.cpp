@@ -14,6 +14,7 @@
 #include "llmc/base/json.h"
 #include "llmc/base/message.h"
 #include "llmc/base/utf8.h"
+#include "evaluation.h"
 #include "option.h"
 #include "print.h"
 #include "settings.h"
@@ -50,7 +51,6 @@ void plan_batches(Run& run, int context_length, bool from_folder, bool has_memor
 // the data's.
 static std::optional<Tokenizer> choose_tokenizer(const Run& run, const std::string& model_folder, int vocab_size) {
   const TrainOptions& o = run.options;
-  if (o.tokenizer == "none") return std::nullopt;
   std::vector<std::string> folders = {model_folder};
   for (const DataLoader* data : {run.train.get(), run.val.get()})
     if (data != nullptr) folders.push_back(parent_folder(data->shards.files[0].path));
@@ -241,15 +241,10 @@ static void warn_of_other_rows(const Run& run, const char* option, const DataLoa
   if (data == nullptr) return;
   std::set<std::string> folders;
   for (const TokenFile& file : data->shards.files) folders.insert(parent_folder(file.path));
-  for (const std::string& folder : folders) {
-    const auto manifest = parse_json(try_read_file(folder + "/MANIFEST.json").value_or(""));
-    for (const char* key : {"/options/pack", "/seq_len"}) {
-      const nlohmann::ordered_json::json_pointer place(key);
-      if (manifest.is_object() && manifest.contains(place) && manifest[place].is_number() && manifest[place] != run.T)
-        warn(run, "%s %s: the texts lie in rows of %s tokens, and -t %d cuts them elsewhere; train with -t %s", option,
-             data->shards.pattern, manifest[place].dump(), run.T, manifest[place].dump());
-    }
-  }
+  for (const std::string& folder : folders)
+    if (const int64_t rows = row_length_of(folder); rows > 0 && rows != run.T)
+      warn(run, "%s %s: the texts lie in rows of %lld tokens, and -t %d cuts them elsewhere; train with -t %lld",
+           option, data->shards.pattern, (long long)rows, run.T, (long long)rows);
 }
 
 static void warn_of_unusual_options(const Run& run) {

@@ -11,6 +11,7 @@
 #include "llmc/base/files.h"
 #include "llmc/base/host_name.h"
 #include "llmc/base/message.h"
+#include "llmc/base/text.h"
 
 struct RunLock {
   // Takes the lock of folder `out`, which exists, until the object is destroyed; a second call does nothing. Throws

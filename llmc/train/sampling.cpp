@@ -85,6 +85,7 @@ bool parse_sample_options(int argc, char** argv, SampleOptions& o) {
 
 Tokenizer model_tokenizer(const std::string& folder, const std::string& named, int vocab_size) {
   std::optional<Tokenizer> tokenizer = Tokenizer::of_model(named, {folder}, vocab_size);
+  if (named == "none") user_error("--tokenizer none: prompts and samples are texts; name the model's vocabulary");
   if (!tokenizer)
     user_error("%s has no vocabulary (tokenizer.json, or encoder.json and vocab.bpe); name one with --tokenizer",
                folder);

@@ -17,6 +17,7 @@
 #include "llmc/formats/checkpoint.h"
 #include "llmc/train/print.h"
 #include "llmc/train/run_history.h"
+#include "llmc/train/run_lock.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/command_line.h"
 #include "llmc/base/json.h"
@@ -68,6 +69,23 @@ static std::string name_of(const std::string& text) {
   return name.substr(0, name.find_last_not_of('_') + 1);
 }
 
+// A text as paragraphs of an outline (llmc/report/report.h).
+static std::string paragraphs_of(const std::string& text) {
+  std::string paragraphs;
+  for (const std::string& line : lines_of(text)) paragraphs += (paragraphs.empty() ? " " : "\n ") + line;
+  return paragraphs;
+}
+
+// Throws UserError for an option that is each run's own.
+static void check_options(const Words& options, bool has_rates, bool has_steps) {
+  std::string own = "(--wiring|--seed|--out|--resume|--same-options|--dry-run|--help)(=.*)?|-[hoy].*";
+  if (has_rates) own += "|--learning-rate(=.*)?|-l.*";
+  if (has_steps) own += "|--steps(=.*)?|-x.*";
+  for (const std::string& option : options)
+    if (std::regex_match(option, std::regex(own)))
+      user_error("%s: each run has its own; it can be none of the options of all", option);
+}
+
 // What the value of a key must be instead, "" where it is right.
 static std::string expected_instead(const std::string& key, const json& value) {
   if (key == "steps" || key == "search_seed")
@@ -92,7 +110,7 @@ static void check_keys(const json& table, const std::string& file, const std::st
 
 static Group group_of(const json& j, const Experiment& e) {
   Group g;
-  g.name = j.value("name", ""), g.title = j.value("title", g.name), g.text = j.value("text", "");
+  g.name = j.value("name", ""), g.title = j.value("title", g.name), g.text = paragraphs_of(j.value("text", ""));
   g.probe = j.value("probe", ""), g.equal_flops = j.value("equal_flops", "");
   g.options = words_of(j.value("options", "")), g.rates = j.value("rates", Words());
   g.search_seed = j.value("search_seed", 1), g.steps = e.steps > 0 ? e.steps : j.value("steps", int64_t(0));
@@ -103,8 +121,12 @@ static Group group_of(const json& j, const Experiment& e) {
     g.arms.push_back(
         {wiring, a.value("from", g.name), name_of(wiring), a.value("published", ""), words_of(a.value("options", ""))});
   }
+  const bool has_steps = g.steps > 0 || !g.equal_flops.empty();
+  for (const Arm& a : g.arms) check_options(a.options, !g.rates.empty(), has_steps);
+  for (const Words& options : {g.options, e.more}) check_options(options, !g.rates.empty(), has_steps);
   std::smatch seeds;
   const std::string text = e.seeds.empty() ? j.value("seeds", "") : e.seeds;
+  if (text.empty()) user_error("no seeds: give --seeds 3, or a FILE with seeds");
   if (!std::regex_match(text, seeds, std::regex("(?:([1-9][0-9]{0,5}):)?([1-9][0-9]{0,5})")))
     user_error("seeds '%s': must be a number, at least 1, or FIRST:LAST", text);
   g.first_seed = seeds[1].matched ? std::stol(seeds[1]) : 1, g.last_seed = std::stol(seeds[2]);
@@ -126,7 +148,7 @@ static std::string read_experiment(Experiment& e) {
     }
     const std::string of_groups = "arms equal_flops options rates search_seed seeds steps";
     check_keys(all, e.file, "about data group make_data probes " + of_groups);
-    e.about = all.value("about", "");
+    e.about = paragraphs_of(all.value("about", ""));
     if (e.data.empty()) e.data = all.value("data", "");
     json groups = all.value("group", json::array());
     for (const json& group : groups) check_keys(group, e.file, "name text title " + of_groups);
@@ -134,6 +156,10 @@ static std::string read_experiment(Experiment& e) {
       groups.push_back({{"name", name_of(probe)}, {"title", probe}, {"probe", probe}});
     if (e.file.empty()) groups.push_back(json::object());
     const Words only = words_of(e.only, ',');
+    std::set<std::string> names;
+    for (const json& group : groups) names.insert(group.value("name", ""));
+    for (const std::string& name : only)
+      if (names.count(name) == 0) user_error("--only %s: %s has no such group", name, e.file);
     for (const json& group : groups) {
       if (!only.empty() && std::count(only.begin(), only.end(), group.value("name", "")) == 0) continue;
       json merged = all;
@@ -144,7 +170,7 @@ static std::string read_experiment(Experiment& e) {
   } catch (const toml::parse_error& error) {
     user_error("%s:%d: is not TOML: %s", e.file, int(error.source().begin.line), std::string(error.description()));
   } catch (const json::exception& error) { user_error("%s: %s", e.file, words_of(error)); }
-  if (e.groups.empty()) user_error("%s: has no group or probe%s", e.file, e.only.empty() ? "" : " of --only " + e.only);
+  if (e.groups.empty()) user_error("%s: has no group or probe", e.file);
   return all.value("make_data", "");
 }
 
@@ -205,7 +231,8 @@ static json plan_of(const Experiment& e, const Group& g, const Arm& a) {
   Words command = trainer_of(e, g, a, g.steps);
   append(command, {"-o", e.out + "/plan", "--dry-run", "--json"});
   const Printed printed = run(command);
-  if (printed.status != 0) user_error("%s, %s: the trainer refuses its options, as it says above", a.folder, a.wiring);
+  if (printed.status != 0)
+    user_error("%s: the trainer refuses its options, as it says above", joined({a.folder, a.wiring}, ", "));
   return parse_json(printed.text);
 }
 
@@ -312,9 +339,11 @@ static Left runs_left(const Experiment& e) {
   return left;
 }
 
-// The page of all runs that have begun; without a file one comparison.
-static void write_page(const Experiment& e) {
-  std::string outline = "# What this is\n" + e.about + "\n";
+static const std::string outline_begins = "# What this is\n";
+
+// The page of all runs that have begun; without a file one comparison. Returns whether it was written.
+static bool write_page(const Experiment& e) {
+  std::string outline = outline_begins + e.about + "\n";
   Words begun;
   for (const Group& g : e.groups) {
     outline += "# " + g.title + "\n" + g.text + "\n";
@@ -330,11 +359,11 @@ static void write_page(const Experiment& e) {
         }
     }
   }
-  if (begun.empty()) return;
+  if (begun.empty()) return false;
   if (!e.file.empty())
     write_file_durably(e.out + "/outline.txt", outline), begun = {"--outline", e.out + "/outline.txt"};
   begun.insert(begun.begin(), {"./report", "-o", e.out + "/compare.html"});
-  run(begun);
+  return run(begun).status == 0;
 }
 
 // Sets the number of updates of each arm, by what the trainer says; returns how many runs have room in memory. Throws
@@ -445,11 +474,13 @@ static int run_all(Experiment& e, int64_t jobs, int64_t gpus) {
       write_page(e);
     }
   }
-  write_page(e);
-  if (stopped) fprintf(stderr, "stopped; the same command resumes\n");
-  else if (!e.failed.empty()) user_error("%zu runs failed; the others are in %s/compare.html", e.failed.size(), e.out);
-  else printf("%s/compare.html\n", e.out.c_str());
-  return stopped ? 128 + stopped : 0;
+  const bool has_page = write_page(e);
+  if (stopped) return fprintf(stderr, "stopped; the same command resumes\n"), 128 + stopped;
+  const std::string others = has_page ? "; the others are in " + e.out + "/compare.html" : "";
+  if (!e.failed.empty()) user_error("%zu runs failed%s", e.failed.size(), others);
+  if (!has_page) user_error("%s/compare.html: is not of these runs, as is said above", e.out);
+  printf("%s/compare.html\n", e.out.c_str());
+  return 0;
 }
 
 static bool parse_arguments(int argc, char** argv, Experiment& e) {
@@ -472,9 +503,6 @@ static bool parse_arguments(int argc, char** argv, Experiment& e) {
   char** const end = std::find(argv, argv + argc, std::string("--"));
   if (end != argv + argc) e.more.assign(end + 1, argv + argc);
   if (!parse_command_line(app, int(end - argv), argv)) return false;
-  const std::regex own("(--wiring|--seed|--out|--resume|--same-options|--dry-run|--help)(=.*)?|-[hoy].*");
-  for (const std::string& option : e.more)
-    if (std::regex_match(option, own)) user_error("%s: each run has its own; it cannot be given after --", option);
   if (e.steps < 0 || e.jobs < 0) user_error("--steps and --jobs must not be negative");
   if (e.out.empty()) e.out = "runs/" + (e.file.empty() ? "compare" : std::filesystem::path(e.file).stem().string());
   return true;
@@ -487,7 +515,7 @@ static int run_experiment(int argc, char** argv) {
   const int64_t gpus = atol(run({"sh", "-c", "nvidia-smi -L 2>/dev/null | grep -c '^GPU'"}).text.c_str());
   if (e.trainer.empty()) e.trainer = gpus > 0 ? "./train_gpt2_sla" : "./train_gpt2_sla_cpu";
   for (const std::string& program : {e.trainer, std::string("./report")})
-    if (access(program.c_str(), X_OK) != 0) user_error("%s: is not built; make builds it", program);
+    if (access(program.c_str(), X_OK) != 0) user_error("%s: is not here; make builds it, in the sources", program);
   const auto has_data = [&] { return e.data.empty() || !matching_files(e.data + "/train_*.bin").empty(); };
   if (!has_data() && e.dry_run && !make_data.empty())
     user_error("%s: has no train_*.bin; %s makes them, which --dry-run does not", e.data, make_data);
@@ -496,12 +524,16 @@ static int run_experiment(int argc, char** argv) {
   for (Group& g : e.groups)
     if (!g.probe.empty()) make_probe(e, g);
   const int64_t room = plan_arms(e), cores = std::thread::hardware_concurrency();
+  RunLock lock;  // a run that another experiment trains would be taken for one that failed
+  if (!e.dry_run) make_folders(e.out), lock.take(e.out);
+  const std::string outline = try_read_file(e.out + "/outline.txt").value_or("");
+  if (!outline.empty() && !begins_with(outline, outline_begins))
+    user_error("%s/outline.txt: is no experiment's; name another folder (-o)", e.out);
   if (!fit_what_is_here(e)) return 2;
   const std::vector<ARun> left = runs_left(e).runs;
   for (const ARun& r : left)
     if (e.dry_run) printf("%s: %lld updates\n", r.said.c_str(), (long long)r.steps);
   if (e.dry_run) return 0;
-  make_folders(e.out);
   const int64_t fit = gpus > 0 ? gpus : std::min({cores, room, std::max<int64_t>(1, int64_t(left.size()))});
   return run_all(e, e.jobs > 0 ? e.jobs : fit, gpus);
 }
