@@ -80,6 +80,7 @@ TEST_F(LongUnscored, WindowsThatCutRowsAreTold) {
   fs::create_directories(in("data"));
   const std::string tokens = write_masked("data/val", 8, [](int) { return true; }),
                     command = alone + evaluator + "dev/test/golden/baseline " + tokens;
+  EXPECT_EQ(run(command + " --context 16").err.find("rows"), std::string::npos);
   write("data/MANIFEST.json", "{\"options\":{\"pack\":32}}");
   EXPECT_EQ(run(command).err.find("rows"), std::string::npos);
   for (const char* other : {" --context 16", " --stride 16"})

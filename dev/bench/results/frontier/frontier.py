@@ -14,7 +14,7 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "sla"))
 import differences  # noqa: E402
-from differences import DELTA, by_position, files, holm, interval, less, row, t_tail, validations  # noqa: E402
+from differences import DELTA, by_position, files, holm, interval, less, row, t_quantile, t_tail, validations  # noqa: E402
 
 UPDATE, UPDATES = 2048, 1416  # bytes of one; how many
 BUDGETS = [0.75, 0.5, 0.25, 0.1]
@@ -44,6 +44,8 @@ def read(path):
         if not match:
             continue
         group, seed = match[1], int(match[2])
+        if folder.startswith("frontier-linux"):
+            group = "linux " + group
         if name == "positions.csv":
             ranges[folder] = seed, [nats / math.log(2) for nats in by_position(text, RANGES)]
             continue
@@ -179,6 +181,30 @@ def share_of_updates(curve, less_plain):
     return a * (b / a) ** ((of_a - loss) / (of_a - of_b)) / curve[-1][0]
 
 
+def welch(a, b):
+    """(the mean of a less that of b, half of its 95 % interval), by Welch."""
+    of = [(statistics.mean(x), statistics.variance(x) / len(x), len(x) - 1) for x in (a, b)]
+    variance = sum(v for _, v, _ in of)
+    freedom = variance ** 2 / sum(v * v / n for _, v, n in of)
+    return of[0][0] - of[1][0], t_quantile(freedom) * math.sqrt(variance)
+
+
+def second_corpus(runs, kv, of_dictionary):
+    """The kernel's sources: less `plain`, beside what that is of the dictionary; and the rates of seed 1."""
+    at = {rate: runs.get(f"linux rates/{rate}", {}) for rate in ("12e-3", "24e-3", "48e-3")}
+    plain = at["24e-3"].get("plain", {})
+    arms = {w: less(bits, plain) for w, bits in at["24e-3"].items() if w != "plain"}
+    if not arms:
+        return
+    print(f"\nThe kernel's sources, `plain`: {statistics.mean(plain.values()):.4f} bits per byte, seed 1 at each rate: " +
+          "; ".join(f"`{w}` " + ", ".join(f"{rate}: {bits[w][1]:.4f}" for rate, bits in at.items()) for w in at["12e-3"]))
+    table("The kernel's sources", {w: list(d.values()) for w, d in arms.items()}, kv, kv["plain"], "plain, bits per byte")
+    print("\nWhat it costs there less what it costs on the dictionary\n")
+    for wiring, differences in sorted(arms.items()):
+        mean, half = welch(list(differences.values()), list(of_dictionary[wiring].values()))
+        row(f"`{wiring}`", f"{mean:+.4f} +- {half:.4f}")
+
+
 def main():
     path = sys.argv[1] if len(sys.argv) > 1 else os.path.join(HERE, "logs.tar.xz")
     if len(sys.argv) > 3 or not os.path.exists(path):
@@ -228,6 +254,7 @@ def main():
         table("`route(0.3)` read as a wiring, less that wiring trained", readings, kv, kv["plain"], "it trained")
     if of_ranges:
         positions(of_ranges)
+    second_corpus(runs, kv, less_plain)
 
 
 if __name__ == "__main__":
