@@ -212,7 +212,7 @@ def frontier():
                 for row in csv.DictReader(file)]
     rows = [row for row in rows if "route" not in row[0]]
     left, top, bottom, right = 52, 66, 52, 20
-    low, high = -0.02, max(y + half for _, _, y, half in rows)
+    low, high = -0.03, max(y + half for _, _, y, half in rows)
     first, last = math.log2(1 / 16), 0.0
     x_of = lambda share: left + (WIDTH - left - right) * (math.log2(share) - first) / (last - first)
     y_of = lambda y: HEIGHT - bottom - (HEIGHT - top - bottom) * (y - low) / (high - low)
@@ -229,7 +229,7 @@ def frontier():
         parts.append(f'<g class="{colour}"><path d="M{x:.1f} {y_of(y - half):.1f} V{y_of(y + half):.1f}" '
                      f'stroke="currentColor"/><circle cx="{x:.1f}" cy="{y_of(y):.1f}" r="3.5" class="cell"/></g>')
         if (x, -y_of(y)) in below:
-            anchor = "end" if share > 0.9 else "start"
+            anchor = "end" if share > 0.8 else "start"
             parts.append(text(x + 4 * (anchor == "end"), y_of(y) + 15, name, "tick", anchor))
         elif name in ("share(8)", "share(4)", "gqa(1)", "gqa(2)", "gqa(1) share(2)"):
             parts.append(text(x + 6, y_of(y) + 4, name, "tick"))

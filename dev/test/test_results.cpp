@@ -107,6 +107,9 @@ TEST_F(Results, AFrontierIsOfTheBestRatesAndOfWhatACacheKeeps) {
         add(std::string("text/") + steps + "/" + rate, wiring, 1536,
             rate[0] == '6' ? std::vector<double>{plain, plain + bits, plain + 0.01 + 2 * bits}
                            : std::vector<double>{2});
+  add("frontier-linux/rates/12e-3", "plain", 1536, {1.5});
+  add("frontier-linux/rates/24e-3", "plain", 1536, {1, 1, 1});
+  add("frontier-linux/rates/24e-3", "gqa(1)", 256, {1.2, 1.21, 1.22});
   const Outcome o = run("PYTHONDONTWRITEBYTECODE=1 python3 dev/bench/results/frontier/frontier.py " + in("runs") + " " +
                         in("points.csv"));
   ASSERT_EQ(o.exit_status, 0) << o.err;
@@ -118,7 +121,9 @@ TEST_F(Results, AFrontierIsOfTheBestRatesAndOfWhatACacheKeeps) {
         "| `gqa(1)` | 3 | +0.100 +- 0.000 | +0.297 +- 0.000 | +0.300 +- 0.248 | +0.300 +- 0.248 |",
         "| 10 % | `gqa(1) window(64,SSSL)` | +0.0808 |  |", "| `gqa(1)` | 256 | 16.7 % | 3 | +0.1200 |",
         "| `0.72` | 2 | +0.0300 |", "A doubling of the text adds +0.0345 +- 0.1461 to the difference (2 pairs)",
-        "| `gqa(1)` | 256 | 16.7 % | 3 | +0.0802 | +- 0.0007 | higher | 58 % |", "| pairs | minus it trained | 95 % |"})
+        "| `gqa(1)` | 256 | 16.7 % | 3 | +0.0802 | +- 0.0007 | higher | 58 % |", "| pairs | minus it trained | 95 % |",
+        "`plain`: 1.0000 bits per byte, seed 1 at each rate: `plain` 12e-3: 1.5000, 24e-3: 1.0000",
+        "| `gqa(1)` | 256 | 16.7 % | 3 | +0.2100 | +- 0.0248 | higher |", "| `gqa(1)` | +0.1298 +- 0.0248 |"})
     EXPECT_NE(o.out.find(line), std::string::npos) << line << "\n" << o.out;
   EXPECT_EQ(o.out.find("higher and the same"), std::string::npos) << o.out;
   EXPECT_NE(read_file(in("points.csv")).find("\nwindow(64),0.2500,0.0007,0.0014\n"), std::string::npos);

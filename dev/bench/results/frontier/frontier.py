@@ -197,7 +197,8 @@ def second_corpus(runs, kv, of_dictionary):
     if not arms:
         return
     print(f"\nThe kernel's sources, `plain`: {statistics.mean(plain.values()):.4f} bits per byte, seed 1 at each rate: " +
-          "; ".join(f"`{w}` " + ", ".join(f"{rate}: {bits[w][1]:.4f}" for rate, bits in at.items()) for w in at["12e-3"]))
+          "; ".join(f"`{w}` " + ", ".join(f"{rate}: {bits[w][1]:.4f}" for rate, bits in at.items() if w in bits)
+                    for w in at["12e-3"]))
     table("The kernel's sources", {w: list(d.values()) for w, d in arms.items()}, kv, kv["plain"], "plain, bits per byte")
     print("\nWhat it costs there less what it costs on the dictionary\n")
     for wiring, differences in sorted(arms.items()):
