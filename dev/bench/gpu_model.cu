@@ -236,7 +236,7 @@ double seconds_of(const Column& column, const std::vector<std::string>& names) {
 // projected or put out.
 void print_wirings(const Case& c) {
   const std::vector<Column> columns = columns_of(c, {h100_sxm()});
-  printf("\n| %s, %d x %s tokens, %s | ms a step | / %s | of it matmuls | attention | sums over layers | K/V bytes a "
+  printf("\n| %s, %d x %s tokens, %s | ms a step | / %s | of it matmuls | attention | sums over layers | K/V bytes per "
          "token | FLOPs / %s |\n"
          "| --- | --: | --: | --: | --: | --: | --: | --: |\n",
          c.model.c_str(), c.B, thousands(c.T).c_str(), columns[0].gpu.name.c_str(), columns[0].wiring.c_str(),
