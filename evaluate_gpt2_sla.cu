@@ -6,6 +6,7 @@
 #include "train_gpt2_sla.cu"
 #include <iostream>
 #include <numeric>
+#include <set>
 #include "llmc/sampling_engine.h"
 #include "llmc/train/evaluation.h"
 #include "llmc/text/choice_file.h"
@@ -258,13 +259,13 @@ void check_scored(const Evaluator& e, const TextToScore& text) {
              text.path, (long long)windows.count, (long long)windows.all.count());
 }
 
-// Where texts lie in rows, windows that begin elsewhere show a row the end of the one before it.
-void warn_of_rows(const Evaluator& e, const TextToScore& text) {
-  const int64_t rows = text.file ? row_length_of(parent_folder(text.path)) : 0, context = e.results.context;
+// Where the texts of a folder of tokens lie in rows, windows that begin elsewhere show a row the end of the one before.
+void warn_of_rows(const Evaluator& e, const std::string& folder) {
+  const int64_t rows = row_length_of(folder), context = e.results.context;
   if (rows > 0 && (context != rows || e.results.stride != rows))
     print_warning(format("%s: the texts lie in rows of %lld tokens, and windows of %lld tokens, %lld apart, cut them "
                          "elsewhere; --context %lld reads them as they lie",
-                         text.path.c_str(), (long long)rows, (long long)context, (long long)e.results.stride,
+                         folder.c_str(), (long long)rows, (long long)context, (long long)e.results.stride,
                          (long long)rows));
 }
 
@@ -304,7 +305,12 @@ void read_inputs(Evaluator& e, const ModelConfig& config) {
   e.longest = o.serve ? longest_text : std::min(e.longest, context);
   if (o.context == 0 && !o.serve) context = std::min(context, std::max<int64_t>(e.longest, config.max_seq_len));
   stride = std::min(stride, context);
-  for (const TextToScore& text : e.texts) check_scored(e, text), warn_of_rows(e, text);
+  std::set<std::string> folders;
+  for (const TextToScore& text : e.texts) {
+    check_scored(e, text);
+    if (text.file) folders.insert(parent_folder(text.path));
+  }
+  for (const std::string& folder : folders) warn_of_rows(e, folder);
   if (!o.positions.empty() && e.texts.empty())
     user_error("--positions %s: only texts and files of tokens have losses by position; name one", o.positions);
 }

@@ -184,7 +184,7 @@ static int run_convert(int argc, char** argv) {
       ->default_str("fp32");
   if (!parse_command_line(app, argc, argv)) return 0;
   if (o.out.empty()) user_error("OUT is empty; name a folder, NAME.bin or NAME.gguf");
-  while (o.out.size() > 1 && o.out.back() == '/') o.out.pop_back();
+  o.out = without_end_slashes(o.out);
   if (!has_ending(o.in, ".jsonl")) o.in = model_folder(o.in);
   check_free_name(o.out);
   interrupt_by_signals();

@@ -9,6 +9,7 @@
 #include "llmc/base/files.h"
 #include "llmc/base/json.h"
 #include "llmc/base/program.h"
+#include "llmc/base/text.h"
 #include "probe_tasks.h"
 #include "shards.h"
 
@@ -161,7 +162,7 @@ static int run_probe(int argc, char** argv) {
   if (!parse_command_line(app, argc, argv)) return 0;
   check_parameters(app, find_probe_task(options.settings.task));
   if (options.out.empty()) user_error("--out: is empty; name a folder");
-  while (options.out.size() > 1 && options.out.back() == '/') options.out.pop_back();
+  options.out = without_end_slashes(options.out);
   interrupt_by_signals();
   make_probe(options);
   return 0;

@@ -569,7 +569,7 @@ static int run_tokenize(int argc, char** argv) {
   if (!options.field.empty()) options.corpus.fields = {options.field};
   if (options.pairs) options.corpus.fields = {"prompt", "answer"}, options.end_of_text = "after";
   check_options(options);
-  while (options.out.size() > 1 && options.out.back() == '/') options.out.pop_back();
+  options.out = without_end_slashes(options.out);
   interrupt_by_signals();
   tokenize(options);
   return 0;

@@ -18,6 +18,7 @@ for name in MINUTES HOURS; do
     die "$name=${!name}: it must be a time, such as 20 or 0.5"
 done
 [ -z "${MINUTES:-}" ] || [ -z "${HOURS:-}" ] || die "MINUTES=$MINUTES and HOURS=$HOURS: give one of them"
+[ -z "$TEXT" ] || [ "$DATA" = gcide ] || die "TEXT and DATA each say what to train on; give one of them"
 minutes=5
 [ -z "${HOURS:-}" ] || minutes=$(calculate "print $HOURS * 60")
 [ -z "${MINUTES:-}" ] || minutes=$MINUTES
@@ -67,7 +68,6 @@ make --no-print-directory -j"$(nproc)" "${targets[@]}" 2>&1 | {
   done
 }
 
-[ -z "$TEXT" ] || [ "$DATA" = gcide ] || die "TEXT and DATA each say what to train on; give one of them"
 say "corpus"
 if [ -n "$TEXT" ]; then data=$(data/text.sh "$TEXT" | tail -n 1); else data=$("data/$DATA.sh" | tail -n 1); fi
 data=${data#"$PWD/"}

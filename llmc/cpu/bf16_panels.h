@@ -271,10 +271,10 @@ class PackedOperand {
   int64_t padded() const { return (count_ + panel - 1) / panel * panel; }
 };
 
-// c (m, n) = or += alpha op(a) op(b) of a block of the matmul that has the number `matmul`; 0 for a matmul of one
-// block. Each sum is in the order of k, but that a panel which is not whole adds up each most_depth of k before it adds
-// that to c. `by_amx`: by AMX, else by AVX512-BF16. a is read in place, or packed: as rows, or without AMX, if it is
-// transposed, as pairs.
+// c (m, n) = or += alpha op(a) op(b) of a block of the matmul that has the number `matmul`; 0: of none. Sums run over k
+// in order; in a panel that is not whole, or with alpha, each most_depth of k is summed by itself and then added to c.
+// `by_amx`: by AMX, else by AVX512-BF16. a is read in place, or packed: as rows, or without AMX, if it is transposed,
+// as pairs.
 inline void multiply(const GemmBlock& s, const bfloat16* a, const bfloat16* b, float* c, uint64_t matmul, bool by_amx) {
   thread_local PackedOperand a_packed, b_packed;
   const bool packs_a = by_amx || s.op_a == 'T' || s.k % 2 != 0 || s.m % 8 != 0, as_pairs = !by_amx && s.op_a == 'T';

@@ -84,7 +84,7 @@ inline BlockSize best_block_size(const float*, char op_a, char, int64_t m, int64
 // Computes a block, in this thread. sgemm reads the columns of a transposed matrix, and AVX2's reads b where it lies;
 // where rows are a multiple of 2 KB apart these compete for a few sets of the caches, which takes two to four times as
 // long as with a copy.
-inline void multiply_block(const GemmBlock& s, const float* a, const float* b, float* c, uint64_t = 0) {
+inline void multiply_block(const GemmBlock& s, const float* a, const float* b, float* c, uint64_t) {
   CHECK(s.k > 0);  // oneDNN takes no empty sums
   const OneThread alone;
   const int64_t m = s.m, n = s.n, k = s.k, lda = s.lda, ldb = s.ldb;
@@ -114,9 +114,9 @@ inline void multiply_block(const GemmBlock& s, const float* a, const float* b, f
   }
 }
 
-// c (m, n) = alpha op(a) op(b), or c += with `accumulate`. sgemm with several threads may cut its sums by their number
-// (AVX2's does), and then the bits would depend on it: each thread multiplies blocks by itself, which depend on the
-// shape alone.
+// c (m, n) = alpha op(a) op(b), or c += with `accumulate`; T: float, or bfloat16 (below). sgemm with several threads
+// may cut its sums by their number (AVX2's does), and then the bits would depend on it: each thread multiplies blocks
+// by itself, which depend on the shape alone.
 template <class T>
 void gemm(char op_a, char op_b, int64_t m, int64_t n, int64_t k, float alpha, const T* a, int64_t lda, const T* b,
           int64_t ldb, bool accumulate, float* c, int64_t ldc) {
@@ -200,18 +200,17 @@ inline bool multiplies_as_floats() {
 #endif
 }
 
-// c = alpha op(a) op(b) of a block, or +=. `matmul`: the number of the matmul that the block belongs to, whose operands
-// do not change meanwhile; 0 if it belongs to none.
-inline void multiply_block(const GemmBlock& s, const bfloat16* a, const bfloat16* b, float* c, uint64_t matmul = 0) {
+// Computes a block. `matmul`: the number of the matmul that it belongs to, whose operands do not change meanwhile.
+inline void multiply_block(const GemmBlock& s, const bfloat16* a, const bfloat16* b, float* c, uint64_t matmul) {
 #ifdef __AVX512BF16__
   if (!multiplies_as_floats()) return bf16_panels::multiply(s, a, b, c, matmul, has_amx());
 #endif
   multiply_as_floats(s, a, b, c, matmul);
 }
 
-// It depends on the shape alone, and so do the bits. Measured with 256 to 1,024 tokens on Zen 5, with oneDNN's matmuls
-// then, and for AMX on Sapphire Rapids, whose blocks are larger because packing an operand is a larger part of their
-// time; tuning for each shape gains less than 5 %.
+// The best size depends on the shape alone, and so do the bits. Measured with 256 to 1,024 tokens on Zen 5, with
+// oneDNN's matmuls then, and for AMX on Sapphire Rapids, whose blocks are larger because packing an operand is a larger
+// part of their time; tuning for each shape gains less than 5 %.
 inline BlockSize best_block_size(const bfloat16*, char op_a, char op_b, int64_t m, int64_t n) {
   const int64_t most_columns = op_a == 'T' ? 768 : op_b == 'T' && !has_amx() ? 192 : 384;
   BlockSize size = block_size(m, n, {has_amx() ? 512 : 256, most_columns}, 64);

@@ -128,7 +128,7 @@ struct CachedRows {
   }
 };
 
-// The groups: layers whose K/V one attention uses are in a group with its layer, and so on.
+// The groups: a layer is in one with the layers whose K/V its attention uses, with theirs, and so on.
 inline std::vector<KVCacheGroup> group_layers(const AttentionPlan& plan) {
   std::vector<int> lower(size_t(plan.num_layers));  // a lower layer of the same group; of the lowest, itself
   for (int l = 0; l < plan.num_layers; l++) lower[l] = l;

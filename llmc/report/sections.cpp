@@ -242,7 +242,8 @@ std::string sections_page(const std::string& title, const std::vector<ReportSect
   for (const ReportSection& s : sections) runs_of_page += s.folders.size();
   for (size_t i = 0; i < sections.size(); i++) {
     std::vector<RunHistory> runs;
-    std::vector<std::string> folders, lines;  // of `runs`; warnings
+    std::vector<std::string> folders;  // of `runs`
+    std::vector<std::string> lines;    // warnings
     for (const std::string& folder : sections[i].folders) {
       if (!path_exists(folder + "/log.jsonl")) {
         lines.push_back(folder + " has not begun, and is left out.");

@@ -6,6 +6,7 @@
 #include "llmc/base/error.h"
 #include "llmc/base/files.h"
 #include "llmc/base/json.h"
+#include "llmc/base/text.h"
 #include "settings.h"
 
 using json = nlohmann::ordered_json;
@@ -144,8 +145,7 @@ RunHistory read_run(const std::string& out, bool with_positions) {
   const std::optional<std::string> log = try_read_file(files[0], most_text_bytes);
   if (!log) user_error("%s: cannot be read: %s; name the folder of a run (-o)", files[0], strerror(errno));
   RunHistory run;
-  run.name = out;
-  while (run.name.size() > 1 && run.name.back() == '/') run.name.pop_back();
+  run.name = without_end_slashes(out);
   run.description = run.process = json::object();
   run.options = try_read_file(files[1]).value_or("");
   if (const auto csv = with_positions ? try_read_file(files[2]) : std::nullopt)

@@ -83,7 +83,7 @@ static void check_options(const Words& options, bool has_rates, bool has_steps) 
   if (has_steps) own += "|--steps(=.*)?|-x.*";
   for (const std::string& option : options)
     if (std::regex_match(option, std::regex(own)))
-      user_error("%s: each run has its own; it can be none of the options of all", option);
+      user_error("%s: each run has its own; leave it out of the options", option);
 }
 
 // What the value of a key must be instead, "" where it is right.
