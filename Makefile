@@ -96,7 +96,7 @@ help:
 	@echo '                PART=2/3: of the products of shapes and wirings the second third; LEAVE_OUT="fp32 arm64":'
 	@echo '                without that precision (or bf16) and what is built for Arm'
 	@echo 'make gpu-check  on a machine with a GPU: build, test in both precisions, sanitize, benchmark;'
-	@echo '                STEPS=build,tests,nccl,sanitize,bench,torch: only these'
+	@echo '                STEPS=build,tests,nccl,sanitize,bench,tune,torch: only these'
 	@echo 'make gpu-bundle GPU_ARCH=sm_90: all that gpu-check needs, built, in one file for a machine without internet'
 	@echo 'make bench      how fast this machine trains three sizes, in a minute: its GPU, or its CPU'
 	@echo 'make bench-cpu  speed on the CPU in both precisions, beside PyTorch where PYTHON (python3) has it;'

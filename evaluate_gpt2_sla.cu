@@ -517,7 +517,8 @@ std::vector<std::string> all_matching_files(const std::vector<std::string>& patt
 void check_outputs(const EvaluateOptions& o) {
   std::vector<std::string> others = files_of_model(o.model);
   for (const std::string& file : o.files)
-    others.insert(others.end(), {file, mask_path_of(file), Tokenizer::file_in(parent_folder(file))});
+    others.insert(others.end(), {file, mask_path_of(file), Tokenizer::file_in(parent_folder(file)),
+                                 parent_folder(file) + "/MANIFEST.json"});
   others.insert(others.end(), o.lambada.begin(), o.lambada.end());
   others.insert(others.end(), {Tokenizer::file_in(o.model), o.tokenizer});
   others.erase(std::remove(others.begin(), others.end(), ""), others.end());  // of what is not there

@@ -346,9 +346,9 @@ void upload_micro_batch(GPT2& model, const int* inputs, const int* targets, int 
 // One micro-batch of an update that averages `num_micro_batches` of them, over all ranks: acts.stats->loss and grads +=
 // as in gpt2_forward_backward. dloss is computed as if all tokens of the micro-batch were scored, so that it is the
 // same in each; gpt2_update multiplies by StepStats::grad_weight where not all are. Waits for nothing, but with `route`
-// once an update. A rank's last micro-batch also sums the gradients over the ranks, and its first one also receives
-// weights from them. These two run eagerly, because they take two streams, and so do all whose timeline is recorded.
-// The others are captured and replayed as a CUDA graph.
+// for each layer whose source has changed. A rank's last micro-batch also sums the gradients over the ranks, and its
+// first one also receives weights from them. These two run eagerly, because they take two streams, and so do all whose
+// timeline is recorded. The others are captured and replayed as a CUDA graph.
 void gpt2_micro_step(GPT2& model, const int* inputs, const int* targets, int B, int T, int64_t num_micro_batches,
                      bool last) {
   CHECK(1 <= B && 1 <= T && int64_t(B) * T <= model.rows);

@@ -16,29 +16,31 @@
 constexpr size_t block_bytes = 1 << 18;
 constexpr uint64_t split_seed = 1337;  // which documents are validation data must not change from one run to another
 
-// Folders of version control hold a text's history, compressed.
-static bool is_version_control(const std::filesystem::path& path) {
-  const std::string name = path.filename();
-  return name == ".git" || name == ".hg" || name == ".svn";
+// Why a file or folder in a folder is no text; "" if it may be.
+static std::string what_is_no_text(const std::filesystem::directory_entry& entry, const std::string& out) {
+  const std::string name = entry.path().filename();
+  std::error_code ignored;
+  if (name == ".git" || name == ".hg" || name == ".svn") return "a text's history";
+  if (entry.is_symlink() && !entry.exists(ignored)) return "a link that leads nowhere";
+  if (std::filesystem::equivalent(entry.path(), out, ignored)) return "what is written";
+  return "";
 }
 
-// The regular files in a folder and its subfolders, sorted by path.
-static std::vector<std::string> files_in(const std::string& folder) {
+// The regular files in a folder and its subfolders, but those in `out`, sorted by path.
+static std::vector<std::string> files_in(const std::string& folder, const std::string& out) {
   std::vector<std::string> files;
   for (std::filesystem::recursive_directory_iterator entry(folder), end; entry != end; ++entry) {
     const std::string name = entry->path().string();
-    std::error_code broken_link;
-    const bool is_history = is_version_control(entry->path());
-    if (is_history) entry.disable_recursion_pending();
-    if (is_history || (entry->is_symlink() && !entry->exists(broken_link)))
-      print_warning(name + ": is left out: it is " + (is_history ? "a text's history" : "a link that leads nowhere"));
-    else if (entry->is_regular_file(broken_link)) files.push_back(name);
+    std::error_code ignored;
+    if (const std::string what = what_is_no_text(*entry, out); !what.empty())
+      entry.disable_recursion_pending(), print_warning(name + ": is left out: it is " + what);
+    else if (entry->is_regular_file(ignored)) files.push_back(name);
   }
   std::sort(files.begin(), files.end());
   return files;
 }
 
-std::vector<SourceFile> list_sources(const std::vector<std::string>& paths) {
+std::vector<SourceFile> list_sources(const std::vector<std::string>& paths, const std::string& out) {
   namespace fs = std::filesystem;
   std::vector<SourceFile> sources;
   for (const std::string& path : paths) {
@@ -46,7 +48,7 @@ std::vector<SourceFile> list_sources(const std::vector<std::string>& paths) {
       const bool is_stdin = path == "-", is_folder = !is_stdin && fs::is_directory(path);
       if (!is_stdin && !fs::exists(path)) user_error("%s: no such file or folder", path);
       if (!is_stdin && !is_folder && !fs::is_regular_file(path)) user_error("%s: is neither a file nor a folder", path);
-      for (const std::string& file : is_folder ? files_in(path) : std::vector<std::string>{path}) {
+      for (const std::string& file : is_folder ? files_in(path, out) : std::vector<std::string>{path}) {
         struct stat info = {};
         if (!is_stdin && stat(file.c_str(), &info) != 0) user_error("%s: cannot read: %s", file, strerror(errno));
         sources.push_back({file, info.st_size, 0, !is_folder});

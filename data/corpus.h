@@ -62,9 +62,9 @@ struct Batch {
 };
 
 // The regular files that `paths` name, in that order; a folder's files, subfolders included, are sorted by path. Links
-// that lead nowhere and folders of version control are left out, with a warning. Throws UserError, naming the path, if
-// one does not exist or cannot be read.
-std::vector<SourceFile> list_sources(const std::vector<std::string>& paths);
+// that lead nowhere, folders of version control and the folder `out`, if there is one, are left out, with a warning.
+// Throws UserError, naming the path, if one does not exist or cannot be read.
+std::vector<SourceFile> list_sources(const std::vector<std::string>& paths, const std::string& out);
 
 // Reads the corpus. `sources` and `tokenizer`, which determines where documents may be cut, must
 // outlive it. Throws UserError for files that cannot be read (see ArchiveStream), that are known to hold text in

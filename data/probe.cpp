@@ -90,6 +90,8 @@ static void check_same_settings(const Options& options, const json& settings) {
                  options.out.c_str(), name.c_str(),
                  manifest.is_object() && manifest.contains(name) ? manifest[name].dump().c_str() : "unknown",
                  value.dump().c_str());
+  if (const std::string damaged = damaged_shard(options.out, manifest.value("shards", json())); !damaged.empty())
+    user_error("%s: is missing or damaged; --force makes the examples again", damaged);
 }
 
 static void make_probe(const Options& options) {
@@ -108,10 +110,7 @@ static void make_probe(const Options& options) {
   ShardWriter train(folder.path(), "train", INT32_MAX), val(folder.path(), "val", INT32_MAX);
   manifest["train_scored"] = write_examples(train, generator, ProbeSplit::train, options.examples);
   manifest["val_scored"] = write_examples(val, generator, ProbeSplit::val, options.val_examples);
-  for (const ShardWriter* writer : {&train, &val})
-    for (const Shard& shard : writer->shards())
-      manifest["shards"].push_back(
-          {{"name", shard.name}, {"tokens", shard.tokens}, {"crc32c", crc32c_hex(shard.checksum)}});
+  manifest["shards"] = shards_of({&train, &val});
   write_file_in_unfinished_folder(folder.path() + "/MANIFEST.json", manifest.dump(1) + "\n");
   folder.publish();
   printf("%s\n", manifest.dump(1).c_str());

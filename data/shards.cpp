@@ -1,5 +1,6 @@
 #include "shards.h"
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
@@ -8,6 +9,9 @@
 #include "llmc/base/crc32c.h"
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
+#include "source_reader.h"
+
+using json = nlohmann::ordered_json;
 
 // -------------------------------------------------------------------------------------------------------------------
 // Shards
@@ -116,9 +120,47 @@ void OutputFolder::publish() {
 
 bool shards_exist(const std::string& folder) {
   bool shards = false;
-  for (const std::string& name : list_folder(folder)) {
+  const std::set<std::string> names = list_folder(folder);
+  for (const std::string& name : names) {
     if (!is_ours(name)) user_error("%s: exists and holds %s, which is no shard; choose another --out", folder, name);
-    shards = true;
+    shards |= ends_with(name, ".bin");
   }
+  if (!shards && !names.empty())
+    user_error("%s: exists and holds %s, but no shard; choose another --out", folder, *names.begin());
   return shards;
+}
+
+// -------------------------------------------------------------------------------------------------------------------
+// MANIFEST.json
+
+json shards_of(std::initializer_list<const ShardWriter*> writers) {
+  json shards = json::array();
+  for (const ShardWriter* writer : writers)
+    for (const Shard& shard : writer->shards()) {
+      shards.push_back({{"name", shard.name}, {"tokens", shard.tokens}, {"crc32c", crc32c_hex(shard.checksum)}});
+      if (shard.mask_checksum) shards.back()["mask_crc32c"] = crc32c_hex(*shard.mask_checksum);
+    }
+  return shards;
+}
+
+bool is_as_stated(const std::string& path, const json& bytes, const json& crc32c) {
+  struct stat info;
+  if (path != "-" && (stat(path.c_str(), &info) != 0 || bytes != info.st_size)) return false;
+  SourceReader reader;
+  reader.fd = path == "-" ? STDIN_FILENO : open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  std::vector<char> block(1 << 20);
+  while (reader.read(block.data(), block.size()) > 0) continue;
+  if (reader.error == EINTR) user_error("interrupted");
+  return reader.error == 0 && crc32c == crc32c_hex(reader.checksum);
+}
+
+std::string damaged_shard(const std::string& folder, const json& shards) {
+  for (const json& shard : shards) {
+    const std::string path = folder + "/" + shard.at("name").get<std::string>();
+    const int64_t tokens = shard.at("tokens");
+    if (!is_as_stated(path, shard_bytes(tokens), shard.at("crc32c")) ||
+        (shard.contains("mask_crc32c") && !is_as_stated(mask_path_of(path), mask_bytes(tokens), shard["mask_crc32c"])))
+      return path;
+  }
+  return "";
 }

@@ -1,6 +1,7 @@
 // Token shards in llm.c's format, in a folder DIR that is created complete, by renaming.
 #pragma once
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -65,5 +66,14 @@ struct OutputFolder {
   NewFolder folder_;
 };
 
-// Whether DIR exists and holds shards. Throws UserError if it holds other files, too: only shards are ever replaced.
+// Whether DIR exists and holds shards. Throws UserError if it holds other files: only shards are ever replaced.
 bool shards_exist(const std::string& folder);
+
+// What MANIFEST.json says of the shards.
+nlohmann::ordered_json shards_of(std::initializer_list<const ShardWriter*> writers);
+
+// Whether a file has the size and the checksum that a manifest states. Standard input, "-", is read to its end.
+bool is_as_stated(const std::string& path, const nlohmann::ordered_json& bytes, const nlohmann::ordered_json& crc32c);
+
+// The path of the first shard in a folder that is not as shards_of says; "" if there is none.
+std::string damaged_shard(const std::string& folder, const nlohmann::ordered_json& shards);

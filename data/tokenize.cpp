@@ -83,7 +83,7 @@ struct Run {
   Progress progress;
 
   Run(const TokenizeOptions& o, const Tokenizer& t)
-      : options(o), tokenizer(t), sources(list_sources(o.corpus.paths)), folder(o.out) {
+      : options(o), tokenizer(t), sources(list_sources(o.corpus.paths, o.out)), folder(o.out) {
     train.emplace(folder.path(), "train", options.shard_tokens);
     val.emplace(folder.path(), "val", options.shard_tokens);
   }
@@ -150,18 +150,6 @@ static std::string changed_option(const json& before, const json& now) {
   return "";
 }
 
-// Whether a file has the size and the checksum that a manifest states. Standard input is read to its end.
-static bool is_as_stated(const std::string& path, const json& bytes, const json& crc32c) {
-  struct stat info;
-  if (path != "-" && (stat(path.c_str(), &info) != 0 || bytes != info.st_size)) return false;
-  SourceReader reader;
-  reader.fd = path == "-" ? STDIN_FILENO : open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  std::vector<char> block(1 << 20);
-  while (reader.read(block.data(), block.size()) > 0) continue;
-  if (reader.error == EINTR) user_error("interrupted");
-  return reader.error == 0 && crc32c == crc32c_hex(reader.checksum);
-}
-
 // Whether a file holds the vocabulary of this checksum.
 static bool is_vocabulary(const std::string& path, const json& crc32c) {
   try {
@@ -184,34 +172,22 @@ static std::string what_differs(const TokenizeOptions& options, const std::optio
       return options.out + "/tokenizer.json is missing or damaged";
     if (const std::string changed = changed_option(recorded_options(manifest), options_of(options)); !changed.empty())
       return "their " + changed;
-    const std::vector<SourceFile> sources = list_sources(options.corpus.paths);
+    const std::vector<SourceFile> sources = list_sources(options.corpus.paths, options.out);
     if (sources.size() != manifest.at("sources").size())
       return format("they are of %zu files, and there are %zu", manifest["sources"].size(), sources.size());
     for (size_t i = 0; i < sources.size(); i++)
       if (!is_as_stated(sources[i].path, manifest["sources"][i].at("bytes"), manifest["sources"][i].at("crc32c")))
         return sources[i].path + " is another text than theirs";
-    for (const json& shard : manifest.at("shards")) {
-      const std::string path = options.out + "/" + shard.at("name").get<std::string>();
-      const int64_t tokens = shard.at("tokens");
-      if (!is_as_stated(path, shard_bytes(tokens), shard.at("crc32c")) ||
-          (shard.contains("mask_crc32c") &&
-           !is_as_stated(mask_path_of(path), mask_bytes(tokens), shard["mask_crc32c"])))
-        return path + " is missing or damaged";
-    }
-    return "";
+    const std::string damaged = damaged_shard(options.out, manifest.at("shards"));
+    return damaged.empty() ? "" : damaged + " is missing or damaged";
   } catch (const json::exception&) { return of_manifest + " is damaged"; }
 }
 
 void Run::write_manifest() {
-  json files = json::array(), shards = json::array();
+  json files = json::array();
   for (const SourceFile& source : sources)
     files.push_back(
         {{"path", name_as_text(source.path)}, {"bytes", source.bytes}, {"crc32c", crc32c_hex(source.checksum)}});
-  for (const ShardWriter* writer : {&*train, &*val})
-    for (const Shard& shard : writer->shards()) {
-      shards.push_back({{"name", shard.name}, {"tokens", shard.tokens}, {"crc32c", crc32c_hex(shard.checksum)}});
-      if (shard.mask_checksum) shards.back()["mask_crc32c"] = crc32c_hex(*shard.mask_checksum);
-    }
   json manifest = {{"tokenizer",
                     {{"vocabulary", options.train_vocabulary > 0 ? "learned" : name_as_text(options.tokenizer)},
                      {"vocab_size", tokenizer.vocab_size()},
@@ -225,7 +201,7 @@ void Run::write_manifest() {
                    {"train_tokens", train->total()},
                    {"val_tokens", val->total()},
                    {"sources", files},
-                   {"shards", shards}};
+                   {"shards", shards_of({&*train, &*val})}};
   if (options.row_tokens > 0)
     manifest["packing"] = {{"texts", packing.texts}, {"cut", packing.cut}, {"padding", packing.padding}};
   write_file_in_unfinished_folder(folder.path() + "/MANIFEST.json", manifest.dump(1) + "\n");
@@ -357,7 +333,7 @@ void Run::encode_all() {
 // A vocabulary of options.train_vocabulary tokens, or fewer, that is learned from the whole corpus.
 static Tokenizer learn_vocabulary(const TokenizeOptions& options) {
   const Tokenizer bytes = Tokenizer::of_merges({});
-  std::vector<SourceFile> sources = list_sources(options.corpus.paths);
+  std::vector<SourceFile> sources = list_sources(options.corpus.paths, options.out);
   Progress progress;
   WordCounts words;
   int64_t bytes_of_text = 0;

@@ -41,5 +41,5 @@ class WordCounts {
 // text, counted after the merges before it; of several as frequent the lowest ids. Ids are those of
 // Tokenizer::of_merges. There are fewer if no two tokens stand side by side twice. They are the merges of Hugging
 // Face's BpeTrainer with min_frequency=2, which is the default of its ByteLevelBPETokenizer; only that a token has at
-// most 65,536 bytes here. Throws UserError if `interrupted` (corpus.h) is set.
+// most 65,536 bytes here. Throws UserError if `interrupted` (llmc/base/files.h) is set.
 std::vector<Merge> learn_merges(WordCounts words, size_t wanted);

@@ -6,6 +6,7 @@
 # 256 channels, 6 of 384 and 124M. Nothing is written but a temporary folder. Environment:
 # PRECISION, as of make.
 set -euo pipefail
+export LC_ALL=C
 source -- "$(dirname -- "$0")/runs.sh"
 enter_root
 die() { echo "error: $*" >&2; exit 1; }

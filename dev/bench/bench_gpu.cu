@@ -296,7 +296,7 @@ json bench_algorithms(const Scale& scale) {
            seconds[fastest] * 1e6, fastest + 1, seconds.size());
     fflush(stdout);
     constexpr double least_gain = 0.02;
-    if (seconds[fastest] < (1 - least_gain) * seconds[0] &&
+    if (is_whole(shape) && seconds[fastest] < (1 - least_gain) * seconds[0] &&
         bench.has_the_same_bits(algorithms[fastest].algo, scale.repeats)) {
       const GemmChoice c = gemm_choice(shape, int(fastest));
       choices += format("{\"%s\", %zu, '%c', '%c', %lld, %lld, %lld, %d, %d, %d, %s, %d},\n", c.gpu.c_str(), c.cublaslt,

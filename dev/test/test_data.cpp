@@ -240,6 +240,12 @@ TEST_F(Tokenize, AFolderWithAnythingElseInItIsNeverReplaced) {
     expect_in("holds thesis.tex, which is no shard", done.output);
   }
   EXPECT_EQ(read_file(folder + "/mine/thesis.tex"), "years of work");
+  mkdir((folder + "/model").c_str(), 0755);
+  write("model/tokenizer.json", "{}");
+  for (std::string more : {"--update ", "--force "})
+    expect_in("holds tokenizer.json, but no shard",
+              shell("data/tokenize " + more + "--out " + folder + "/model " + in).output);
+  EXPECT_EQ(read_file(folder + "/model/tokenizer.json"), "{}");
   mkdir((folder + "/empty").c_str(), 0755);
   EXPECT_EQ(shell("data/tokenize --out " + folder + "/empty " + in).exit_code, 0);
   EXPECT_EQ(names_in(folder + "/empty").size(), 4u);
@@ -712,6 +718,10 @@ TEST_F(Scripts, OpenwebtextsArchivesAreReadAsTheyAre) {
   expect_in("cannot download file://" + folder + "/web/urlsf_subset02.tar", three.output);
   EXPECT_EQ(shell("TOKENIZER=bytes " + command + "1").exit_code, 0);
   EXPECT_EQ(names_in(data + "/.download/openwebtext"), std::set<std::string>{"urlsf_subset01.tar"});
+  // Killed when all had come, but before it was read to its end.
+  rename((data + "/.download/openwebtext/urlsf_subset01.tar").c_str(),
+         (data + "/.download/openwebtext/urlsf_subset01.tar.part").c_str());
+  EXPECT_EQ(shell("TOKENIZER=bytes " + command + "2").exit_code, 0);
   std::ofstream(folder + "/web/urlsf_subset02.tar") << "<html>please log in</html>";
   expect_in("urlsf_subset02.tar gave no tar archive; deleted, run again", shell(command + "3").output);
 }

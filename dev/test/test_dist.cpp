@@ -567,6 +567,14 @@ TEST_F(LongTraining, ByMuonContinuesOnOneRankWhenOneOfTwoIsKilled) {
   EXPECT_EQ(resumed.back().at("step"), step + 2);
 }
 
+// The variables are of an MPI that this process is not connected to: to its own it is alone.
+TEST_F(LongTraining, RefusesRanksOfAnotherMpi) {
+  const Outcome o = run("OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_LOCAL_RANK=1 timeout 60 "
+                        "build/fp32/train_gpt2_sla_emu -e d12 -i none.bin");
+  EXPECT_EQ(o.exit_status, 1);
+  EXPECT_NE(o.err.find("mpirun has started 2 processes, and MPI knows of 1: "), std::string::npos) << o.err;
+}
+
 // A launcher sets each rank's variables, with the rank's number for $r; MPI tells the ranks of `mpirun` their number.
 TEST_F(LongTraining, ByEveryLauncherTwoRanksHaveTheSameLosses) {
   const std::vector<json> expected = steps_of(train(2, "mpirun", "-x 2 -j ''"));

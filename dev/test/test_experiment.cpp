@@ -288,6 +288,7 @@ TEST_F(ExperimentTest, ArgumentsAndFilesThatAreWrongAreRefused) {
   expect_error("--wirings ' ;' --seeds 1 -- -x 1", "no wirings");
   expect_error("--seeds 1 -- -x 1", "no wirings");
   expect_error("--wirings 'gqa(2);gqa 2' --seeds 1 -- -x 1", "two are called gqa_2");
+  expect_error("--wirings plain --seeds 1 --trainer none -- -x 1", "./none: is not here; make builds it");
   expect_error("--wirings plain --seed 1", "--seed: no such option; did you mean --seeds?");
   expect_error("--wirings plain --seeds 1 --data " + in("none"), "none: has no train_*.bin");
   expect_error("--wirings plain --seeds 1 --trainer ./none -- -x 1", "./none: is not here; make builds it");
@@ -320,6 +321,11 @@ TEST_F(ExperimentTest, ArgumentsAndFilesThatAreWrongAreRefused) {
     write_file(path, text);
     expect_error(path, part);
   }
+  write_file(path, "seeds = '1'\narms = ['plain']\n[[group]]\nname = 'a'\nrates = ['1e-3']\n[[group]]\n"
+                   "name = 'a/1e-3'\noptions = '-l 1'");
+  expect_error(path + " -- -x 1", "two are called a/1e-3/plain, and have other options");
+  write_file(path, "seeds = '1'\nsearch_seed = 1000000000\n[[group]]\nname = 'a'\narms = ['plain']\nrates = ['1']");
+  EXPECT_EQ(run("timeout 60 " + experiment(path + " --dry-run -- -x 1")).exit_status, 0);
   write_file(path, "seeds = '1'\n[[group]]\nname = 'a'\narms = ['plain']\nequal_flops = 'plain'");
   expect_error(path + " -- -x 1", "-x: each run has its own");
   expect_error(path + " --only a,b", "--only b: " + path + " has no such group");

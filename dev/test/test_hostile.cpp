@@ -233,6 +233,9 @@ TEST_F(Hostile, OutputsDoNotReplaceInputsDevicesAndLinks) {
   fs::copy(model, in("model"));
   fs::copy(model, a_run + "/step_00000002");
   for (const std::string& folder : {in("model"), a_run + "/step_00000002"}) write_file(folder + "/state.json", "{}");
+  for (const std::string& name : {a_run + "/lock", in("model/special_tokens_map.json"), in("MANIFEST.json")})
+    write_file(name, "");
+  fs::copy(text, in("text"));
   write_file(in("log.jsonl"), "");
   for (const std::string& command :
        {report + a_run + " -o " + a_run + "/log.jsonl", report + "--outline " + in("outline") + " -o " + in("outline"),
@@ -242,6 +245,9 @@ TEST_F(Hostile, OutputsDoNotReplaceInputsDevicesAndLinks) {
         evaluator + in("model") + " " + text + " --positions " + in("model/model.safetensors"),
         evaluator + in("model") + " " + text + " --json " + in("model/state.json"),
         evaluator + in("model") + " " + text + " --json " + in("log.jsonl"),
+        evaluator + in("model") + " " + text + " --json " + in("model/special_tokens_map.json"),
+        evaluator + in("model") + " " + in("text") + " --json " + in("MANIFEST.json"),
+        report + a_run + " -o " + a_run + "/lock",
         report + a_run + " -o " + a_run + "/step_00000002/model.safetensors"})
     EXPECT_NE(expect_refusal(command).err.find("reads or writes it as"), std::string::npos) << command;
   EXPECT_NE(expect_refusal(evaluator + model + " --serve --json " + in("a")).err.find("go to stdout"),

@@ -379,6 +379,11 @@ TEST_F(ProbeProgram, LeavesOtherExamplesAloneWithAnError) {
     EXPECT_EQ(run(options + " --force").exit_status, 0);
     ASSERT_EQ(run(recall + " --force").exit_status, 0);
   }
+  for (const char* name : {"d/train_000000.bin", "d/val_000000.mask"}) {
+    ASSERT_EQ(fs::remove(in(name)), true);
+    EXPECT_NE(run(recall).err.find("is missing or damaged; --force"), std::string::npos);
+    ASSERT_EQ(run(recall + " --force").exit_status, 0);
+  }
   ASSERT_EQ(fs::remove(in("d/MANIFEST.json")), true);
   EXPECT_NE(run(recall).err.find("holds other examples"), std::string::npos);
 }

@@ -129,6 +129,16 @@ TEST_F(Corpus, HistoriesAndLinksThatLeadNowhereAreLeftOut) {
     EXPECT_NE(o.err.find(in(left_out)), std::string::npos) << o.err;
 }
 
+TEST_F(Corpus, TheFolderThatIsWrittenIsNoTextOfItsOwn) {
+  fs::create_directory(in("text"));
+  write("text/a", "a text");
+  const std::string command = "data/tokenize --val-fraction 0 --update --out " + in("text/tokens") + " " + in("text");
+  EXPECT_NE(run(command).out.find("files read: 1,"), std::string::npos);
+  const Outcome o = run(command);
+  EXPECT_NE(o.out.find("exists already"), std::string::npos) << o.out << o.err;
+  EXPECT_NE(o.err.find(in("text/tokens") + ": is left out"), std::string::npos) << o.err;
+}
+
 TEST_F(Corpus, DamagedTruncatedOrTooDeepArchivesAreNamed) {
   std::mt19937 random(7);
   std::string noise(300000, '\0');

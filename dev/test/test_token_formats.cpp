@@ -122,6 +122,7 @@ TEST_F(TokenFormats, ARowOfUint16InANumpyFileIsRead) {
   EXPECT_ERROR(TokenFile(write("a.npy", npy(1, shape, data + "xx")), 50257), "longer than its header says");
   EXPECT_ERROR(TokenFile(write("a.npy", npy(1, shape, data.substr(2))), 50257), "truncated");
   EXPECT_ERROR(TokenFile(write("a.npy", npy(1, shape, data).substr(0, 60)), 50257), "cut short or damaged");
+  EXPECT_ERROR(TokenFile(write("a.npy", npy(1, shape + std::string(60000, ' '), data)), 50257), "cut short or damaged");
   for (const char* other : {"{'descr': '<i8', 'fortran_order': False, 'shape': (75,), }",
                             "{'descr': '>u2', 'fortran_order': False, 'shape': (300,), }",
                             "{'descr': '<u2', 'fortran_order': True, 'shape': (300,), }",

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(element_threads) activation_backward_kernel(fl
   float x[8], g[8];
   load8(x, inp + i);
   load8(g, d + i);
-  for (int j = 0; j < 8; j++) g[j] *= F::slope(x[j]);
+  for (int j = 0; j < 8; j++) g[j] = F::slope(x[j]) == 0.0f ? 0.0f : g[j] * F::slope(x[j]);
   store8(d + i, g);
 }
 

@@ -21,8 +21,8 @@
 //   attention_backward: delta =, dq = or +=, dk and dv of each K/V head = or +=, relative.dq =, relative.dr =
 //
 // A query sees the keys up to its own. That and one K/V head for each query head is plain attention (GPT-2, skip-layer
-// attention); the general one has masks, several K/V heads for a query head, topk, and in the backward pass keys before
-// the first query; relative positions are general, too, but have no topk. Both can be kept within documents.
+// attention); the general one has masks, slopes, several K/V heads for a query head, topk, in the forward pass sinks,
+// and in the backward pass keys before the first query; relative positions are general, too, but have no topk. Both can be kept within documents.
 // General attention without topk can have dropout.
 // Each kernel is a template with the parameter `Kind`, so that plain attention pays nothing for the others. In
 // general, tiles that a mask hides are neither loaded nor multiplied (attention_tiles.h), and a kernel before the

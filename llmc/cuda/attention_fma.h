@@ -137,13 +137,8 @@ __global__ void __launch_bounds__(ForwardTiles<G, Kind, Small>::threads, Forward
           sees_none ? INFINITY : row_max[i] * scale + logf(row_sum[i]);
   }
   const int64_t first_out = (first_row * a.NH + head) * a.HS;
-  auto store = [&](auto* out) {
-    store_rows<G>(out + first_out, stride * a.NH * a.HS, query - first_query, end - first_query, HS,
-                  /*accumulate=*/false, acc);
-  };
-  store(a.out);
-  if constexpr (General && is_16_bit)
-    if (a.exact_out != nullptr) store(a.exact_out);
+  store_rows<G>(a.out + first_out, stride * a.NH * a.HS, query - first_query, end - first_query, HS,
+                /*accumulate=*/false, acc);
 }
 
 // ----------------------------------------------------------------------------

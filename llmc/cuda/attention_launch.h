@@ -1,5 +1,6 @@
 // Which of attention's kernels on tensor cores are launched: attention_mma.h's, by mma.sync, or on an H100, for plain
-// attention over many tokens, attention_wgmma.h's. SLA_ATTENTION chooses one of them (attention_ways) for all lengths.
+// attention over many tokens, attention_wgmma.h's. SLA_ATTENTION chooses one of them (attention_ways) for all lengths
+// that it can have.
 //
 // Kernels are compiled for D, the head size rounded up to one that there are tiles for (for_head_size); for Kind, what
 // attention has beside the causal mask (attention_tiles.h); and for Large, tiles for GPUs where a block can have

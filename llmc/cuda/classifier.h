@@ -161,7 +161,7 @@ inline void classifier(const ClassifierArgs& args) {
   CHECK(args.V <= args.ld && args.ld % 64 == 0);
   const int threads = int(std::min<int64_t>(classifier_threads, ceil_div(args.V, 8 * warp_size) * warp_size));
   const size_t row_bytes = size_t(args.ld) * sizeof(floatX), sums_bytes = classifier_sums_bytes;
-  // A multiprocessor has room for two blocks.
+  // A multiprocessor's shared memory has room for two blocks.
   const bool copies = gpu().candidates.classifier && 2 * (sums_bytes + row_bytes) <= gpu().shared_bytes;
   const auto kernel = args.cap > 0 ? copies ? classifier_kernel<true, true> : classifier_kernel<true, false>
                       : copies ? classifier_kernel<false, true>

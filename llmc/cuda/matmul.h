@@ -172,11 +172,16 @@ inline GemmChoice gemm_choice(const GemmShape& s, int index) {
   return {gpu().name, cublasLtGetVersion(), s.op_a,          s.op_b,     s.m,          s.n,
           s.k,        int(s.type),          int(s.out_type), s.epilogue, s.accumulate, index};
 }
+// Whether gemm_choices.h can have it: one product of whole matrices.
+inline bool is_whole(const GemmShape& s) {
+  return s.batch == 1 && !s.tf32 && s.lda == (s.op_a == 'T' ? s.k : s.m) && s.ldb == (s.op_b == 'T' ? s.n : s.k) &&
+         s.ldc == s.m;
+}
 // Which of the heuristic's algorithms a shape takes.
 inline int chosen_algorithm(const GemmShape& shape) {
   const GemmChoice first = gemm_choice(shape, 0);
   for (const GemmChoice& choice : gemm_choices())
-    if (choice.key() == first.key()) return choice.algorithm;
+    if (is_whole(shape) && choice.key() == first.key()) return choice.algorithm;
   return first.algorithm;
 }
 
@@ -261,7 +266,7 @@ inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight,
 
 // GELU and its derivative are operations of their own, or epilogues of the matmul before them, which cuBLASLt has for
 // 16 bits; dev/bench/bench_gpu.cu times both. GELU is not fused, because where activations are computed again it is
-// applied to what has been rounded, and that must be the same. Its derivative is, from Hopper on.
+// applied to what has been rounded, and that must be the same. Its derivative is, on Hopper.
 inline void matmul_activation_forward(Activation f, floatX* out, floatX* pre, const floatX* inp, const floatX* weight,
                                       const floatX* bias, int64_t N, int64_t C, int64_t H, bool fused = false) {
   if (fused && f == Activation::gelu) {

@@ -210,7 +210,7 @@ __device__ inline void keep_here(Fragments& fragments) {
 // The same rows, as something that is computed here: `zero` is 0, which the compiler must not know. Of rows that come
 // from before a loop, and which its products read from registers in each round, ptxas (12.9, 13.0) may use the
 // registers for other values, and multiply those from the second round on; not so if each round defines them anew. The
-// forward kernel and dq, which have no registers left for it, are right without: test_machine_code follows their rows
+// forward kernels and dq, which have no registers left for it, are right without: test_machine_code follows their rows
 // through ptxas's code.
 template <int M, int K>
 __device__ inline void define_anew(RegisterTile<M, K>& a, unsigned zero) {

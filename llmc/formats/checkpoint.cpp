@@ -359,10 +359,10 @@ uint32_t weights_checksum(const std::string& folder) {
 }
 
 std::vector<std::string> files_of_model(const std::string& folder) {
-  std::vector<std::string> files = weight_files(folder);
-  for (const char* name : {"config.json", "generation_config.json", "tokenizer.json", "encoder.json", "vocab.bpe",
-                           "optimizer.safetensors", memory_file, "state.json", "../log.jsonl", "../config.toml"})
-    files.push_back(folder + "/" + name);
+  std::set<std::string> names = list_folder(folder);
+  names.insert({"../log.jsonl", "../config.toml", "../lock"});
+  std::vector<std::string> files;
+  for (const std::string& name : names) files.push_back(folder + "/" + name);
   return files;
 }
 

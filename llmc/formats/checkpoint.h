@@ -82,7 +82,7 @@ std::string newest_checkpoint(const std::string& out, int64_t before = INT64_MAX
 // which a line on stderr says.
 std::string model_folder(const std::string& path);
 
-// What a model's folder has, as a rule, and what its run has beside it: files that no other output may replace.
+// What a model's folder has, and what its run has beside it: files that no other output may replace.
 std::vector<std::string> files_of_model(const std::string& folder);
 
 // The step in a checkpoint's name. Throws UserError if `checkpoint` is not the path of one in `out`.

@@ -294,7 +294,7 @@ static std::string make_header(const std::vector<SafetensorsSpec>& specs, size_t
 SafetensorsWriter::SafetensorsWriter(const std::string& path, const std::vector<SafetensorsSpec>& specs) : path_(path) {
   size_t data_bytes;
   const std::string header = make_header(specs, &data_bytes);
-  file_ = FileDescriptor(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+  file_ = FileDescriptor(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (file_.fd < 0) cannot_write(path_);
   write_at(path_, file_.fd, header.data(), header.size(), 0);
   header_checksum_ = crc32c(header.data(), header.size());

@@ -12,7 +12,7 @@
 //   residual_norm_forward                   stream = stream + branch_out, and the norm of it, in one pass
 //   branch_forward, branch_again,           out = from the norm's output; again in the backward pass, but not K/V;
 //   project_out, branch_backward              out alone; din = from dout, and gradients of parameters +=
-//   head_forward, head_backward             logits of some rows of the hidden states; dnorm =, gradients +=
+//   head_forward, head_backward             logits of some rows of the hidden states; din =, gradients +=
 //   residual_forward, residual_backward     the stream after the branch and the norm that follows; the gradient of the
 //                                           branch's output, and dresidual becomes the gradient of the stream before
 //   matmul_elements, attention_flops        its cost, if it has any

@@ -138,7 +138,12 @@ Ranks init_ranks(const std::string& rendezvous, const std::string& out) {
     if (r.size == 1) return {};
   }
   const bool is_told_by_mpi = l == nullptr || l == &mpirun;
+  const int started = r.size;
   if (is_told_by_mpi || (has_mpi && has_pmix && l == &srun)) r = ranks_of_mpi();
+  if (l != nullptr && r.size != started)
+    user_error("%s has started %d processes, and MPI knows of %d: this program was built with another MPI than the one "
+               "that started it; `make clean` and build with its mpicxx, or %s",
+               l->name, started, r.size, what_to_type);
   if (r.size > 1) r.folder = folder_of(l != nullptr ? *l : mpirun, rendezvous, out);
   if (r.size > 1 && r.folder.empty() && !r.by_mpi)
     user_error("rank %d of %d, which %s has started, does not know where the others are: give -o or --rendezvous, a "

@@ -13,7 +13,7 @@ NumpyHeader read_numpy_header(const DataFile& file) {
     user_error("%s: is a NumPy array of version %d; 1, 2 and 3 are known", file.path, version);
   const int64_t begin = version == 1 ? 10 : 12;
   const int64_t bytes = start[8] | start[9] << 8 | (version == 1 ? 0 : start[10] << 16 | int64_t(start[11]) << 24);
-  if (bytes > 1 << 16 || begin + bytes > file.bytes)
+  if (bytes > 1 << 12 || begin + bytes > file.bytes)
     user_error("%s: is a NumPy array whose header is cut short or damaged; make it again", file.path);
   std::string header(static_cast<size_t>(bytes), 0);
   file.read(begin, bytes, header.data());

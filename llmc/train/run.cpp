@@ -1,6 +1,7 @@
 #include "run.h"
 #include <unistd.h>
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <fstream>
 #include <set>
@@ -40,6 +41,8 @@ void plan_batches(Run& run, int context_length, bool from_folder, bool has_memor
     user_error("-d %lld is not a multiple of B * T%s = %d * %d%s = %lld tokens; take one that is",
                (long long)total_batch, run.ranks.size > 1 ? " * ranks" : "", run.B, run.T,
                run.ranks.size > 1 ? format(" * %d", run.ranks.size) : "", (long long)micro_tokens);
+  if (o.sample_every > 0 && o.sample_length > INT_MAX)
+    user_error("-g %lld: is more than %d tokens", (long long)o.sample_length, INT_MAX);
   if (o.sample_every > 0 && o.sample_length > context_length && !has_memory)
     user_error("-g %lld: a sample can be at most as long as the context, %d tokens", (long long)o.sample_length,
                context_length);
@@ -111,8 +114,8 @@ static std::string damage(const std::string& checkpoint) {
 std::string checkpoint_to_resume(Run& run) {
   const TrainOptions& o = run.options;
   if (o.out.empty()) return "";
-  if (is_folder(o.out)) run.lock.take(o.out);
-  else if (path_exists(o.out)) user_error("-o %s: is no folder", o.out);
+  if (path_exists(o.out + "/lock")) run.lock.take(o.out);
+  else if (path_exists(o.out) && !is_folder(o.out)) user_error("-o %s: is no folder", o.out);
   const std::string newest = newest_checkpoint(o.out);
   if (!o.resume && !newest.empty())
     user_error("-o %s: holds the checkpoints of an earlier run; resume it (-y), or name another folder", o.out);

@@ -60,7 +60,8 @@ bool same_sampling(const SampleOptions& a, const SampleOptions& b) {
 
 void check_sampling(const SampleOptions& o) {
   auto between = [](const char* option, double value, double low, double high) {
-    if (!(value >= low && value <= high)) user_error("%s %g: it must lie between %g and %g", option, value, low, high);
+    if (!(value >= low && value <= high))
+      user_error("%s %.10g: it must lie between %.10g and %.10g", option, value, low, high);
   };
   between("-n", double(o.tokens), 1, 1 << 30);
   between("--temperature", o.sampling.temperature, 0, 1e6);

@@ -271,6 +271,8 @@ static ARun run_of(const Experiment& e, const Group& g, const Arm& a, const std:
   return r;
 }
 
+static Words rates_of(const Group& g) { return g.rates.empty() ? Words{""} : g.rates; }
+
 static bool has_begun(const ARun& r) { return path_exists(r.folder + "/log.jsonl"); }
 
 // The last validation loss of a run that has come to its end, NaN without a validation; none before.
@@ -381,10 +383,12 @@ static int64_t plan_arms(Experiment& e) {
         updates = number(first, "steps") * number(first, "flops_per_token") / number(plan, "flops_per_token");
       a.steps = std::llround(updates);
       room = std::min(room, int64_t(number(plan, "memory_free") / number(plan, "memory_needed")));
-      const Words command = trainer_of(e, g, a, a.steps);
-      const std::string folder = joined({a.folder, a.name}, "/");
-      if (arms.emplace(folder, command).first->second != command)
-        user_error("two are called %s, and have other options; give their groups other names", folder);
+      for (const std::string& rate : rates_of(g)) {
+        const ARun r = run_of(e, g, a, rate, /*seed=*/0);
+        if (arms.emplace(r.folder, r.command).first->second != r.command)
+          user_error("two are called %s, and have other options; give their groups other names",
+                     joined({a.folder, rate, a.name}, "/"));
+      }
     }
   }
   return std::max<int64_t>(room, 1);
@@ -395,10 +399,9 @@ static bool fit_what_is_here(const Experiment& e) {
   bool all_fit = true;
   for (const Group& g : e.groups)
     for (const Arm& a : g.arms)
-      for (const std::string& rate : g.rates.empty() ? Words{""} : g.rates)
-        for (int64_t seed = std::min(g.first_seed, g.search_seed); seed <= std::max(g.last_seed, g.search_seed);
-             seed++) {
-          ARun r = run_of(e, g, a, rate, seed);
+      for (const std::string& rate : rates_of(g))
+        for (int64_t i = g.first_seed; i <= g.last_seed + 1; i++) {
+          ARun r = run_of(e, g, a, rate, i <= g.last_seed ? i : g.search_seed);
           if (!has_begun(r)) continue;
           append(r.command, {"--same-options", "--dry-run"});
           if (const Printed printed = run(r.command, true); printed.status != 0)
@@ -513,7 +516,8 @@ static int run_experiment(int argc, char** argv) {
   if (!parse_arguments(argc, argv, e)) return 0;
   const std::string make_data = read_experiment(e);
   const int64_t gpus = atol(run({"sh", "-c", "nvidia-smi -L 2>/dev/null | grep -c '^GPU'"}).text.c_str());
-  if (e.trainer.empty()) e.trainer = gpus > 0 ? "./train_gpt2_sla" : "./train_gpt2_sla_cpu";
+  if (e.trainer.empty()) e.trainer = gpus > 0 ? "train_gpt2_sla" : "train_gpt2_sla_cpu";
+  if (e.trainer.find('/') == std::string::npos) e.trainer = "./" + e.trainer;
   for (const std::string& program : {e.trainer, std::string("./report")})
     if (access(program.c_str(), X_OK) != 0) user_error("%s: is not here; make builds it, in the sources", program);
   const auto has_data = [&] { return e.data.empty() || !matching_files(e.data + "/train_*.bin").empty(); };

@@ -110,10 +110,10 @@ TEST(Matmul, ChoosesAnAlgorithmForTheAlignmentOfBiasAndGelu) {
 TEST(Matmul, TakesTheAlgorithmThatIsChosenForAShape) {
   const int64_t m = 16, n = 24, k = 64;
   const DeviceArray<floatX> a(random_values<floatX>(size_t(m * k), 1)), b(random_values<floatX>(size_t(k * n), 2));
-  const auto run = [&](const std::vector<GemmChoice>& choices) {
+  const auto run = [&](const std::vector<GemmChoice>& choices, int64_t gap = 0) {
     gemm_plans().clear(), gemm_choices() = choices;
-    const DeviceArray<float> c(nans<float>(size_t(m * n)));
-    gemm('N', 'N', m, n, k, a.data, k, b.data, n, false, c.data, n);
+    const DeviceArray<float> c(nans<float>(size_t(m * (n + gap))));
+    gemm('N', 'N', m, n, k, a.data, k, b.data, n, false, c.data, n + gap);
     gemm_choices().clear();
     return c.to_host();
   };
@@ -122,6 +122,7 @@ TEST(Matmul, TakesTheAlgorithmThatIsChosenForAShape) {
                    missing = gemm_choice(gemm_plans().begin()->first, 7);
   EXPECT_FALSE(same_bits(run({second}), first));
   EXPECT_TRUE(same_bits(run({missing}), first)) << "an algorithm that there is no more";
+  EXPECT_TRUE(same_bits(run({second}, 8), run({}, 8))) << "rows that are apart";
   for (auto change :
        std::vector<void (*)(GemmChoice&)>{[](GemmChoice& c) { c.gpu += "x"; }, [](GemmChoice& c) { c.cublaslt++; },
                                           [](GemmChoice& c) { c.k++; },

@@ -12,8 +12,9 @@ import statistics
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(HERE, "..", "sla"))
+sys.path[:0] = [os.path.join(HERE, "..", "sla"), os.path.join(HERE, "..", "probe")]
 import differences  # noqa: E402
+import solved  # noqa: E402
 from differences import DELTA, by_position, files, holm, interval, less, row, t_quantile, t_tail, validations  # noqa: E402
 
 UPDATE, UPDATES = 2048, 1416  # bytes of one; how many
@@ -40,7 +41,7 @@ def read(path):
     found, kv, wiring_of, ranges = {}, {}, {}, {}
     wanted = ["log.jsonl", "own.json", "positions.csv"] + [f"read-{i}.json" for i in range(20)]
     for folder, name, text in files(path, wanted):
-        match = re.search(r"((?:rates/|points/)?[^/]+)/[^/]+-(\d+)$", folder)
+        match = re.search(r"((?:rates/|points/|larger/)?[^/]+)/[^/]+-(\d+)$", folder)
         if not match:
             continue
         group, seed = match[1], int(match[2])
@@ -56,8 +57,9 @@ def read(path):
         description, bits = validations(text, "val_bits_per_byte")
         if description and description["steps"] in bits:
             found.setdefault(group, {}).setdefault(description["wiring"], {})[seed] = bits[description["steps"]]
-            kv[description["wiring"]] = kv_bytes(description)
-            wiring_of[folder] = description["wiring"]
+            if not group.startswith("larger/"):
+                kv[description["wiring"]] = kv_bytes(description)
+                wiring_of[folder] = description["wiring"]
     of_ranges = {}
     for folder, wiring in wiring_of.items():
         if folder in ranges:
@@ -206,6 +208,45 @@ def second_corpus(runs, kv, of_dictionary):
         row(f"`{wiring}`", f"{mean:+.4f} +- {half:.4f}")
 
 
+def larger(runs, kv, of_small):
+    """Heads of twice the channels: less `plain`, and what that adds to the difference."""
+    rates = {rate: runs.get(f"larger/{rate}", {}) for rate in ("12e-3", "24e-3")}
+    plain = rates["12e-3"].get("plain", {})
+    arms = {w: d for w, d in ((w, less(bits, plain)) for w, bits in rates["12e-3"].items() if w != "plain") if len(d) > 1}
+    if not arms:
+        return
+    print(f"\nHeads of 16 channels, `plain`: {statistics.mean(plain.values()):.4f} bits per byte, seed 1 at each rate: " +
+          "; ".join(f"`{w}` " + ", ".join(f"{rate}: {bits[w][1]:.4f}" for rate, bits in rates.items())
+                    for w in rates["24e-3"]))
+    table("Heads of 16 channels", {w: list(d.values()) for w, d in arms.items()}, kv, kv["plain"], "plain, bits per byte")
+    print("\nLess what it costs with heads of 8 channels\n")
+    for wiring, of_arm in sorted(arms.items()):
+        mean, half = welch(list(of_arm.values()), list(of_small[wiring].values()))
+        row(f"`{wiring}`", f"{mean:+.4f} +- {half:.4f}")
+
+
+def probes(path):
+    """Recall: updates until solved, and the log-rank test; two hops: the last accuracy, and differences of pairs."""
+    runs, _, chance = solved.read(path)
+    order = ["plain", "sla(4,6)", "share(2)", "gqa(1)"]
+    for task, of_task in sorted(runs.items()):
+        arms = [w for w in order if len(of_task.get(w, {})) > 1]
+        if "plain" not in arms:
+            continue
+        print(f"\n{solved.title(task)}, a guess: {100 * chance[task]:.1f} %\n")
+        times = {w: [solved.waited(points) for points in of_task[w].values()] for w in arms}
+        last = {w: {seed: 100 * points[-1][1] for seed, points in of_task[w].items()} for w in arms}
+        later = holm([solved.permutation_p(times[w], times["plain"]) for w in arms[1:]])
+        fewer = [interval(list(less(last[w], last["plain"]).values())) for w in arms[1:]]
+        of_last = holm([p for *_, p in fewer])
+        row("wiring", "solved at update", "p, Holm", "right at the end, %", "minus plain", "95 %", "p, Holm")
+        row("---", "---", "--:", "---", "--:", "--:", "--:")
+        for i, w in enumerate(arms):
+            row(f"`{w}`", solved.updates([of_task[w][seed] for seed in sorted(of_task[w])]), f"{later[i - 1]:.3f}" if i else "",
+                ", ".join(f"{last[w][seed]:.1f}" for seed in sorted(last[w])),
+                *((f"{fewer[i - 1][0]:+.1f}", f"+- {fewer[i - 1][1]:.1f}", f"{of_last[i - 1]:.3f}") if i else ("", "", "")))
+
+
 def main():
     path = sys.argv[1] if len(sys.argv) > 1 else os.path.join(HERE, "logs.tar.xz")
     if len(sys.argv) > 3 or not os.path.exists(path):
@@ -256,6 +297,8 @@ def main():
     if of_ranges:
         positions(of_ranges)
     second_corpus(runs, kv, less_plain)
+    larger(runs, kv, less_plain)
+    probes(path)
 
 
 if __name__ == "__main__":
