@@ -17,13 +17,12 @@ choose_tokenizer() {
   esac
 }
 
-# Ends the script if the tokens exist already.
+# exit_if_done [FILE]: prints it and ends the script if it exists; by default the folder of tokens, if there are some.
 exit_if_done() {
-  if [[ -e $out/train_000000.bin ]]; then
-    say "exists already"
-    echo "$out"
-    exit 0
-  fi
+  [[ -e ${1:-$out/train_000000.bin} ]] || return 0
+  say "exists already"
+  echo "${1:-$out}"
+  exit 0
 }
 
 # run <program> <arguments...>: runs data/tokenize or data/convert with the vocabulary that $tokenizer names. Builds the

@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include "llmc/formats/checkpoint.h"
 #include "llmc/formats/config_json.h"
 #include "llmc/formats/gguf_file.h"
@@ -102,8 +101,7 @@ static ChoiceQuestion read_question(const std::string& line, Encoder& encoder) {
   question.right = int(whole_number(json.at("label"), "label", 0, UINT16_MAX));
   encoder.encode(json.at("ctx").get<std::string>(), question.context);
   for (const std::string ending : json.at("endings")) encoder.encode(" " + ending, question.answers.emplace_back());
-  if (question.context.empty() || question.answers.size() < 2 || question.right < 0 ||
-      question.right >= int(question.answers.size()))
+  if (question.context.empty() || question.answers.size() < 2 || question.right >= int(question.answers.size()))
     user_error("ctx must be a text, endings two or more, and label the index of one");
   return question;
 }

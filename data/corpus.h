@@ -1,7 +1,6 @@
 // A corpus as batches of documents, in an order that depends on the corpus alone. Memory is bounded by the size of a
 // batch, however long documents are.
 #pragma once
-#include <csignal>
 #include <cstdint>
 #include <string>
 #include <string_view>

@@ -8,16 +8,13 @@ source -- "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 [[ ${TOKENIZER-} != bpe* ]] || fail "TOKENIZER=$TOKENIZER: it must be gpt2 (the default) or bytes; data/convert makes" \
   "questions for a model with a vocabulary of its own"
 TOKENIZER=${TOKENIZER:-gpt2} choose_tokenizer hellaswag
-if [[ -e $out/hellaswag_val.bin ]]; then
-  say "exists already"
-else
-  say "fetching 12 MB, writing at most 10 MB of tokens: some seconds"
-  questions=$root/data/.download/hellaswag_val.jsonl
-  [[ -e $questions ]] ||  # an interrupted run may have left it
-    download "${HELLASWAG_URL:-https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl}" \
-      "$questions" 12246618 0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588 "set HELLASWAG_URL"
-  mkdir -p "$out"
-  run convert "$questions" "$out/hellaswag_val.bin"
-  rm -f "$questions"
-fi
+exit_if_done "$out/hellaswag_val.bin"
+say "fetching 12 MB, writing at most 10 MB of tokens: some seconds"
+questions=$root/data/.download/hellaswag_val.jsonl
+[[ -e $questions ]] ||  # an interrupted run may have left it
+  download "${HELLASWAG_URL:-https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl}" \
+    "$questions" 12246618 0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588 "set HELLASWAG_URL"
+mkdir -p "$out"
+run convert "$questions" "$out/hellaswag_val.bin"
+rm -f "$questions"
 echo "$out/hellaswag_val.bin"

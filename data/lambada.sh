@@ -6,11 +6,8 @@ set -euo pipefail
 corpus=lambada
 source -- "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 file=$root/data/lambada/lambada_test.jsonl
-if [[ -e $file ]]; then
-  say "exists already"
-else
-  say "fetching 1.8 MB, a second"
-  download "${LAMBADA_URL:-https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl}" "$file" 1819752 \
-    4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226 "set LAMBADA_URL"
-fi
+exit_if_done "$file"
+say "fetching 1.8 MB, a second"
+download "${LAMBADA_URL:-https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl}" "$file" 1819752 \
+  4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226 "set LAMBADA_URL"
 echo "$file"

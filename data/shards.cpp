@@ -4,7 +4,6 @@
 #include <unistd.h>
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include "llmc/base/crc32c.h"
 #include "llmc/base/error.h"

@@ -50,24 +50,21 @@ struct Progress {
   double start = seconds_now(), shown_at = start;
 
   void show(const std::vector<SourceFile>& sources, int64_t bytes_read, int64_t bytes_of_text,
-            const std::string& and_what);
+            const std::string& and_what) {
+    const bool terminal = isatty(STDERR_FILENO);
+    const double now = seconds_now();
+    if (now - shown_at < (terminal ? 1 : 60)) return;
+    shown_at = now;
+    int64_t all = 0;
+    for (const SourceFile& source : sources) all += source.bytes;
+    const double seconds = now - start, read = double(bytes_read);
+    const double to_read = double(std::max<int64_t>(0, all - bytes_read));
+    const std::string left = read > 0 && all > 0 ? format(", %.0f s left", seconds * to_read / read) : "";
+    fprintf(stderr, "%s%.0f of %.0f MB read, %.1f MB/s of text, %s%s%s", terminal ? "\r" : "", double(bytes_read) / 1e6,
+            double(all) / 1e6, double(bytes_of_text) / 1e6 / seconds, and_what.c_str(), left.c_str(),
+            terminal ? "   " : "\n");
+  }
 };
-
-void Progress::show(const std::vector<SourceFile>& sources, int64_t bytes_read, int64_t bytes_of_text,
-                    const std::string& and_what) {
-  const bool terminal = isatty(STDERR_FILENO);
-  const double now = seconds_now();
-  if (now - shown_at < (terminal ? 1 : 60)) return;
-  shown_at = now;
-  int64_t all = 0;
-  for (const SourceFile& source : sources) all += source.bytes;
-  const double seconds = now - start, read = double(bytes_read);
-  const double to_read = double(std::max<int64_t>(0, all - bytes_read));
-  const std::string left = read > 0 && all > 0 ? format(", %.0f s left", seconds * to_read / read) : "";
-  fprintf(stderr, "%s%.0f of %.0f MB read, %.1f MB/s of text, %s%s%s", terminal ? "\r" : "", double(bytes_read) / 1e6,
-          double(all) / 1e6, double(bytes_of_text) / 1e6 / seconds, and_what.c_str(), left.c_str(),
-          terminal ? "   " : "\n");
-}
 
 struct Run {
   const TokenizeOptions& options;

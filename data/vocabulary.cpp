@@ -3,7 +3,6 @@
 #include <functional>
 #include <queue>
 #include <unordered_map>
-#include "corpus.h"
 #include "llmc/base/error.h"
 #include "llmc/base/files.h"
 #include "llmc/text/pieces.h"

@@ -9,7 +9,6 @@ set -euo pipefail
 export LC_ALL=C
 source -- "$(dirname -- "$0")/runs.sh"
 enter_root
-die() { echo "error: $*" >&2; exit 1; }
 source scripts/gpu.sh
 trainer=./train_gpt2_sla_cpu groups=(gpu cpu)
 machine="$(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1), $(nproc) processors"

@@ -21,7 +21,6 @@ set -uo pipefail
 source -- "$(dirname -- "$0")/runs.sh"
 enter_root DATA OUT TRAINER
 source scripts/stoppable.sh
-die() { echo "error: $*" >&2; exit 1; }
 size=${1:-} attention=${2:-}
 case $size in
   124M) preset=d12 wiring='sla(9,9)' ;;
@@ -46,12 +45,10 @@ gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 [ -z "${CUDA_VISIBLE_DEVICES+set}" ] || gpus=$(tr , '\n' <<<"$CUDA_VISIBLE_DEVICES" | grep -c .)
 if [ -z "${LAUNCH+set}" ]; then LAUNCH=; [ "$gpus" -lt 2 ] || LAUNCH="scripts/launch.sh $gpus"; fi
 eval "launch=($LAUNCH)"  # as a shell reads it: an argument may be quoted
-pattern=$(pattern_of "$DATA")
 
-newest() { ls -d "$OUT"/step_* 2>/dev/null | tail -n 1; }
 train() {
   exec "${launch[@]}" "$TRAINER" -e "$preset" --wiring "$wiring" --max-seq-len "$T" \
-    -i "$pattern/train_*.bin" -j "$pattern/val_*.bin" --shuffle -t "$T" -b "$BATCH" -d 524288 -x 18000 \
+    -i "$DATA/train_*.bin" -j "$DATA/val_*.bin" --shuffle -t "$T" -b "$BATCH" -d 524288 -x 18000 \
     -l 1.5e-4 -k cosine -q 0.1 -u 2000 -c 0.1 --grad-clip 1 \
     -v 250 -n 500 --keep 3 --keep-every 6000 -o "$OUT" -y "$@"
 }
@@ -71,7 +68,7 @@ largest_batch() {
 
 failures=0
 while true; do
-  before=$(newest) status=1
+  before=$(newest_checkpoint "$OUT") status=1
   BATCH=${BATCH:-$(largest_batch "$@")}
   [ -z "$BATCH" ] || stoppable train "$@"
   if [ $status -eq 0 ]; then
@@ -79,10 +76,10 @@ while true; do
     exit 0
   fi
   [ -z "$stopped" ] || { echo "stopped; the same command resumes" >&2; exit $status; }
-  if [ "$(newest)" = "$before" ]; then failures=$((failures + 1)); else failures=0; fi
+  if [ "$(newest_checkpoint "$OUT")" = "$before" ]; then failures=$((failures + 1)); else failures=0; fi
   [ $failures -lt 3 ] ||
     die "ended three times in a row without a new checkpoint, the last time with status $status; see above"
-  resumes=$(newest | sed 's/^/resumes from /')
+  resumes=$(newest_checkpoint "$OUT" | sed 's/^/resumes from /')
   echo "the run ended with status $status; it ${resumes:-starts again} in $PAUSE s" >&2
   sleep "$PAUSE"
 done

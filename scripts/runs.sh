@@ -14,5 +14,6 @@ enter_root() {
   done
   cd -- "$root" || exit 1
 }
-# pattern_of <folder>: a glob pattern that matches its name and no other.
-pattern_of() { sed 's/[][*?\\]/\\&/g' <<<"$1"; }
+die() { echo "error: $*" >&2; exit 1; }
+# newest_checkpoint <folder of a run>: its path; nothing where there is none.
+newest_checkpoint() { { find "$1" -maxdepth 1 -name 'step_*' 2>/dev/null || true; } | sort | tail -n 1; }

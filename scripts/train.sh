@@ -11,7 +11,6 @@ source -- "$(dirname -- "$0")/runs.sh"
 enter_root TEXT OUT
 source scripts/stoppable.sh
 DATA=${DATA:-gcide} TEXT=${TEXT:-} VOCABULARY=${VOCABULARY:-}
-die() { echo "error: $*" >&2; exit 1; }
 calculate() { LC_ALL=C awk "BEGIN { $1 }"; }
 for name in MINUTES HOURS; do
   [[ ${!name:-1} =~ ^([0-9]{1,5}|[0-9]{0,5}\.[0-9]{1,3})$ ]] && [[ ${!name:-1} =~ [1-9] ]] ||
@@ -97,7 +96,6 @@ files=(-i "$data/train_*.bin" -j "$data/val_*.bin" --vocab-size "$(manifest_numb
 # What updates have of the time; the rest is validations, samples and checkpoints.
 longest=$(calculate "printf \"%.0f\", $minutes * 60000 * 0.95")  # ms
 source scripts/ladder.sh
-newest_checkpoint() { { find "$OUT" -maxdepth 1 -name 'step_*' 2>/dev/null || true; } | sort | tail -n 1; }
 chosen_number() { sed -n "s/^$1 = \([0-9]*\)$/\1/p" "$chosen"; }
 
 say "how fast this machine is, and what it trains in ${minutes} minutes"
@@ -150,7 +148,7 @@ while true; do
   kill "$watcher" 2>/dev/null || true
   now=$(chosen_number steps)
   # Where the time was over before it stopped: one update more than it has.
-  reached=$(newest_checkpoint)
+  reached=$(newest_checkpoint "$OUT")
   reached=$((10#0${reached##*step_}))
   if [ -n "$stopped" ] && [ "$now" -le "$reached" ]; then
     now=$((reached + 1))
@@ -164,7 +162,7 @@ done
 [ "$status" -eq 0 ] || exit "$status"
 
 say "done"
-last=$(newest_checkpoint) sampler=${trainer/train/sample}
+last=$(newest_checkpoint "$OUT") sampler=${trainer/train/sample}
 build=${PRECISION:+PRECISION=$PRECISION }
 # What make and then a shell read as this text.
 in_make() { printf '%q' "${1//\$/\$\$}"; }

@@ -13,7 +13,7 @@ TEST(Statistics, HaveThePercentilesOfStudentsTables) {
   const std::pair<double, double> table[] = {{1, 12.7062}, {2, 4.30265},  {4, 2.77645},
                                              {9, 2.26216}, {30, 2.04227}, {1000, 1.96234}};
   for (const auto& [freedom, t] : table) {
-    EXPECT_NEAR(t_of_95_percent(freedom), t, 1e-5 * t) << freedom;
+    EXPECT_NEAR(t_of(0.05, freedom), t, 1e-5 * t) << freedom;
     EXPECT_NEAR(two_sided_p(t, freedom), 0.05, 1e-6) << freedom;
   }
   EXPECT_DOUBLE_EQ(two_sided_p(0, 5), 1);

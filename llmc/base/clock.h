@@ -1,4 +1,3 @@
-// Monotonic time.
 #pragma once
 #include <chrono>
 

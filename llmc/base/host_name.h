@@ -1,4 +1,3 @@
-// This machine's name.
 #pragma once
 #include <unistd.h>
 #include <string>

@@ -1,6 +1,5 @@
 #include "checkpoint.h"
 #include <unistd.h>
-#include <cctype>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include "llmc/base/crc32c.h"

@@ -14,14 +14,13 @@ struct LearnedSources {
   // embeddings and of the outputs of layers 0 to l. Empty without the term `dense`.
   std::vector<std::vector<float>> dense;
 
-  bool empty() const { return router.empty() && dense.empty(); }
   // (l + 1): the share of each layer in the sum of |R| of a K/V head of layer l; layer 0 has itself alone.
   // `as_a_wiring`: only the head of the same number with a positive weight counts, as a wiring can say no other.
   std::vector<double> router_shares(int layer, int kv_head, bool as_a_wiring = false) const;
 };
 
 // Reads them from a model's folder. Throws UserError where the weight files lack a tensor that config.json asks for,
-// where one is NaN or infinite, and as verify_model does; empty() for a model with neither term.
+// where one is NaN or infinite, and as verify_model does; both are empty for a model with neither term.
 LearnedSources read_learned_sources(const std::string& folder, const ModelConfig& config);
 
 // A wiring without `router`, and the share of the router's |weights| that lies where its heads look, on the average of

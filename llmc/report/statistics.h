@@ -47,7 +47,6 @@ inline double t_of(double p, double freedom) {
   }
   return low;
 }
-inline double t_of_95_percent(double freedom) { return t_of(0.05, freedom); }
 
 // How many pairs it takes to find a mean difference with p < 0.05 in four of five experiments, if the differences have
 // this standard deviation: the textbooks' sample size, which takes the t distribution of the test as shifted, not as
@@ -110,7 +109,7 @@ inline Estimate estimate(const std::vector<double>& values) {
   for (double v : values) squares += (v - mean) * (v - mean);
   if (values.size() < 2) return {values.empty() ? NAN : mean, NAN, NAN, NAN};
   const double deviation = std::sqrt(squares / (n - 1)), error = deviation / std::sqrt(n);
-  return {mean, t_of_95_percent(n - 1) * error,
+  return {mean, t_of(0.05, n - 1) * error,
           error > 0   ? two_sided_p(mean / error, n - 1)
           : mean == 0 ? 1.0
                       : 0.0,

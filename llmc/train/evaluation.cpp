@@ -61,9 +61,8 @@ bool parse_evaluate_options(int argc, char** argv, EvaluateOptions& o) {
                "128");
   declare_options(app, o);
   if (!parse_command_line(app, argc, argv)) return false;
-  if (o.context < 0) user_error("--context %lld: it cannot be negative", (long long)o.context);
-  if (o.stride < 0) user_error("--stride %lld: it cannot be negative", (long long)o.stride);
-  if (o.windows < 0) user_error("--windows %lld: it cannot be negative", (long long)o.windows);
+  for (auto [option, value] : {std::pair("--context", o.context), {"--stride", o.stride}, {"--windows", o.windows}})
+    if (value < 0) user_error("%s %lld: it cannot be negative", option, (long long)value);
   if (o.slots < 1 || o.slots > 4096) user_error("--slots %d: it must lie between 1 and 4096", o.slots);
   o.model = model_folder(o.model);
   const bool has_files = !o.files.empty() || !o.lambada.empty();

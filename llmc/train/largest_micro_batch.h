@@ -1,6 +1,5 @@
 // How many sequences fit into memory.
 #pragma once
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include "llmc/model/gpt2.h"

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 #include "llmc/formats/checkpoint.h"
-#include "llmc/formats/model_file.h"
 #include "llmc/model/change_wiring.h"
 #include "llmc/formats/config_json.h"
 #include "llmc/model/flops.h"
@@ -24,7 +23,6 @@
 #include "llmc/train/print.h"
 #include "llmc/train/run.h"
 #include "llmc/text/document_lengths.h"
-#include "llmc/text/scored_text.h"
 #include "llmc/text/step_loader.h"
 #include "llmc/base/crc32c.h"
 #include "llmc/base/error.h"
@@ -178,8 +176,7 @@ inline ModelConfig choose_model(Run& run, const std::string& checkpoint, std::op
   const TrainOptions& o = run.options;
   ModelOptions model = o.model;
   if (!checkpoint.empty() && !names_a_model(model.model)) {  // the checkpoint has all of the model
-    if (run.ranks.rank == 0)
-      print_warning(format("-e %s: is not there; the model is %s's", model.model.c_str(), checkpoint.c_str()));
+    warn(run, "-e %s: is not there; the model is %s's", model.model, checkpoint);
     model.model = checkpoint;
   }
   ModelConfig config = model_config(model, in_folder);
@@ -238,7 +235,7 @@ inline void print_documents(const Trainer& t) {
          (long long)t.documents->count, t.documents->mean, (long long)t.documents->median, flops * 1e-9,
          100 * flops / in_rows);
   if (wgmma_is_asked_for())
-    print_warning("SLA_ATTENTION=wgmma: attention within documents has no kernels by wgmma; it has those by mma.sync");
+    warn(t.run, "SLA_ATTENTION=wgmma: attention within documents has no kernels by wgmma; it has those by mma.sync");
 }
 
 // Declares the model, and the sampler, if there is one. Returns what the model was declared with.
@@ -287,7 +284,7 @@ inline void check_and_plan(Trainer& t, const std::string& checkpoint, std::optio
   print_model(t.model, run.T, t.model.parameters);
   if (t.documents) print_documents(t);
   if (o.dropout > 0 && wgmma_is_asked_for())
-    print_warning("SLA_ATTENTION=wgmma: attention with dropout has no kernels by wgmma; it has those by mma.sync");
+    warn(run, "SLA_ATTENTION=wgmma: attention with dropout has no kernels by wgmma; it has those by mma.sync");
   if (o.dropout > 0)
     printf("dropout: %g of the embeddings, attention's probabilities and the branches' outputs, in training alone\n",
            o.dropout);

@@ -9,7 +9,6 @@
 #include "option.h"
 #include "run.h"
 #include "settings.h"
-#include "warn.h"
 
 // "peak learning rate (-l): 0.001, and now 0.01; seed (--seed): 1, and now 2".
 static std::string list_of(const std::vector<SettingDifference>& differences) {

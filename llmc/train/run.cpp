@@ -20,7 +20,6 @@
 #include "print.h"
 #include "settings.h"
 #include "stop_signal.h"
-#include "warn.h"
 
 // ----------------------------------------------------------------------------
 // Before anything is written

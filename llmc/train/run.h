@@ -11,6 +11,8 @@
 #include "background_writer.h"
 #include "llmc/ranks/ranks.h"
 #include "llmc/ranks/watchdog.h"
+#include "llmc/base/error.h"
+#include "llmc/base/message.h"
 #include "llmc/formats/checkpoint.h"
 #include "llmc/text/dataloader.h"
 #include "llmc/text/scored_text.h"
@@ -202,3 +204,9 @@ void check_data_error(const Run& run);
 // The program's last line and exit status: 0, or 128 and the signal's number if the run was stopped by one. Throws
 // UserError if the last checkpoint could not be written.
 int finish_run(Run& run, double seconds);
+
+// Warns of what a run does as it was asked to, but maybe not as it was meant: a line on stderr, from rank 0 alone.
+template <class... Args>
+void warn(const Run& run, const char* fmt, const Args&... args) {
+  if (run.ranks.rank == 0) print_warning(format(fmt, printf_argument(args)...));
+}

@@ -55,8 +55,7 @@ static void append(Words& words, const Words& more) { words.insert(words.end(), 
 static Words words_of(std::string text, char separator = ' ') {
   std::replace(text.begin(), text.end(), '\n', ' ');
   Words words = split(text, separator);
-  const auto is_empty = [](const std::string& word) { return word.find_first_not_of(' ') == std::string::npos; };
-  words.erase(std::remove_if(words.begin(), words.end(), is_empty), words.end());
+  words.erase(std::remove_if(words.begin(), words.end(), is_blank), words.end());
   return words;
 }
 
@@ -383,7 +382,9 @@ static int64_t plan_arms(Experiment& e) {
         updates = number(first, "steps") * number(first, "flops_per_token") / number(plan, "flops_per_token");
       a.steps = std::llround(updates);
       room = std::min(room, int64_t(number(plan, "memory_free") / number(plan, "memory_needed")));
-      for (const std::string& rate : rates_of(g)) {
+      Words rates = g.rates;
+      rates.push_back("");  // runs of some rate, and others of none, would be two arms of a name
+      for (const std::string& rate : rates) {
         const ARun r = run_of(e, g, a, rate, /*seed=*/0);
         if (arms.emplace(r.folder, r.command).first->second != r.command)
           user_error("two are called %s, and have other options; give their groups other names",

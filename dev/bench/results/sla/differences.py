@@ -4,6 +4,7 @@ it. Tables in Markdown: of each arm the rates that were tried and the bits per b
 mean difference of pairs, its 95 % interval by Student and its p, by Holm over the arms of a question. The trainer writes
 the logs; nothing here is of ./report."""
 import csv
+import functools
 import io
 import json
 import math
@@ -30,6 +31,7 @@ def t_tail(x, n):
     return max(0.0, 1 - 2 * area)
 
 
+@functools.lru_cache(maxsize=None)
 def t_quantile(n):
     """The x that |t| exceeds with probability 0.05."""
     low, high = 0.0, 1000.0
