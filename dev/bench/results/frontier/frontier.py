@@ -226,25 +226,30 @@ def larger(runs, kv, of_small):
 
 
 def probes(path):
-    """Recall: updates until solved, and the log-rank test; two hops: the last accuracy, and differences of pairs."""
+    """Of a task that all runs solve, the update at which they did, and the log-rank test; of another the last accuracy,
+    and differences of pairs."""
     runs, _, chance = solved.read(path)
-    order = ["plain", "sla(4,6)", "share(2)", "gqa(1)"]
     for task, of_task in sorted(runs.items()):
-        arms = [w for w in order if len(of_task.get(w, {})) > 1]
+        arms = [w for w in ["plain", "sla(4,6)", "share(2)", "gqa(1)"] if len(of_task.get(w, {})) > 1]
         if "plain" not in arms:
             continue
+        times = {w: [solved.waited(of_task[w][seed]) for seed in sorted(of_task[w])] for w in arms}
+        last = {w: {seed: 100 * of_task[w][seed][-1][1] for seed in sorted(of_task[w])} for w in arms}
+        are_solved = all(is_solved for of_arm in times.values() for _, is_solved in of_arm)
+        if are_solved:
+            of_seeds = {w: ", ".join(str(update) for update, _ in times[w]) for w in arms}
+            less_plain = [solved.interval([t for t, _ in times[w]], [t for t, _ in times["plain"]])[:2] for w in arms[1:]]
+            ps = holm([solved.permutation_p(times[w], times["plain"]) for w in arms[1:]])
+        else:
+            of_seeds = {w: ", ".join(f"{accuracy:.1f}" for accuracy in last[w].values()) for w in arms}
+            found = [interval(list(less(last[w], last["plain"]).values())) for w in arms[1:]]
+            less_plain, ps = [(mean, half) for mean, half, _ in found], holm([p for *_, p in found])
         print(f"\n{solved.title(task)}, a guess: {100 * chance[task]:.1f} %\n")
-        times = {w: [solved.waited(points) for points in of_task[w].values()] for w in arms}
-        last = {w: {seed: 100 * points[-1][1] for seed, points in of_task[w].items()} for w in arms}
-        later = holm([solved.permutation_p(times[w], times["plain"]) for w in arms[1:]])
-        fewer = [interval(list(less(last[w], last["plain"]).values())) for w in arms[1:]]
-        of_last = holm([p for *_, p in fewer])
-        row("wiring", "solved at update", "p, Holm", "right at the end, %", "minus plain", "95 %", "p, Holm")
-        row("---", "---", "--:", "---", "--:", "--:", "--:")
-        for i, w in enumerate(arms):
-            row(f"`{w}`", solved.updates([of_task[w][seed] for seed in sorted(of_task[w])]), f"{later[i - 1]:.3f}" if i else "",
-                ", ".join(f"{last[w][seed]:.1f}" for seed in sorted(last[w])),
-                *((f"{fewer[i - 1][0]:+.1f}", f"+- {fewer[i - 1][1]:.1f}", f"{of_last[i - 1]:.3f}") if i else ("", "", "")))
+        row("wiring", "solved at update" if are_solved else "right answers, %", "minus plain", "95 %", "p, Holm")
+        row("---", "---", "--:", "--:", "--:")
+        row("`plain`", of_seeds["plain"], "", "", "")
+        for w, (mean, half), p in zip(arms[1:], less_plain, ps):
+            row(f"`{w}`", of_seeds[w], f"{mean:+.0f}", f"+- {half:.0f}", f"{p:.3f}")
 
 
 def main():
