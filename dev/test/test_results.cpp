@@ -110,20 +110,49 @@ TEST_F(Results, AFrontierIsOfTheBestRatesAndOfWhatACacheKeeps) {
   add("frontier-linux/rates/12e-3", "plain", 1536, {1.5});
   add("frontier-linux/rates/24e-3", "plain", 1536, {1, 1, 1});
   add("frontier-linux/rates/24e-3", "gqa(1)", 256, {1.2, 1.21, 1.22});
+  add("larger/12e-3", "plain", 3072, {1, 1, 1});
+  add("larger/12e-3", "gqa(1)", 512, {1.3, 1.31, 1.32});
+  add("larger/24e-3", "plain", 3072, {1.5});
+  // A task that all solve, at 400 to 600 and 100 to 300, and one that none does.
+  for (const auto& [task, first, last] : {std::tuple("hops_12", 400, 0.995), {"hops_2", 9999, 0.8}}) {
+    fs::create_directories(in(format("runs/frontier-probe/data/%s", task)));
+    write_file(in(format("runs/frontier-probe/data/%s/MANIFEST.json", task)), "{\"chance_in_context\":0.1}");
+    for (const auto& [wiring, name, less] : {std::tuple("plain", "plain", 0), {"sla(4,6)", "sla_4_6_", 1}})
+      for (int seed = 1; seed <= 3; seed++) {
+        const std::string run = in(format("runs/frontier-probe/%s/%s-%d", task, name, seed));
+        fs::create_directories(run);
+        std::string log = format("{\"run\":{\"wiring\":\"%s\",\"steps\":900}}\n", wiring);
+        for (int step = 100; step <= 900; step += 100)
+          log += format("{\"step\":%d,\"val_accuracy\":%g}\n", step,
+                        first < 9999 ? (step >= first + 100 * (seed - 1) - 300 * less ? last : 0.5)
+                                     : last - less * (0.11 - 0.01 * seed));
+        write_file(run + "/log.jsonl", log);
+      }
+  }
   const Outcome o = run("PYTHONDONTWRITEBYTECODE=1 python3 dev/bench/results/frontier/frontier.py " + in("runs") + " " +
                         in("points.csv"));
   ASSERT_EQ(o.exit_status, 0) << o.err;
-  for (const char* line :
-       {"| `gqa(1)` | 3 | 1.1012 | 1.0812 | 1.1212 | 0.006 | 0.0053 | 0.0008 |",
-        "Weight decay 0.02 less 0.1, `plain`: +0.0100, -0.0100",
-        "| `window(64)` | 384 | 25.0 % | 3 | +0.0007 | +- 0.0014 | the same within 0.01 |",
-        "| `gqa(1) window(64,SSSL)` | 112 | 7.3 % | 3 | +0.0808 |", "| 50 % | `window(64)` | +0.0007 |  |",
-        "| `gqa(1)` | 3 | +0.100 +- 0.000 | +0.297 +- 0.000 | +0.300 +- 0.248 | +0.300 +- 0.248 |",
-        "| 10 % | `gqa(1) window(64,SSSL)` | +0.0808 |  |", "| `gqa(1)` | 256 | 16.7 % | 3 | +0.1200 |",
-        "| `0.72` | 2 | +0.0300 |", "A doubling of the text adds +0.0345 +- 0.1461 to the difference (2 pairs)",
-        "| `gqa(1)` | 256 | 16.7 % | 3 | +0.0802 | +- 0.0007 | higher | 58 % |", "| pairs | minus it trained | 95 % |",
-        "`plain`: 1.0000 bits per byte, seed 1 at each rate: `plain` 12e-3: 1.5000, 24e-3: 1.0000",
-        "| `gqa(1)` | 256 | 16.7 % | 3 | +0.2100 | +- 0.0248 | higher |", "| `gqa(1)` | +0.1298 +- 0.0248 |"})
+  for (const char* line : {"| `gqa(1)` | 3 | 1.1012 | 1.0812 | 1.1212 | 0.006 | 0.0053 | 0.0008 |",
+                           "Weight decay 0.02 less 0.1, `plain`: +0.0100, -0.0100",
+                           "| `window(64)` | 384 | 25.0 % | 3 | +0.0007 | +- 0.0014 | the same within 0.01 |",
+                           "| `gqa(1) window(64,SSSL)` | 112 | 7.3 % | 3 | +0.0808 |",
+                           "| 50 % | `window(64)` | +0.0007 |  |",
+                           "| `gqa(1)` | 3 | +0.100 +- 0.000 | +0.297 +- 0.000 | +0.300 +- 0.248 | +0.300 +- 0.248 |",
+                           "| 10 % | `gqa(1) window(64,SSSL)` | +0.0808 |  |",
+                           "| `gqa(1)` | 256 | 16.7 % | 3 | +0.1200 |",
+                           "| `0.72` | 2 | +0.0300 |",
+                           "A doubling of the text adds +0.0345 +- 0.1461 to the difference (2 pairs)",
+                           "| `gqa(1)` | 256 | 16.7 % | 3 | +0.0802 | +- 0.0007 | higher | 58 % |",
+                           "| pairs | minus it trained | 95 % |",
+                           "`plain`: 1.0000 bits per byte, seed 1 at each rate: `plain` 12e-3: 1.5000, 24e-3: 1.0000",
+                           "| `gqa(1)` | 256 | 16.7 % | 3 | +0.2100 | +- 0.0248 | higher |",
+                           "| `gqa(1)` | +0.1298 +- 0.0248 |",
+                           "`plain`: 1.0000 bits per byte, seed 1 at each rate: `plain` 12e-3: 1.0000, 24e-3: 1.5000",
+                           "| `gqa(1)` | 256 | 16.7 % | 3 | +0.3100 | +- 0.0248 | higher |",
+                           "| `gqa(1)` | +0.2298 +- 0.0248 |",
+                           "hops 12, a guess: 10.0 %",
+                           "| `sla(4,6)` | 100, 200, 300 | -300 | +- 227 | 0.100 |",
+                           "| `sla(4,6)` | 70.0, 71.0, 72.0 | -9 | +- 2 | 0.004 |"})
     EXPECT_NE(o.out.find(line), std::string::npos) << line << "\n" << o.out;
   EXPECT_EQ(o.out.find("higher and the same"), std::string::npos) << o.out;
   EXPECT_NE(read_file(in("points.csv")).find("\nwindow(64),0.2500,0.0007,0.0014\n"), std::string::npos);
