@@ -520,7 +520,7 @@ void check_outputs(const EvaluateOptions& o) {
     others.insert(others.end(), {file, mask_path_of(file), Tokenizer::file_in(parent_folder(file)),
                                  parent_folder(file) + "/MANIFEST.json"});
   others.insert(others.end(), o.lambada.begin(), o.lambada.end());
-  others.insert(others.end(), {Tokenizer::file_in(o.model), o.tokenizer});
+  others.push_back(o.tokenizer);
   others.erase(std::remove(others.begin(), others.end(), ""), others.end());  // of what is not there
   for (const std::string& output : {o.json, o.positions}) {
     if (output.empty()) continue;

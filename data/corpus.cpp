@@ -22,7 +22,7 @@ static std::string what_is_no_text(const std::filesystem::directory_entry& entry
   std::error_code ignored;
   if (name == ".git" || name == ".hg" || name == ".svn") return "a text's history";
   if (entry.is_symlink() && !entry.exists(ignored)) return "a link that leads nowhere";
-  if (std::filesystem::equivalent(entry.path(), out, ignored)) return "what is written";
+  if (entry.is_directory(ignored) && std::filesystem::equivalent(entry.path(), out, ignored)) return "what is written";
   return "";
 }
 

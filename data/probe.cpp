@@ -90,8 +90,11 @@ static void check_same_settings(const Options& options, const json& settings) {
                  options.out.c_str(), name.c_str(),
                  manifest.is_object() && manifest.contains(name) ? manifest[name].dump().c_str() : "unknown",
                  value.dump().c_str());
-  if (const std::string damaged = damaged_shard(options.out, manifest.value("shards", json())); !damaged.empty())
-    user_error("%s: is missing or damaged; --force makes the examples again", damaged);
+  std::string damaged;
+  try {
+    damaged = damaged_shard(options.out, manifest.at("shards"));
+  } catch (const json::exception&) { damaged = options.out + "/MANIFEST.json"; }
+  if (!damaged.empty()) user_error("%s: is missing or damaged; --force makes the examples again", damaged);
 }
 
 static void make_probe(const Options& options) {

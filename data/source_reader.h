@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
-#include "corpus.h"
 #include "llmc/base/crc32c.h"
 #include "llmc/base/error.h"
 #include "llmc/base/files.h"

@@ -3,7 +3,6 @@
 //
 // Each thread reads the next batch of the corpus, encodes it, and passes it to the shard writers, where batches wait
 // for those before them: the output is the same with any number of threads.
-#include <sys/stat.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -33,7 +32,6 @@
 #include "llmc/text/tokenizer.h"
 #include "packing.h"
 #include "shards.h"
-#include "source_reader.h"
 #include "vocabulary.h"
 
 using json = nlohmann::ordered_json;

@@ -384,6 +384,10 @@ TEST_F(ProbeProgram, LeavesOtherExamplesAloneWithAnError) {
     EXPECT_NE(run(recall).err.find("is missing or damaged; --force"), std::string::npos);
     ASSERT_EQ(run(recall + " --force").exit_status, 0);
   }
+  nlohmann::ordered_json manifest = nlohmann::ordered_json::parse(read_file(in("d/MANIFEST.json")));
+  manifest["shards"][0].erase("crc32c");
+  write_file(in("d/MANIFEST.json"), manifest.dump());
+  EXPECT_NE(run(recall).err.find("MANIFEST.json: is missing or damaged; --force"), std::string::npos);
   ASSERT_EQ(fs::remove(in("d/MANIFEST.json")), true);
   EXPECT_NE(run(recall).err.find("holds other examples"), std::string::npos);
 }

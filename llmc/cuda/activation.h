@@ -45,7 +45,8 @@ __global__ void __launch_bounds__(element_threads)
   store8(out + i, x);
 }
 
-// d *= in place. A thread owns eight elements, as in the forward pass.
+// d *= the slope, in place; where that is 0, d is 0, however large it was. A thread owns eight elements, as in the
+// forward pass.
 template <class F>
 __global__ void __launch_bounds__(element_threads) activation_backward_kernel(floatX* d, const floatX* inp, int64_t n) {
   const int64_t i = first_element();

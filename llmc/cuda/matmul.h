@@ -180,8 +180,9 @@ inline bool is_whole(const GemmShape& s) {
 // Which of the heuristic's algorithms a shape takes.
 inline int chosen_algorithm(const GemmShape& shape) {
   const GemmChoice first = gemm_choice(shape, 0);
+  if (!is_whole(shape)) return first.algorithm;
   for (const GemmChoice& choice : gemm_choices())
-    if (is_whole(shape) && choice.key() == first.key()) return choice.algorithm;
+    if (choice.key() == first.key()) return choice.algorithm;
   return first.algorithm;
 }
 

@@ -270,8 +270,6 @@ static ARun run_of(const Experiment& e, const Group& g, const Arm& a, const std:
   return r;
 }
 
-static Words rates_of(const Group& g) { return g.rates.empty() ? Words{""} : g.rates; }
-
 static bool has_begun(const ARun& r) { return path_exists(r.folder + "/log.jsonl"); }
 
 // The last validation loss of a run that has come to its end, NaN without a validation; none before.
@@ -400,7 +398,7 @@ static bool fit_what_is_here(const Experiment& e) {
   bool all_fit = true;
   for (const Group& g : e.groups)
     for (const Arm& a : g.arms)
-      for (const std::string& rate : rates_of(g))
+      for (const std::string& rate : g.rates.empty() ? Words{""} : g.rates)
         for (int64_t i = g.first_seed; i <= g.last_seed + 1; i++) {
           ARun r = run_of(e, g, a, rate, i <= g.last_seed ? i : g.search_seed);
           if (!has_begun(r)) continue;

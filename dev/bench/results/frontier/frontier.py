@@ -82,7 +82,7 @@ def vertex(means):
 
 
 def tuned(runs):
-    """{wiring: (best rate, {seed: bits})}, and the table of all rates."""
+    """{wiring: (best rate, {seed: bits})}; prints all rates, with how many seeds the best and its neighbours have."""
     rates = {}  # {wiring: {rate: {seed: bits}}}
     for group, wirings in runs.items():
         if group.startswith("rates/"):
@@ -98,7 +98,7 @@ def tuned(runs):
         at = min(range(len(means)), key=lambda i: means[i][1])
         best[wiring] = means[at][0], of_wiring[means[at][0]]
         found = vertex(means[at - 1:at + 2]) if 0 < at < len(means) - 1 else None
-        row(f"`{wiring}`", str(min(len(bits) for bits in of_wiring.values())),
+        row(f"`{wiring}`", str(min(len(of_wiring[rate]) for rate, _ in means[max(0, at - 1):at + 2])),
             *(f"{dict(means)[c]:.4f}" if c in of_wiring else "" for c in columns), f"{means[at][0]:g}",
             *((f"{found[0]:.2g}", f"{found[1]:.4f}") if found else ("", "")))
     return best
@@ -191,37 +191,23 @@ def welch(a, b):
     return of[0][0] - of[1][0], t_quantile(freedom) * math.sqrt(variance)
 
 
-def second_corpus(runs, kv, of_dictionary):
-    """The kernel's sources: less `plain`, beside what that is of the dictionary; and the rates of seed 1."""
-    at = {rate: runs.get(f"linux rates/{rate}", {}) for rate in ("12e-3", "24e-3", "48e-3")}
-    plain = at["24e-3"].get("plain", {})
-    arms = {w: less(bits, plain) for w, bits in at["24e-3"].items() if w != "plain"}
+def elsewhere(title, groups, rate, runs, kv, of_points):
+    """Other text, or another model, at a rate: the differences to `plain`, beside those of the points; and what seed 1
+    of the arms that ran at several rates had at each. `groups`: what their names begin with, before the rate."""
+    rates = {r: runs.get(groups + r, {}) for r in ("12e-3", "24e-3", "48e-3")}
+    plain = rates[rate].get("plain", {})
+    arms = {w: less(bits, plain) for w, bits in rates[rate].items() if w != "plain"}
+    arms = {w: of_seeds for w, of_seeds in arms.items() if len(of_seeds) > 1}
     if not arms:
         return
-    print(f"\nThe kernel's sources, `plain`: {statistics.mean(plain.values()):.4f} bits per byte, seed 1 at each rate: " +
-          "; ".join(f"`{w}` " + ", ".join(f"{rate}: {bits[w][1]:.4f}" for rate, bits in at.items() if w in bits)
-                    for w in at["12e-3"]))
-    table("The kernel's sources", {w: list(d.values()) for w, d in arms.items()}, kv, kv["plain"], "plain, bits per byte")
-    print("\nWhat it costs there less what it costs on the dictionary\n")
-    for wiring, differences in sorted(arms.items()):
-        mean, half = welch(list(differences.values()), list(of_dictionary[wiring].values()))
-        row(f"`{wiring}`", f"{mean:+.4f} +- {half:.4f}")
-
-
-def larger(runs, kv, of_small):
-    """Heads of twice the channels: less `plain`, and what that adds to the difference."""
-    rates = {rate: runs.get(f"larger/{rate}", {}) for rate in ("12e-3", "24e-3")}
-    plain = rates["12e-3"].get("plain", {})
-    arms = {w: d for w, d in ((w, less(bits, plain)) for w, bits in rates["12e-3"].items() if w != "plain") if len(d) > 1}
-    if not arms:
-        return
-    print(f"\nHeads of 16 channels, `plain`: {statistics.mean(plain.values()):.4f} bits per byte, seed 1 at each rate: " +
-          "; ".join(f"`{w}` " + ", ".join(f"{rate}: {bits[w][1]:.4f}" for rate, bits in rates.items())
-                    for w in rates["24e-3"]))
-    table("Heads of 16 channels", {w: list(d.values()) for w, d in arms.items()}, kv, kv["plain"], "plain, bits per byte")
-    print("\nLess what it costs with heads of 8 channels\n")
-    for wiring, of_arm in sorted(arms.items()):
-        mean, half = welch(list(of_arm.values()), list(of_small[wiring].values()))
+    tried = {w: [f"{r}: {bits[w][1]:.4f}" for r, bits in rates.items() if w in bits] for w in rates[rate]}
+    print(f"\n{title}, `plain`: {statistics.mean(plain.values()):.4f} bits per byte; seed 1 at each rate: " +
+          "; ".join(f"`{w}` " + ", ".join(of_rates) for w, of_rates in sorted(tried.items()) if len(of_rates) > 1))
+    of_arms = {w: list(of_seeds.values()) for w, of_seeds in arms.items()}
+    table(title, of_arms, kv, kv["plain"], "plain, bits per byte")
+    print("\nThat minus what it costs as a point\n")
+    for wiring, of_arm in sorted(of_arms.items()):
+        mean, half = welch(of_arm, list(of_points[wiring].values()))
         row(f"`{wiring}`", f"{mean:+.4f} +- {half:.4f}")
 
 
@@ -303,8 +289,8 @@ def main():
         table("`route(0.3)` read as a wiring, less that wiring trained", readings, kv, kv["plain"], "it trained")
     if of_ranges:
         positions(of_ranges)
-    second_corpus(runs, kv, less_plain)
-    larger(runs, kv, less_plain)
+    elsewhere("The kernel's sources", "linux rates/", "24e-3", runs, kv, less_plain)
+    elsewhere("Heads of 16 channels", "larger/", "12e-3", runs, kv, less_plain)
     probes(path)
 
 
