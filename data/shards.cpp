@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include "llmc/base/crc32c.h"
 #include "llmc/base/error.h"
 #include "llmc/base/text.h"
@@ -99,7 +100,14 @@ static bool is_ours(const std::string& name) {
          (shard && (ends_with(name, ".bin") || ends_with(name, ".mask")));
 }
 
-OutputFolder::OutputFolder(const std::string& path) : path_(followed(path)), folder_(path_, /*may_exist=*/true) {}
+// Throws UserError where `path` names a folder by where it is seen from: the finished folder takes its place.
+static std::string with_name(const std::string& path) {
+  const std::string name = std::filesystem::path(path).filename();
+  if (name == "." || name == "..") user_error("%s: give the folder by its name, as it is made anew", path);
+  return followed(path);
+}
+
+OutputFolder::OutputFolder(const std::string& path) : path_(with_name(path)), folder_(path_, /*may_exist=*/true) {}
 
 void OutputFolder::publish() {
   shards_exist(path_);  // throws where files of others have come meanwhile

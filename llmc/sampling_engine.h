@@ -26,8 +26,15 @@
 // The config.json of a model's folder, with another wiring if one is given (--wiring). Throws UserError.
 inline ModelConfig config_of(const std::string& folder, const std::optional<std::string>& wiring) {
   ModelConfig config = read_config_json(folder);
-  if (wiring) config.wiring = parse_wiring(*wiring);
+  if (!wiring) return config;
+  config.wiring = parse_wiring(*wiring);
   validate(config);
+  if (config.whole_model().documents && config.end_of_text < 0) {  // which a model without them does not say
+    if (config.special.eos.empty())
+      user_error("--wiring '%s': documents begin at the end of text, and %s/config.json names none (eos_token_id)",
+                 config.wiring.text, folder);
+    config.end_of_text = config.special.eos[0];
+  }
   return config;
 }
 

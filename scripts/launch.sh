@@ -23,28 +23,28 @@ export TORCHELASTIC_RUN_ID=launch-$$-$RANDOM
 trap 'rm -rf "${TMPDIR:-/tmp}/gpt2-sla-$EUID-torchrun-$TORCHELASTIC_RUN_ID"' EXIT
 set -m  # each rank has a process group: a terminal's Ctrl-C comes through this script alone
 pids=()
-to_all() { for pid in "${pids[@]}"; do kill "-$1" -- "-$pid" 2>/dev/null; done; }
+to_all() { for pid in "${pids[@]}"; do kill "-$1" -- "-$pid"; done; }
 one_lives() { for pid in "${pids[@]}"; do kill -0 -- "-$pid" && return; done; return 1; }
 # shellcheck disable=SC2064 # the signal of now
-for s in TERM INT HUP USR1; do trap "to_all $s" $s; done
+for s in TERM INT HUP USR1; do trap "passed+=' $s '; to_all $s" $s; done
 for ((rank = 0; rank < WORLD_SIZE; rank++)); do
   RANK=$rank LOCAL_RANK=$rank "$@" </dev/null &
   pids+=($!)
 done
+exec 3>&2 2>/dev/null  # bash would tell of each rank that it is ended
 for ((left = WORLD_SIZE; left > 0;)); do
-  wait -n -p ended 2>/dev/null
+  wait -n -p ended
   status=$?
   [ -n "${ended-}" ] || continue  # a signal has been passed on
   left=$((left - 1))
   [ "$status" -eq 0 ] || break
 done
 for rank in "${!pids[@]}"; do
-  if [ "${pids[rank]}" = "$ended" ] && [ "$status" -gt 128 ]; then
-    echo "error: launch.sh: rank $rank of $WORLD_SIZE was ended by SIG$(kill -l "$status")" >&2
+  if [ "${pids[rank]}" = "$ended" ] && [ "$status" -gt 128 ] && [[ ${passed-} != *" $(kill -l "$status") "* ]]; then
+    echo "error: launch.sh: rank $rank of $WORLD_SIZE was ended by SIG$(kill -l "$status")" >&3
   fi
 done
-exec 2>/dev/null  # bash would tell of each rank that it is ended
-sleep 0.7         # for those that end by themselves, by the same signal; not as long as they wait with the same error
+sleep 0.7  # for those that end by themselves, by the same signal; not as long as they wait with the same error
 for signal in TERM KILL; do
   to_all $signal
   for ((tenths = 0; tenths < 50; tenths++)); do

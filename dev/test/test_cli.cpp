@@ -261,6 +261,15 @@ TEST_F(CommandLine, ADryRunAsJsonIsOneLineOfNumbers) {
   EXPECT_FALSE(fs::exists(in("never")));
 }
 
+// Without data no stream begins: its memory is full.
+TEST_F(CommandLine, ADryRunAsJsonHasTheArithmeticThatItPrints) {
+  const std::string dry = trainer + small_model + "--wiring 'memory(40) rope' --dry-run";
+  char text[32];
+  snprintf(text, sizeof text, " %.4g GFLOP", 1e-9 * json::parse(run(dry + " --json").out).value("flops_per_token", 0.));
+  const Outcome o = run(dry);
+  EXPECT_NE(o.out.find(text), std::string::npos) << text << "\n" << o.out;
+}
+
 // The prompt is an end of text and three bytes, two of them a character; 10 tokens are drawn.
 TEST_F(CommandLine, SamplesOfTokensThatHaltHaveThePonderOfEach) {
   write_file(in("tokens.bin"), shard_bytes(2000));

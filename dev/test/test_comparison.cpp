@@ -150,6 +150,34 @@ TEST_F(Report, RunsThatDifferByMoreThanTheirSeedAreNotAveraged) {
   EXPECT_TRUE(has(page, "<tr><td>plain, learning_rate 0.002</td><td>1</td>"));
 }
 
+// The names of the files are two; the checksums say whether what is in them is.
+TEST_F(Report, TheSameDataByAnotherNameAreTheSame) {
+  std::vector<RunHistory> runs;
+  for (int64_t seed : {1, 2, 3}) {
+    LogOf of;
+    of.seed = seed;
+    of.more = format(R"(,"train_data":"%s","val_data":"b","train_checksum":"%s","val_checksum":"0b")",
+                     seed == 1 ? "a_*" : "a_0", seed == 3 ? "0c" : "0a");
+    runs.push_back(finished_with(format("run%lld", (long long)seed), of, "2.5"));
+  }
+  const std::string page = comparison_page(runs);
+  EXPECT_TRUE(has(page, "<tr><td>plain, train_checksum 0a, train_data a_*</td><td>2</td>"))
+      << page.substr(page.find("Over seeds"), 1200);
+  EXPECT_TRUE(has(page, "<tr><td>plain, train_checksum 0c, train_data a_0</td><td>1</td>"));
+}
+
+TEST_F(Report, ASeedThatOccursTwiceIsSaid) {
+  const RunHistory first = read_finished("plain", 1, "2.5"), second = read_finished("plain", 2, "2.6");
+  const RunHistory again = finished_with("again", LogOf(), "9");
+  std::vector<std::string> warnings;
+  EXPECT_TRUE(has(comparison_page({first, again, second}, &warnings), "<td>2</td><td>2.55000 &#177; "));
+  EXPECT_EQ(warnings, std::vector<std::string>{"again: another run of seed 1 differs in nothing; means over seeds have "
+                                               "the first of them that is finished."});
+  warnings.clear();
+  comparison_page({first, second}, &warnings);
+  EXPECT_TRUE(warnings.empty());
+}
+
 TEST_F(Report, OfRunsOfDifferentLengthsHasEachToItsEnd) {
   LogOf longer;
   longer.planned = 40;

@@ -240,6 +240,10 @@ TEST_F(Tokenize, AFolderWithAnythingElseInItIsNeverReplaced) {
     expect_in("holds thesis.tex, which is no shard", done.output);
   }
   EXPECT_EQ(read_file(folder + "/mine/thesis.tex"), "years of work");
+  mkdir((folder + "/here").c_str(), 0755);
+  for (std::string name : {".", "../here/."})
+    expect_in("give the folder by its name",
+              shell("tool=$PWD/data/tokenize; cd " + folder + "/here && $tool --out " + name + " " + in).output);
   mkdir((folder + "/model").c_str(), 0755);
   write("model/tokenizer.json", "{}");
   for (std::string more : {"--update ", "--force "})

@@ -48,36 +48,43 @@ using CheckpointFolder = CommandLine;
 // A model that the evaluator and the sampler read as another wiring is what the trainer continues with.
 TEST_F(CheckpointFolder, IsReadAsAnotherWiringOfTheSameWeights) {
   const std::string text = write("text", "The quick brown fox jumps over the lazy dog. It was not the first time."),
-                    tokens = write("data.bin", shard_bytes(2000));
+                    tokens = write("data.bin", shard_of_documents(2000)),
+                    documents = write("documents.bin", shard_of_documents(50));
   const auto evaluated = [&](const std::string& folder, const std::string& more) {
     const std::string json = in("result.json");
-    const Outcome o = run("build/fp32/evaluate_gpt2_sla_cpu " + folder + " " + text + " --json " + json + more);
+    const Outcome o =
+        run("build/fp32/evaluate_gpt2_sla_cpu " + folder + " " + text + " " + documents + " --json " + json + more);
     EXPECT_EQ(o.exit_status, 0) << o.err;
     return nlohmann::json::parse(read_file(json));
   };
-  std::set<double> losses;
+  std::set<double> losses, of_documents;
   for (const std::string wiring :
-       {"plain", "share(2)", "sla(1,2)", "gqa(1)", "window(4)", "route(0.9)", "rope", "untied"}) {
+       {"plain", "share(2)", "sla(1,2)", "gqa(1)", "window(4)", "route(0.9)", "rope", "untied", "documents"}) {
     const std::string other = " --wiring '" + wiring + "'", out = in("of " + wiring), draw = " --prompt T -n 9 -q";
-    const Outcome trained = run("build/fp32/train_gpt2_sla_cpu -e " + model + other + " -i " + tokens +
+    // `model` names no end of text.
+    const std::string from = wiring == "documents" ? "'" + in("of plain") + "/step_00000001'" : model;
+    const Outcome trained = run("build/fp32/train_gpt2_sla_cpu -e " + from + other + " -i " + tokens +
                                 " -t 16 -b 1 -x 1 -l 0 -v 0 -o '" + out + "'");
     ASSERT_EQ(trained.exit_status, 0) << trained.err;
-    const nlohmann::json as = evaluated(model, other), of = evaluated("'" + out + "'", "");
-    EXPECT_EQ(as["texts"][0]["loss"], of["texts"][0]["loss"]) << wiring;
+    const nlohmann::json as = evaluated(from, other), of = evaluated("'" + out + "'", "");
+    for (int i : {0, 1}) EXPECT_EQ(as["texts"][i]["loss"], of["texts"][i]["loss"]) << wiring;
     EXPECT_EQ(as["wiring"], wiring);
-    losses.insert(double(as["texts"][0]["loss"]));
-    const Outcome sampled = run(sampler + model + other + draw);
+    losses.insert(double(as["texts"][0]["loss"])), of_documents.insert(double(as["texts"][1]["loss"]));
+    const Outcome sampled = run(sampler + from + other + draw);
     EXPECT_EQ(sampled.out, run(sampler + "'" + out + "'" + draw).out) << wiring;
     EXPECT_EQ(sampled.err.find("is read as " + wiring + "; what changes:\n") != std::string::npos, wiring != "plain")
         << sampled.err;
   }
-  EXPECT_EQ(losses.size(), 6u) << "each wiring has a loss of its own but route and untied, which begin as plain";
+  EXPECT_EQ(losses.size(), 6u) << "each has a loss of its own but route and untied, which begin as plain, and "
+                                  "documents";
+  EXPECT_EQ(of_documents.size(), 7u);
   const std::string shared = "'" + in("of share(2)") + "'";
   for (const auto& [folder, wiring, missing] :
        std::vector<std::array<std::string, 3>>{{shared, "plain", "rows of layer 1's c_attn"},
                                                {model, "gate", "map_gate"},
                                                {model, "gru", "; without trained values: "},
                                                {model, "sla(9,9)", "sla(9,9)"},
+                                               {model, "documents", "config.json names none (eos_token_id)"},
                                                {model, "share(", "share("}}) {
     const Outcome refused = run(sampler + folder + " --wiring '" + wiring + "' -n 1");
     EXPECT_EQ(refused.exit_status, 1) << wiring;

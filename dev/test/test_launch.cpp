@@ -195,6 +195,20 @@ TEST_F(Meeting, StaleFilesMisleadNobody) {
   EXPECT_TRUE(fs::exists(in("run/rank_3"))) << "is nobody's of this run";
 }
 
+// As mpirun does after an error: the others are killed.
+TEST_F(Meeting, RankZeroRemovesTheFilesOfRanksThatAreKilled) {
+  const pid_t killed = fork();
+  if (killed == 0) {
+    const RankFolder folder(rank_of(1, 2));
+    pause();
+  }
+  while (!fs::exists(in("run/rank_1"))) usleep(1000);
+  { const RankFolder first(rank_of(0, 2)); }
+  kill(killed, SIGKILL);
+  waitpid(killed, nullptr, 0);
+  EXPECT_FALSE(fs::exists(in("run")));
+}
+
 TEST_F(Meeting, ASecondProcessOfTheSameRankIsRefusedWhileTheFirstLives) {
   const RankFolder living(rank_of(1, 2));
   EXPECT_NE(meet(rank_of(1, 2)).find("run/rank_1: another process that lives is rank 1 of this run"),
@@ -320,6 +334,11 @@ TEST_F(LaunchScript, PassesSignalsToAllRanks) {
     EXPECT_EQ(o.exit_status, 5) << signal << o.err;
     EXPECT_EQ(read_file(in(signal)), "got\ngot\n") << signal;
   }
+  const Outcome ended =
+      run("scripts/launch.sh 2 bash -c 'touch " + in("begun") + ".$RANK; exec sleep 50' & launch=$!; until [ -e " +
+          in("begun.0") + " ] && [ -e " + in("begun.1") + " ]; do sleep 0.05; done; kill -TERM $launch; wait $launch");
+  EXPECT_EQ(ended.exit_status, 143);
+  EXPECT_EQ(ended.err, "") << "it was asked to";
 }
 
 TEST_F(LaunchScript, TakesTheGpusOfCudaVisibleDevices) {

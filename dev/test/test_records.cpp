@@ -376,6 +376,10 @@ TEST_F(Resumed, OtherValidationDataAreSaid) {
   EXPECT_EQ(o.exit_status, 0) << o.err;
   EXPECT_TRUE(has(o.err, "what validation reads is not the same as before: validation data (-j)")) << o.err;
   EXPECT_TRUE(has(run(common + "-x 4 -k constant -m 3 -j " + in("val.bin")).err, "val batches (-m): 2, and now 3"));
+  const std::string other_batch = "what validation reads is not the same as before: micro batch (-b): 2, and now 1; ";
+  EXPECT_TRUE(has(run(common + "-x 5 -k constant -b 1 -d 64 -m 3 -j " + in("val.bin")).err, other_batch));
+  ASSERT_EQ(run(common + "-x 6 -k constant -m 0 -j " + in("val.bin")).exit_status, 0);
+  EXPECT_EQ(run(common + "-x 7 -k constant -b 1 -d 64 -m 0 -j " + in("val.bin")).err, "") << "it reads all";
 }
 
 TEST_F(Resumed, TheFolderOfTheFirstModelMayBeGone) {

@@ -50,6 +50,19 @@ TEST_F(Report, OfALogHasItsStepsTimeAndTokens) {
   EXPECT_FALSE(has(report_page(run), "class=\"warn\"")) << "nothing is wrong";
 }
 
+TEST_F(Report, TheLossOfAnEarlierStepIsNotTheFinalOne) {
+  const RunHistory cut = read(LogOf().head() + LogOf::val(5, "4.5") + LogOf::steps(6, 10));
+  EXPECT_TRUE(std::isnan(cut.final_loss()));
+  EXPECT_TRUE(has(report_page(cut), "the validation after its last step is missing, and with it the final loss"));
+  const RunHistory begun = read(LogOf().head() + LogOf::steps(1, 5) + LogOf::val(5, "4.5") + LogOf::steps(6, 9));
+  EXPECT_EQ(begun.final_loss(), 4.5) << "it goes on";
+  LogOf untrained;
+  untrained.planned = 0;
+  const RunHistory none = read(untrained.head() + LogOf::val(0, "5"));
+  EXPECT_EQ(none.final_loss(), 5);
+  EXPECT_FALSE(has(report_page(none), "not finished"));
+}
+
 TEST_F(Report, ATornLastLineIsLeftOutAndSaid) {
   const RunHistory run = read(LogOf().head() + LogOf::steps(1, 4) + "{\"step\":5,\"loss\":2.9");
   EXPECT_EQ(run.last_step(), 4);
@@ -693,6 +706,7 @@ TEST_F(Report, IsWrittenAgainWhileARunTrains) {
   const double copy = description.at("memory").at("copy for checkpoints");
   EXPECT_TRUE(has(read_file(in("trained")), "copy for checkpoints " + format("%16s", bytes_text(copy).c_str())))
       << copy;
+  EXPECT_EQ(description.at("memory").at("tokens of two updates"), 4 * 4 * 16);
 }
 
 TEST_F(Report, TheProgramRefusesWhatItCannotDo) {

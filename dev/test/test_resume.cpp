@@ -109,6 +109,69 @@ static std::string finish(pid_t child, FILE* out, int* status) {
   return text;
 }
 
+// The steps of a log's lines that have a key.
+static std::vector<int64_t> steps_with(const char* key, const std::vector<json>& log) {
+  std::vector<int64_t> steps;
+  for (const json& line : log)
+    if (line.contains(key)) steps.push_back(line.at("step"));
+  return steps;
+}
+
+// A signal amid the last step, whose validation and sample are left out then.
+TEST_F(CommandLine, WhatAStopLeavesOutTheNextProcessDoes) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  const std::string common = trainer + "-i " + in("tokens.bin") + " -j " + in("tokens.bin") + small_model +
+                             "-d 65536 -x 2 -v 9 -s 9 -g 8 -m 2 -y -o ";
+  std::string text;
+  FILE* out;
+  const pid_t child = start_until(common + in("out"), "step 1/2", in("err"), &text, &out);
+  usleep(100000);
+  kill(child, SIGTERM);
+  int status;
+  text += finish(child, out, &status);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 128 + SIGTERM) << text;
+  EXPECT_NE(text.find("stopped by SIGTERM after step 2 of 2, before the validation or sample that is due then; -y "
+                      "resumes\n"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(steps_with("val_loss", read_log(in("out"))), std::vector<int64_t>{0});
+  EXPECT_NE(page_of(in("out")).find("the validation after its last step is missing"), std::string::npos);
+  ASSERT_EQ(run(common + in("out")).exit_status, 0);
+  ASSERT_EQ(run(common + in("whole")).exit_status, 0);
+  const std::vector<json> log = read_log(in("out")), whole = read_log(in("whole"));
+  EXPECT_EQ(steps_with("val_loss", log), (std::vector<int64_t>{0, 2}));
+  EXPECT_EQ(steps_with("sample", log), std::vector<int64_t>{2});
+  for (const char* key : {"val_loss", "sample"}) {
+    const auto last = [key](const std::vector<json>& of) {
+      return std::find_if(of.rbegin(), of.rend(), [key](const json& j) { return j.contains(key); })->at(key);
+    };
+    EXPECT_EQ(last(log), last(whole));
+  }
+  EXPECT_EQ(run(common + in("out")).out.find("val loss"), std::string::npos) << "once";
+}
+
+// The run of a log that lacks what was due after step 2 of 4, as one has that was stopped there.
+TEST_F(CommandLine, WhatAStopLeavesOutAmidARunTheNextProcessDoes) {
+  write_file(in("tokens.bin"), shard_bytes(20000));
+  const std::string common = trainer + "-i " + in("tokens.bin") + " -j " + in("tokens.bin") + small_model +
+                             "-x 4 -n 2 -v 2 -s 2 -g 8 -m 2 -y -o ";
+  ASSERT_EQ(run(common + in("out")).exit_status, 0);
+  fs::remove_all(in("out/step_00000004"));
+  const std::vector<json> whole = read_log(in("out"));
+  for (const char* missing : {"val_loss", "sample", "neither"}) {
+    std::string text;
+    for (const json& line : whole)
+      if (line.value("step", 0) != 2 || !line.contains(missing)) text += line.dump() + "\n";
+    write_file(in("out/log.jsonl"), text);
+    const Outcome o = run(common + in("out"));
+    ASSERT_EQ(o.exit_status, 0) << o.err;
+    fs::remove_all(in("out/step_00000004"));
+    EXPECT_EQ(steps_with("val_loss", read_log(in("out"))), (std::vector<int64_t>{0, 2, 4})) << missing;
+    EXPECT_EQ(steps_with("sample", read_log(in("out"))), (std::vector<int64_t>{2, 4})) << missing;
+  }
+}
+
 TEST_F(LongCommandLine, KilledWhileWritingItResumesFromTheLastCompleteCheckpoint) {
   write_file(in("tokens.bin"), shard_bytes(20000));
   const int steps = 1000000, kills = 50;

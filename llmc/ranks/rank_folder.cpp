@@ -42,7 +42,8 @@ RankFolder::RankFolder(const Ranks& ranks) : ranks_(ranks) {
 }
 
 RankFolder::~RankFolder() {
-  unlink(path_of(ranks_.rank).c_str());
+  for (int rank = 0; rank < ranks_.size; rank++)
+    if (ranks_.rank == 0 || rank == ranks_.rank) unlink(path_of(rank).c_str());
   rmdir(ranks_.folder.c_str());
 }
 

@@ -23,7 +23,7 @@ struct RankFolder {
   // Makes the folder and this rank's file. Throws UserError if they cannot be made, are something else, another user's
   // or open to others, or if a process that lives is this rank.
   explicit RankFolder(const Ranks& ranks);
-  // Removes the file, and the folder if it is empty then.
+  // Removes the file, rank 0 all of them, for ranks that are killed; and the folder if it is empty then.
   ~RankFolder();
 
   // bytes (count) = rank 0's. Rank 0 lists the nonces that it finds; a rank that is listed answers with rank 0's nonce;

@@ -18,6 +18,13 @@ static std::vector<nlohmann::json> keys_of(const std::vector<RunHistory>& runs) 
     all.push_back(run.description);
     for (const char* key : {model_checksum_key, train_checksum_key, val_checksum_key})
       all.back().emplace(key, "");  // not known, or none
+    // The same data are named as the first run of them has it.
+    for (const auto& [name, checksum] : {std::pair("train_data", train_checksum_key), {"val_data", val_checksum_key}})
+      for (const json& other : all)
+        if (other.contains(name) && other[checksum] != "" && other[checksum] == all.back()[checksum]) {
+          all.back()[name] = other[name];
+          break;
+        }
   }
   std::vector<nlohmann::json> keys(runs.size());
   for (const auto& [name, value] : all[0].items()) {
@@ -105,6 +112,12 @@ Comparison::Comparison(const std::vector<RunHistory>& the_runs) : runs(the_runs)
 std::vector<std::string> comparison_warnings(const Comparison& c) {
   std::vector<std::string> lines;
   const Arm& first = c.arms[0];
+  std::set<std::pair<int, int64_t>> seen;  // arms and seeds
+  for (size_t i = 0; i < c.runs.size(); i++)
+    if (const auto seed = int64_t(c.runs[i].number("seed", 0)); !seen.insert({c.arm_of_run[i], seed}).second)
+      lines.push_back(c.names[i] + format(": another run of seed %lld differs in nothing; means over seeds have the "
+                                          "first of them that is finished.",
+                                          (long long)seed));
   for (const Arm& arm : c.arms) {
     const bool same_tokens = !value_in(arm, val_checksum_key).empty() &&
                              value_in(arm, val_checksum_key) == value_in(first, val_checksum_key);

@@ -180,6 +180,8 @@ std::string notices(const RunHistory& run) {
   if (run.num_unreadable > 0)
     lines.push_back(format("%lld lines of the log cannot be read", (long long)run.num_unreadable));
   if (run.ends_in_mid_line) lines.push_back("the log ends in the middle of a line, which is left out");
+  if (run.lacks_validation())
+    lines.push_back("the validation after its last step is missing, and with it the final loss");
   if (!run.is_finished())
     lines.push_back(
         format("not finished: %lld of %lld steps", (long long)run.last_step(), (long long)run.planned_steps()));

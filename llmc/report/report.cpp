@@ -63,15 +63,17 @@ std::string facts(const RunHistory& run) {
 std::string memory_table(const RunHistory& run) {
   const auto memory = run.description.find("memory");
   if (memory == run.description.end() || !memory->is_object()) return "";
+  const auto is_beside = [](const std::string& name) { return ends_with(name, ", of host memory"); };  // a GPU's
   double most = 1, sum = 0;
   for (const auto& [name, bytes] : memory->items())
-    if (bytes.is_number()) most = std::max(most, bytes.get<double>()), sum += bytes.get<double>();
+    if (bytes.is_number() && !is_beside(name)) most = std::max(most, bytes.get<double>()), sum += bytes.get<double>();
   std::string rows;
   for (const auto& [name, bytes] : memory->items()) {
     if (!bytes.is_number()) continue;
     const double b = bytes.get<double>();
-    rows += row({html(name), bytes_text(b), format("%.1f %%", 100 * b / std::max(sum, 1.0)),
-                 format("<span class=\"bar\" style=\"width:%.0fpx\"></span>", 300 * b / most)});
+    const std::string share = format("%.1f %%", 100 * b / std::max(sum, 1.0)),
+                      bar = format("<span class=\"bar\" style=\"width:%.0fpx\"></span>", 300 * b / most);
+    rows += row({html(name), bytes_text(b), is_beside(name) ? "" : share, is_beside(name) ? "" : bar});
   }
   return "<table class=\"left\">\n" + rows + row({"total", bytes_text(sum), "", ""}) + "</table>\n";
 }

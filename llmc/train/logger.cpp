@@ -50,6 +50,8 @@ ResumedLog RunLog::resume(const std::string& out, int64_t step, bool keeps_later
     if (its_step < 0 || its_step > step) continue;
     kept += line + "\n";
     if (j.contains("checkpoint")) found.checkpoints.insert(its_step);
+    found.is_validated |= its_step == step && j.contains("val_loss");
+    found.is_sampled |= its_step == step && j.contains("sample");
   }
   if (found.num_damaged > 0) write_file_durably(damaged_path, damaged);
   if (keeps_later && !later.empty()) write_file_durably(later_path, text_of_log(later_path) + later);

@@ -18,8 +18,9 @@ struct LogField {
 std::string json_text(const LogFields& fields);
 
 struct ResumedLog {
-  int num_damaged = 0;            // lines that were moved to log.damaged.jsonl
-  std::set<int64_t> checkpoints;  // steps whose checkpoint has a line
+  int num_damaged = 0;                            // lines that were moved to log.damaged.jsonl
+  std::set<int64_t> checkpoints;                  // steps whose checkpoint has a line
+  bool is_validated = false, is_sampled = false;  // after the step that the run resumes from
 };
 
 // Until create() or resume() is called, lines are discarded. When write() returns, the line has been passed to the

@@ -128,7 +128,9 @@ static void add_validation_and_sample_options(OptionTable& t, TrainOptions& o) {
         "validate before the first step, every so many steps, and after the last; 0: never", at_least(0))
       .logged("val_every");
   t.add("-m,--val-batches", o.val_batches,
-        "micro-batches in a validation, at even distances in the data; 0: all of it, incomplete ones too", at_least(0))
+        "micro-batches in a validation, at even distances in the data, or with memory the first; 0: all of it, "
+        "incomplete ones too",
+        at_least(0))
       .logged("val_batches");
   t.add("-s,--sample-every", o.sample_every, "print a sample every so many steps, and after the last; 0: never",
         at_least(0));

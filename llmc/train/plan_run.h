@@ -52,6 +52,38 @@ inline size_t checkpoint_copy_bytes(const GPT2& model, int rank) {
   return (rank == 0 ? model.parameters.layout.bytes : 0) + 2 * model.state_bytes();
 }
 
+// The host memory for the tokens of two updates, inputs and targets: one update's are loaded while the other computes.
+inline size_t token_buffer_bytes(const Run& run) {
+  return 4 * sizeof(int) * size_t(run.grad_accum_steps) * size_t(run.B) * size_t(run.T);
+}
+
+// What will be allocated in host memory. `segments` is for validations, which put the segment memory aside, and for
+// checkpoints, into which rank 0 writes all ranks' segment memory.
+struct HostMemory {
+  size_t tokens = 0, checkpoints = 0, segments = 0;  // bytes
+  size_t total() const { return tokens + checkpoints + segments; }
+  struct Part {
+    const char *name, *name_beside_gpu;
+    size_t bytes;
+  };
+  std::vector<Part> parts() const {
+    return {{"tokens of two updates", "tokens of two updates, of host memory", tokens},
+            {"copy for checkpoints", "copy for checkpoints, of host memory", checkpoints},
+            {"copies of segment memory", "copies of segment memory, of host memory", segments}};
+  }
+};
+inline HostMemory plan_host_memory(const Trainer& t) {
+  const Run& run = t.run;
+  const bool validates = run.val && run.options.val_every > 0, writes = !run.options.out.empty();
+  HostMemory host = {run.train ? token_buffer_bytes(run) : 0,
+                     writes ? checkpoint_copy_bytes(t.model, run.ranks.rank) : 0};
+  const size_t copies = size_t(validates) + size_t(writes) * size_t(run.ranks.rank == 0 ? run.ranks.size : 1);
+  for_each_memory(t.model.sublayers, [&](int, const SegmentMemory& memory) {
+    host.segments += copies * size_t(run.B) * size_t(memory.M) * size_t(memory.C) * sizeof(float);
+  });
+  return host;
+}
+
 // The log's description of the run.
 inline LogFields describe(const Trainer& t) {
   LogFields fields;
@@ -74,34 +106,11 @@ inline LogFields describe(const Trainer& t) {
   for (int group = 0; group < int(MemoryGroup::count); group++)
     if (const size_t bytes = t.model.memory_plan.bytes[group]; bytes > 0)
       memory.push_back({group_name(MemoryGroup(group)), int64_t(bytes)});
-  if (!t.run.options.out.empty())
-    memory.push_back({device_memory_is_host_memory ? "copy for checkpoints" : "copy for checkpoints, of host memory",
-                      int64_t(checkpoint_copy_bytes(t.model, t.run.ranks.rank))});
+  for (const HostMemory::Part& part : plan_host_memory(t).parts())
+    if (part.bytes > 0)
+      memory.push_back({device_memory_is_host_memory ? part.name : part.name_beside_gpu, int64_t(part.bytes)});
   fields.push_back({"memory", memory});
   return fields;
-}
-
-// The host memory for the tokens of two updates, inputs and targets: one update's are loaded while the other computes.
-inline size_t token_buffer_bytes(const Run& run) {
-  return 4 * sizeof(int) * size_t(run.grad_accum_steps) * size_t(run.B) * size_t(run.T);
-}
-
-// What will be allocated in host memory. `segments` is for validations, which put the segment memory aside, and for
-// checkpoints, into which rank 0 writes all ranks' segment memory.
-struct HostMemory {
-  size_t tokens = 0, checkpoints = 0, segments = 0;  // bytes
-  size_t total() const { return tokens + checkpoints + segments; }
-};
-inline HostMemory plan_host_memory(const Trainer& t) {
-  const Run& run = t.run;
-  const bool validates = run.val && run.options.val_every > 0, writes = !run.options.out.empty();
-  HostMemory host = {run.train ? token_buffer_bytes(run) : 0,
-                     writes ? checkpoint_copy_bytes(t.model, run.ranks.rank) : 0};
-  const size_t copies = size_t(validates) + size_t(writes) * size_t(run.ranks.rank == 0 ? run.ranks.size : 1);
-  for_each_memory(t.model.sublayers, [&](int, const SegmentMemory& memory) {
-    host.segments += copies * size_t(run.B) * size_t(memory.M) * size_t(memory.C) * sizeof(float);
-  });
-  return host;
 }
 
 // Prints the memory plan, and returns its numbers. Throws UserError if it does not fit into what is free.
@@ -117,11 +126,9 @@ inline LogFields print_memory(const GPT2& model, const PlanOptions& o, const Hos
          ranks > 1 ? format(", on each of %d ranks", ranks).c_str() : "");
   for (int group = 0; group < int(MemoryGroup::count); group++)
     if (plan.bytes[group] > 0) line(group_name(MemoryGroup(group)), plan.bytes[group]), printf("\n");
-  for (const auto& [what, bytes] : {std::pair("tokens of two updates", host.tokens),
-                                    {"copy for checkpoints", host.checkpoints},
-                                    {"copies of segment memory", host.segments}})
-    if (bytes > 0) {
-      line(what, bytes);
+  for (const HostMemory::Part& part : host.parts())
+    if (part.bytes > 0) {
+      line(part.name, part.bytes);
       printf("%s\n", device_memory_is_host_memory ? "" : " of host memory, beside the total");
     }
   if (reserve > 0) line("CUDA, its graphs and NCCL", reserve), printf(" to be kept free\n");
@@ -279,8 +286,9 @@ inline void check_and_plan(Trainer& t, const std::string& checkpoint, std::optio
   if (o.tf32) gemm_allow_tf32();
   if (is_fp16) run.loss_scale.emplace();
   t.model.timeline.on = o.log_level == "debug";
-  run.flops_per_token =
-      flops_per_token(config, t.model.attention_plan, run.T, segments_from(t, 0, segments_of_stream(run)));
+  // Without data, as print_model has it.
+  const Segments segments = run.train ? segments_from(t, 0, segments_of_stream(run)) : Segments();
+  run.flops_per_token = flops_per_token(config, t.model.attention_plan, run.T, segments);
   print_model(t.model, run.T, t.model.parameters);
   if (t.documents) print_documents(t);
   if (o.dropout > 0 && wgmma_is_asked_for())

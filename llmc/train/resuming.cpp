@@ -72,7 +72,9 @@ static void warn_of_difference(const Run& run, const SettingDifference& d, const
   if ((d.option != nullptr && d.option->on_resume == OnResume::warned_of) || d.key == "precision")
     warn(run, "-y: %s was written with another %s: %s; training continues with %s", checkpoint, d.name, d.before,
          d.now);
-  if ((d.key == val_checksum_key && d.before != "none" && d.now != "none") || d.key == "val_batches")
+  const bool has_other_data = d.key == val_checksum_key && d.before != "none" && d.now != "none",
+             reads_by_batches = run.val && run.options.val_batches != 0;
+  if (has_other_data || d.key == "val_batches" || (d.key == "micro_batch" && reads_by_batches))
     warn(run, "-y: %s: what validation reads is not the same as before: %s; its losses cannot be compared", checkpoint,
          list_of({d}));
 }

@@ -97,7 +97,7 @@ void open_data(Run& run, const std::string& model_folder, int vocab_size) {
 }
 
 int64_t segments_of_stream(const Run& run) {
-  if (!run.train || run.train->streams == 0) return 1;
+  if (run.train->streams == 0) return 1;
   const int64_t in_epoch = run.train->num_sequences / run.train->streams;
   return std::max<int64_t>(1, std::min(in_epoch, run.steps * run.grad_accum_steps));
 }
@@ -168,6 +168,7 @@ static void resume_log(Run& run, bool keeps_later) {
     remove_old_checkpoints(out, checkpoints_to_keep(run), run.options.keep_every);
   } catch (const UserError& e) { print_warning(e.what()); }
   const ResumedLog log = run.log.resume(out, run.step, keeps_later);
+  run.is_validated = log.is_validated, run.is_sampled = log.is_sampled;
   if (log.num_damaged > 0)
     printf("%s/log.jsonl: %d damaged lines were moved to log.damaged.jsonl\n", out.c_str(), log.num_damaged);
   for (const auto& [step, folder] : checkpoints)
@@ -530,9 +531,10 @@ void end_rank(Run& run, const std::string& error) {
 
 int finish_run(Run& run, double seconds) {
   if (run.save_failed) user_error("the last checkpoint of the run could not be written");
-  if (run.step < run.steps) {
-    print_line("stopped by %s after step %lld of %lld%s\n", signal_name(stop_signal()), (long long)run.step,
-               (long long)run.steps, run.options.out.empty() ? "" : "; -y resumes");
+  if (run.step < run.steps || run.is_cut_short) {
+    print_line("stopped by %s after step %lld of %lld%s%s\n", signal_name(stop_signal()), (long long)run.step,
+               (long long)run.steps, run.is_cut_short ? ", before the validation or sample that is due then" : "",
+               run.options.out.empty() ? "" : "; -y resumes");
     if (run.ranks.rank > 0)
       return 0;  // rank 0's status counts: mpirun would end it in mid-sentence if another failed first
     return 128 + (stop_signal() != 0 ? stop_signal() : SIGTERM);  // where only another rank had one

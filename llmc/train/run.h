@@ -45,8 +45,11 @@ struct Run {
   // progress
   double training_seconds = 0;
   int64_t first_step = 0;
-  double last_line = 0;  // when a line of progress last stayed on the terminal
-  RunLock lock;          // of the output folder, on rank 0
+  double last_line = 0;       // when a line of progress last stayed on the terminal
+  bool is_validated = false;  // by an earlier process, after the step that the run resumes from
+  bool is_sampled = false;    // then, too; on rank 0
+  bool is_cut_short = false;  // stopped before the validation or the sample that was due after the step
+  RunLock lock;               // of the output folder, on rank 0
   // checkpoints
   double stall_seconds = 0;  // for which training waited for the last checkpoint
   bool save_failed = false;  // the last checkpoint whose outcome is known could not be written
@@ -89,7 +92,7 @@ void plan_batches(Run& run, int context_length, bool from_folder, bool has_memor
 // ranks.
 void open_data(Run& run, const std::string& model_folder, int vocab_size);
 
-// How many segments of a stream the run computes in an epoch. Without training data one.
+// How many segments of a stream of the training data the run computes in an epoch; without segment memory one.
 int64_t segments_of_stream(const Run& run);
 
 // The checkpoint that the options ask to resume from, after every byte of it has been verified; "" for a run that

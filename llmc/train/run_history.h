@@ -71,11 +71,19 @@ struct RunHistory {
   double number(const char* key, double otherwise) const;
   int64_t planned_steps() const { return int64_t(number("steps", 0)); }
   int64_t last_step() const { return steps.empty() ? 0 : steps.back().step; }
-  bool is_finished() const { return !steps.empty() && last_step() >= planned_steps(); }
+  bool is_finished() const {
+    return (!steps.empty() || description.contains("steps")) && last_step() >= planned_steps();
+  }
   double tokens() const { return steps.empty() ? 0 : steps.back().tokens; }
   double seconds() const { return steps.empty() ? 0 : steps.back().seconds; }
-  // The last validation's number; NaN if there is none.
-  double final(double ValPoint::*what) const { return validations.empty() ? NAN : validations.back().*what; }
+  // Finished, and without the validation that would follow the last step.
+  bool lacks_validation() const {
+    return is_finished() && !validations.empty() && validations.back().step < last_step();
+  }
+  // The last validation's number; NaN if there is none, or that of a finished run is of an earlier step.
+  double final(double ValPoint::*what) const {
+    return validations.empty() || lacks_validation() ? NAN : validations.back().*what;
+  }
   double final_loss() const { return final(&ValPoint::loss); }
   std::vector<int64_t> steps_not_finite() const;  // steps that had tokens to score, and a loss or norm not finite
 };

@@ -270,8 +270,10 @@ inline void train(Trainer& t) {
   Run& run = t.run;
   const TrainOptions& o = run.options;
   run.first_step = run.step;
-  if (run.step == 0 && run.val && o.val_every > 0 && !validate_model(t)) return;
-  if (t.sampler && run.step == run.steps) sample(t);  // nothing to train: -x 0, or a finished run resumed
+  // Of a run that resumes: what was due, and an earlier process was stopped before it.
+  if (run.val && due(run, o.val_every) && !run.is_validated && !validate_model(t)) return;
+  const bool is_sample_left = run.step > 0 && due(run, o.sample_every) && !run.is_sampled;
+  if (t.sampler && (is_sample_left || run.step == run.steps)) sample(t);  // the latter: nothing to train is left
   for (bool stopping = run.ranks.size == 1 && stop_signal() != 0; run.step < run.steps && !stopping;) {
     run.watchdog.step = run.step + 1;
     const StepResult result = train_step(t);
@@ -283,8 +285,10 @@ inline void train(Trainer& t) {
     if (result.shards_are_written) count_shards_as_written(run);
     check_progress(run, result);
     stopping = must_stop(run, result);
-    if (run.val && due(run, o.val_every) && !stopping) stopping = !validate_model(t);
-    if (t.sampler && due(run, o.sample_every) && !stopping) sample(t);
+    const bool validates = run.val && due(run, o.val_every), samples = t.sampler && due(run, o.sample_every);
+    run.is_cut_short = stopping && (validates || samples);
+    if (validates && !stopping) stopping = !validate_model(t);
+    if (samples && !stopping) sample(t);
     stopping = stopping || must_stop(run, result);
     if (checkpoint_due(run, result, stopping)) save_checkpoint(t);
     report_saved(run, /*wait=*/false);
@@ -341,6 +345,7 @@ inline int run_trainer(int argc, char** argv, Trainer& t) {
   collectives.all_equal("the ranks' data", [&] { return describe_data(run); });
   stop_after_steps();
   collectives.together([&] { open_output(run, checkpoint, describe(t)); });
+  collectives.broadcast(&run.is_validated, sizeof run.is_validated);
   print_start(run, checkpoint, matmul_precision());
 
   const double start = seconds_now();
