@@ -200,7 +200,8 @@ def elsewhere(title, groups, rate, runs, kv, of_points):
     arms = {w: of_seeds for w, of_seeds in arms.items() if len(of_seeds) > 1}
     if not arms:
         return
-    tried = {w: [f"{r}: {bits[w][1]:.4f}" for r, bits in rates.items() if w in bits] for w in rates[rate]}
+    tried = {w: [f"{r}: {bits[w][1]:.4f}" for r, bits in rates.items() if 1 in bits.get(w, {})]
+             for w in rates[rate]}
     print(f"\n{title}, `plain`: {statistics.mean(plain.values()):.4f} bits per byte; seed 1 at each rate: " +
           "; ".join(f"`{w}` " + ", ".join(of_rates) for w, of_rates in sorted(tried.items()) if len(of_rates) > 1))
     of_arms = {w: list(of_seeds.values()) for w, of_seeds in arms.items()}
@@ -290,7 +291,8 @@ def main():
     if of_ranges:
         positions(of_ranges)
     elsewhere("The kernel's sources", "linux rates/", "24e-3", runs, kv, less_plain)
-    elsewhere("Heads of 16 channels", "larger/", "12e-3", runs, kv, less_plain)
+    of_larger = {wiring: 2 * size for wiring, size in kv.items()}  # bytes: heads have twice the channels
+    elsewhere("Heads of 16 channels", "larger/", "12e-3", runs, of_larger, less_plain)
     probes(path)
 
 
