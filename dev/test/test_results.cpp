@@ -114,6 +114,8 @@ TEST_F(Results, AFrontierIsOfTheBestRatesAndOfWhatACacheKeeps) {
   add("larger/12e-3", "gqa(1)", 512, {1.3, 1.31, 1.32, 1.31});
   for (const char* name : {"plain", "gqa_1_"})  // positions of another model
     fs::copy(in("runs/rates/6e-3/plain-1/positions.csv"), in(format("runs/larger/12e-3/%s-4/positions.csv", name)));
+  add("larger/12e-3", "sla(6,6)", 2304, {1.1, 1.1});
+  fs::remove_all(in("runs/larger/12e-3/sla_6_6_-1"));  // has not run
   add("larger/24e-3", "plain", 3072, {1.5});
   // A task that all solve, at 400 to 600 and 100 to 300, and one that none does.
   for (const auto& [task, first, last] : {std::tuple("hops_12", 400, 0.995), {"hops_2", 9999, 0.8}}) {
@@ -150,7 +152,7 @@ TEST_F(Results, AFrontierIsOfTheBestRatesAndOfWhatACacheKeeps) {
                            "| `gqa(1)` | 256 | 16.7 % | 3 | +0.2100 | +- 0.0248 | higher |",
                            "| `gqa(1)` | +0.1298 +- 0.0248 |",
                            "`plain`: 1.0000 bits per byte; seed 1 at each rate: `plain` 12e-3: 1.0000, 24e-3: 1.5000",
-                           "| `gqa(1)` | 256 | 16.7 % | 4 | +0.3100 | +- 0.0130 | higher |",
+                           "| `gqa(1)` | 512 | 16.7 % | 4 | +0.3100 | +- 0.0130 | higher |",
                            "| `gqa(1)` | +0.2298 +- 0.0130 |",
                            "hops 12, a guess: 10.0 %",
                            "| `sla(4,6)` | 100, 200, 300 | -300 | +- 227 | 0.100 |",
