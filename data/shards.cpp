@@ -100,7 +100,8 @@ static bool is_ours(const std::string& name) {
          (shard && (ends_with(name, ".bin") || ends_with(name, ".mask")));
 }
 
-// Throws UserError where `path` names a folder by where it is seen from: the finished folder takes its place.
+// `path` with links followed. Throws UserError for . and .., since the finished folder is another one, which takes the
+// name: who stands in the old one would not see it.
 static std::string with_name(const std::string& path) {
   const std::string name = std::filesystem::path(path).filename();
   if (name == "." || name == "..") user_error("%s: give the folder by its name, as it is made anew", path);

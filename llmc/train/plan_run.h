@@ -63,7 +63,7 @@ struct HostMemory {
   size_t tokens = 0, checkpoints = 0, segments = 0;  // bytes
   size_t total() const { return tokens + checkpoints + segments; }
   struct Part {
-    const char *name, *name_beside_gpu;
+    const char *name, *name_beside_gpu;  // the latter in the log, where the memory of a GPU stands beside it
     size_t bytes;
   };
   std::vector<Part> parts() const {

@@ -47,7 +47,7 @@ struct Run {
   int64_t first_step = 0;
   double last_line = 0;       // when a line of progress last stayed on the terminal
   bool is_validated = false;  // by an earlier process, after the step that the run resumes from
-  bool is_sampled = false;    // then, too; on rank 0
+  bool is_sampled = false;    // likewise; on rank 0
   bool is_cut_short = false;  // stopped before the validation or the sample that was due after the step
   RunLock lock;               // of the output folder, on rank 0
   // checkpoints

@@ -270,10 +270,12 @@ inline void train(Trainer& t) {
   Run& run = t.run;
   const TrainOptions& o = run.options;
   run.first_step = run.step;
-  // Of a run that resumes: what was due, and an earlier process was stopped before it.
-  if (run.val && due(run, o.val_every) && !run.is_validated && !validate_model(t)) return;
-  const bool is_sample_left = run.step > 0 && due(run, o.sample_every) && !run.is_sampled;
-  if (t.sampler && (is_sample_left || run.step == run.steps)) sample(t);  // the latter: nothing to train is left
+  const auto validates = [&] { return run.val && due(run, o.val_every); };
+  const auto samples = [&] { return t.sampler && due(run, o.sample_every); };
+  // Before the first step; and after the one that the run resumes from, if an earlier process was stopped before that.
+  if (validates() && !run.is_validated && !validate_model(t)) return;
+  const bool is_sample_left = run.step > 0 && !run.is_sampled;
+  if (samples() && (is_sample_left || run.step == run.steps)) sample(t);  // the latter: nothing to train is left
   for (bool stopping = run.ranks.size == 1 && stop_signal() != 0; run.step < run.steps && !stopping;) {
     run.watchdog.step = run.step + 1;
     const StepResult result = train_step(t);
@@ -285,10 +287,9 @@ inline void train(Trainer& t) {
     if (result.shards_are_written) count_shards_as_written(run);
     check_progress(run, result);
     stopping = must_stop(run, result);
-    const bool validates = run.val && due(run, o.val_every), samples = t.sampler && due(run, o.sample_every);
-    run.is_cut_short = stopping && (validates || samples);
-    if (validates && !stopping) stopping = !validate_model(t);
-    if (samples && !stopping) sample(t);
+    run.is_cut_short = stopping && (validates() || samples());
+    if (validates() && !stopping) stopping = !validate_model(t);
+    if (samples() && !stopping) sample(t);
     stopping = stopping || must_stop(run, result);
     if (checkpoint_due(run, result, stopping)) save_checkpoint(t);
     report_saved(run, /*wait=*/false);

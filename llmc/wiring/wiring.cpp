@@ -171,16 +171,13 @@ std::string kv_conflict(const WiringTable& t) {
       for (const KVSource& source : t.sources(l, i)) {
         const int v = v_of_k.try_emplace({source.k, t.kv_head(i)}, source.v).first->second,
                   k = k_of_v.try_emplace({source.v, t.kv_head(i)}, source.k).first->second;
-        if (v != source.v)
-          return format("in layer %d heads up to %d use values of layers %d and %d with the same keys, those of layer "
-                        "%d for "
-                        "K/V head %d; the same keys must have the same values",
-                        l, i, v, source.v, source.k, t.kv_head(i));
-        if (k != source.k)
-          return format("in layer %d heads up to %d use keys of layers %d and %d with the same values, those of layer "
-                        "%d for "
-                        "K/V head %d; the same values must have the same keys",
-                        l, i, k, source.k, source.v, t.kv_head(i));
+        const auto conflict = [&](const char* these, int first, int second, const char* shared, int layer) {
+          return format("in layer %d heads up to %d use %s of layers %d and %d with the same %s, those of layer %d for "
+                        "K/V head %d; the same %s must have the same %s",
+                        l, i, these, first, second, shared, layer, t.kv_head(i), shared, these);
+        };
+        if (v != source.v) return conflict("values", v, source.v, "keys", source.k);
+        if (k != source.k) return conflict("keys", k, source.k, "values", source.v);
       }
   }
   return "";
