@@ -16,6 +16,7 @@ include scripts/make/found.mk
 march = $(MARCH)
 # No -ffast-math: NaN and infinity must stay what they are. These two only give up errno and floating-point traps.
 OPTIMIZE = -O3 -march=$(march) -fno-math-errno -fno-trapping-math -ffp-contract=fast
+DEBUG :=
 ifdef DEBUG
 OPTIMIZE = -O1 -g -march=$(march) -DSLA_DEBUG
 endif
@@ -234,7 +235,7 @@ SECONDS ?= 60
 fuzz:
 	@scripts/setup.sh build
 	@$(MAKE) --no-print-directory -j$(shell nproc) $(BUILD)/fuzz_safetensors
-	$(BUILD)/fuzz_safetensors $(SECONDS) $$RANDOM
+	$(BUILD)/fuzz_safetensors $(SECONDS) $$(date +%s)
 
 clean:
 	rm -rf $(BUILD) $(TOP_LEVEL) report experiment data/tokenize data/convert data/probe

@@ -181,9 +181,11 @@ struct Evaluator {
   }
 };
 
+// Also of a mask, of which TokenFile says what it is.
 bool is_token_file(const std::string& path) {
   const std::string end = path.substr(path.size() - std::min<size_t>(path.size(), 4));
-  return magic_number_of(path) == shard_magic || end == ".bin" || end == ".npy";
+  const int32_t magic = magic_number_of(path);
+  return magic == shard_magic || magic == mask_magic || end == ".bin" || end == ".npy";
 }
 
 // The vocabulary, if one is known: the model's, with which those beside files of tokens must agree.

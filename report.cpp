@@ -28,16 +28,6 @@ struct ReportOptions {
   bool watch = false, tensorboard = false, suggest_wiring = false;
 };
 
-// Throws UserError unless the file can be written, and for one of `inputs`, which it is made of.
-static void write_output(const std::string& path, const std::string& text, const std::vector<std::string>& inputs,
-                         const std::vector<std::string>& warnings = {}) {
-  check_output(path, inputs);
-  write_file_durably(path, text);
-  for (const std::string& warning : warnings) print_warning(warning);
-  printf("wrote %s\n", printable(path, /*one_line=*/true).c_str());
-  fflush(stdout);
-}
-
 // The page, or TensorBoard's file.
 static void report_runs(ReportOptions o) {
   std::vector<std::string> warnings, inputs;
@@ -52,13 +42,15 @@ static void report_runs(ReportOptions o) {
     for (const auto& [step, checkpoint] : checkpoints_in(folder))
       for (const std::string& file : files_of_model(checkpoint)) inputs.push_back(file);
   }
+  check_output(o.out, inputs);  // that it can be written, and is none of these
   const std::string title = std::filesystem::path(o.out).stem().string();
-  write_output(o.out,
-               !o.outline.empty() ? sections_page(title, sections, &warnings)
-               : o.tensorboard    ? event_file(runs[0])
-               : runs.size() == 1 ? report_page(runs[0])
-                                  : comparison_page(runs, &warnings),
-               inputs, warnings);
+  write_file_durably(o.out, !o.outline.empty() ? sections_page(title, sections, &warnings)
+                            : o.tensorboard    ? event_file(runs[0])
+                            : runs.size() == 1 ? report_page(runs[0])
+                                               : comparison_page(runs, &warnings));
+  for (const std::string& warning : warnings) print_warning(warning);
+  printf("wrote %s\n", printable(o.out, /*one_line=*/true).c_str());
+  fflush(stdout);
 }
 
 // Whether a process trains in the folder: then it has the lock (run_lock.h).

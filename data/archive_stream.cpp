@@ -11,10 +11,6 @@
 #include "llmc/base/utf8.h"
 #include "source_reader.h"
 
-struct FreeArchive {
-  void operator()(archive* a) const { archive_read_free(a); }
-};
-
 // What zlib knows of a gzip file. libarchive could decompress it, but checks neither CRC-32 nor length.
 struct Gzip {
   z_stream stream = {};
@@ -38,7 +34,7 @@ struct ArchiveStream::Level {
   ssize_t last_given = 0;  // how many of them `input` has
   bool is_unread = false;  // nothing has been taken of `input`
   std::optional<Gzip> gzip;
-  std::unique_ptr<archive, FreeArchive> unpacked;
+  std::unique_ptr<archive, int (*)(archive*)> unpacked{nullptr, archive_read_free};
   archive_entry* first = nullptr;  // of a tar file, unless it has been taken
   bool is_tar = false, is_compressed = false, at_end = false;
   std::string why;  // what is wrong with a gzip file

@@ -37,6 +37,10 @@ run() {
   "$root/data/$1" "$option" "$vocabulary" "${@:2}" >&2
 }
 
+# fetch_rest <url> <file>: what the file does not have yet. Of a whole one, curl has an error.
+fetch_rest() { curl -fL --no-progress-meter --retry 3 --connect-timeout 20 -C - -o "$2" "$1"; }
+cannot_resume=33  # curl's status where the server sends no parts
+
 # download <url> <file> <bytes> <sha256> <hint>: downloads to <file>.part, which is renamed when it is complete and its
 # checksum right, so that a broken download resumes. <hint>: what to do if the download fails.
 download() {
@@ -45,8 +49,10 @@ download() {
   mkdir -p "$(dirname "$file")"
   if ! is_complete; then
     [[ -e $file.part && $(wc -c <"$file.part") -lt $bytes ]] || rm -f "$file.part"  # only a shorter file can be resumed
-    curl -fL --no-progress-meter --retry 3 --connect-timeout 20 -C - -o "$file.part" "$url" ||
+    fetch_rest "$url" "$file.part" || {
+      [[ $? != "$cannot_resume" ]] || rm -f "$file.part"
       fail "cannot download $url; run again to resume, or $hint"
+    }
     if ! is_complete; then
       local got
       got=$(wc -c <"$file.part")
@@ -62,7 +68,6 @@ download() {
 download_package() {
   mkdir -p "$2"
   (cd "$2" && apt-get -q -o APT::Sandbox::User=root download "$1") >&2 ||
-    fail "apt-get could not download $1; if package lists are missing, run scripts/setup.sh, which fetches them" \
-      "(apt-get update)"
+    fail "apt-get could not download $1; if package lists are missing or old, run apt-get update, as root"
   dpkg-deb -x "$2/$1"_*.deb "$2"
 }

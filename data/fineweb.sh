@@ -30,10 +30,11 @@ missing=()
 for name in "${names[@]}"; do [[ -e $out/$name ]] || missing+=("$name"); done
 say "fetching ${#missing[@]} files of 200 MB: $((${#missing[@]} * 200)) MB, two seconds each at 100 MB/s"
 for name in ${missing[@]+"${missing[@]}"}; do
-  # A file is named .part until it is complete, so that a broken download resumes; of a whole one curl has an error.
+  # A file is named .part until it is complete, so that a broken download resumes.
   got=0
-  curl -fL --no-progress-meter --retry 3 --connect-timeout 20 -C - -o "$out/$name.part" "$url/$name" || got=$?
+  fetch_rest "$url/$name" "$out/$name.part" || got=$?
   if [[ ! -e $out/$name.part ]] || ! is_shard "$out/$name.part"; then
+    ((got != cannot_resume)) || rm "$out/$name.part"
     ((got == 0)) || ! begins_as_shard "$out/$name.part" ||
       fail "cannot download $url/$name; run again to resume, or set FINEWEB_URL"
     rm -f "$out/$name.part"

@@ -7,6 +7,7 @@ set -euo pipefail
 corpus=linux
 source -- "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
 part=${PART:-}
+unset PART  # make has one of its own
 [[ $part =~ ^([A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*)?$ ]] ||
   fail "PART=$part: it must be a folder of the sources, as sound/soc"
 choose_tokenizer "linux${part:+-${part//\//-}}"

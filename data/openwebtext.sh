@@ -25,9 +25,10 @@ files=()
 for ((i = 0; i < archives; i++)); do
   name=$(printf 'urlsf_subset%02d.tar' "$i")
   if [[ ! -e $folder/$name ]]; then
-    got=0  # of a whole file curl has an error
-    curl -fL --no-progress-meter --retry 3 --connect-timeout 20 -C - -o "$folder/$name.part" "$url/$name" || got=$?
+    got=0
+    fetch_rest "$url/$name" "$folder/$name.part" || got=$?
     if [[ ! -e $folder/$name.part ]] || ! tar -tf "$folder/$name.part" >/dev/null 2>&1; then
+      ((got != cannot_resume)) || rm -f "$folder/$name.part"
       ((got == 0)) || fail "cannot download $url/$name; run again to resume, or set OPENWEBTEXT_URL"
       rm -f "$folder/$name.part"
       fail "$url/$name gave no tar archive; deleted, run again"

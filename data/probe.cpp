@@ -1,6 +1,7 @@
 // data/probe: examples of a synthetic task -> DIR/train_000000.bin and DIR/val_000000.bin, token shards in llm.c's
 // format, with the masks of what is scored beside them and the task's settings in DIR/MANIFEST.json.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include "llmc/base/command_line.h"
@@ -42,10 +43,9 @@ static const Parameter parameters[] = {
     {"symbols", &ProbeSettings::symbols, 2, 30000, "tokens of an alphabet: of keys, of values, of noise"},
 };
 
-static std::string join(const std::vector<const char*>& words, const std::string& before) {
-  std::string text;
-  for (const char* word : words) text += (text.empty() ? "" : ", ") + before + word;
-  return text;
+// Whether a task has a parameter.
+static bool has(const ProbeTask& task, const Parameter& p) {
+  return std::count(task.parameters.begin(), task.parameters.end(), p.name) > 0;
 }
 
 static json settings_of(const Options& options) {
@@ -53,8 +53,7 @@ static json settings_of(const Options& options) {
   const ProbeTask& task = find_probe_task(s.task);
   json settings = {{"task", s.task}, {"asks", task.asks}, {"harder", task.harder}};
   for (const Parameter& p : parameters)
-    for (const char* name : task.parameters)
-      if (std::string(p.name) == name) settings["parameters"][name] = s.*p.value;
+    if (has(task, p)) settings["parameters"][p.name] = s.*p.value;
   settings["seed"] = s.seed;
   settings["seq_len"] = s.seq_len;
   settings["vocab_size"] = probe_vocabulary(s).size;
@@ -139,19 +138,16 @@ static void define_options(CLI::App& app, Options& options) {
   app.add_flag("--force", options.force, "replace DIR if it exists; an error if it holds anything but shards");
   std::string tasks = "Tasks, with their parameters; the first named makes a task harder:\n";
   for (const ProbeTask& task : probe_tasks())
-    tasks +=
-        format("  %-13s--%s (of %s)\n    %s\n", task.name, task.harder, join(task.parameters, "--").c_str(), task.asks);
+    tasks += format("  %-13s--%s (of --%s)\n    %s\n", task.name, task.harder, joined(task.parameters, ", --").c_str(),
+                    task.asks);
   app.footer(tasks);
 }
 
 // Throws UserError if a parameter was given that the task does not have.
 static void check_parameters(const CLI::App& app, const ProbeTask& task) {
-  for (const Parameter& p : parameters) {
-    bool has = false;
-    for (const char* name : task.parameters) has |= std::string(p.name) == name;
-    if (!has && app.count("--" + std::string(p.name)) > 0)
-      user_error("--%s: %s has no such parameter; it has %s", p.name, task.name, join(task.parameters, "--").c_str());
-  }
+  for (const Parameter& p : parameters)
+    if (!has(task, p) && app.count("--" + std::string(p.name)) > 0)
+      user_error("--%s: %s has no such parameter; it has --%s", p.name, task.name, joined(task.parameters, ", --"));
 }
 
 static int run_probe(int argc, char** argv) {

@@ -33,7 +33,7 @@ struct ProbeSettings {
 struct ProbeTask {
   const char* name;
   const char* harder;                   // the parameter that makes it harder
-  std::vector<const char*> parameters;  // those it uses
+  std::vector<std::string> parameters;  // those it uses
   const char* asks;                     // what ability it asks for
 };
 

@@ -310,7 +310,9 @@ struct Pipeline {
   }
   void run(const std::function<void()>& one_does_first = [] {}) {
     std::vector<std::thread> threads;
-    for (int i = 1; i < options.threads; i++) threads.emplace_back([&] { work(); });
+    try {
+      for (int i = 1; i < options.threads; i++) threads.emplace_back([&] { work(); });
+    } catch (const std::system_error&) {}  // the system allows no more; those that there are do all
     work(one_does_first);
     for (std::thread& thread : threads) thread.join();
     if (error) std::rethrow_exception(error);

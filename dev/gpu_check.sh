@@ -34,7 +34,8 @@ for part in "${parts[@]}"; do
   [[ " ${all_parts[*]} tune " = *" $part "* ]] || die "STEPS=$STEPS: $part is none of ${all_parts[*]} tune"
 done
 [[ ${LIMIT:-1} =~ ^[1-9][0-9]*$ ]] || die "LIMIT=$LIMIT: it must be a number of seconds"
-name=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
+name=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null) || name=
+name=${name%%$'\n'*}
 [ -n "$name" ] || die "nvidia-smi shows no GPU; make test runs the same kernels on an emulated one"
 driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)
 if [ -e "$build/prebuilt" ]; then

@@ -26,9 +26,9 @@ failures() {
 export -f failures
 
 run() {
-  local program=$1 filter='*' log start=$SECONDS status ran ok bad skipped tests shard=1/1
+  local program=$1 filter='*' without=- log start=$SECONDS status ran ok bad skipped tests shard=1/1
   case $mode in
-    quick) filter='-Long*' ;;
+    quick) filter='-Long*' without=: ;;  # all that follows a filter's dash is left out
     rest) grep -q "^$program " build/test_counts/quick && filter='Long*' ;;
   esac
   case " ${SHARDED:-} " in *" $program "*) shard=$PART ;; esac
@@ -38,7 +38,7 @@ run() {
     local left_out=
     [ "$filter" != 'Long*' ] && [ $shard = 1/1 ] || left_out=$(printf '*/%s_*:' ${LEAVE_OUT:-none})
     left_out+=${SKIP:-}
-    if tests=$("$program" --gtest_list_tests --gtest_filter="$filter-$left_out"); then
+    if tests=$("$program" --gtest_list_tests --gtest_filter="$filter$without$left_out"); then
       filter=$(awk -v part="${shard%/*}" -v parts="${shard#*/}" '/^[^ ]/ { suite = $1 }
         /^ / && i++ % parts == part - 1 { printf "%s%s%s", separator, suite, $1; separator = ":" }' <<<"$tests")
       if [ -z "$filter" ]; then echo "$program 0 0" >>"$counts"; return; fi

@@ -11,7 +11,8 @@ source -- "$(dirname -- "$0")/runs.sh"
 enter_root
 source scripts/gpu.sh
 trainer=./train_gpt2_sla_cpu groups=(gpu cpu)
-machine="$(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1), $(nproc) processors"
+machine=$(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1)
+machine="${machine:-$(uname -m)}, $(nproc) processors"
 if [ -n "$gpus" ] && [ -z "$gpu_problem" ]; then
   trainer=./train_gpt2_sla groups=(gpu) machine=$gpus
 elif [ -n "$gpus" ]; then
@@ -30,7 +31,10 @@ bench() {
   printf "$(awk -v vocabulary="$2" 'BEGIN { for (i = 0; i < 70000; i++) {
     token = int(rand() * vocabulary); printf "\\%03o\\%03o", token % 256, token / 256 } }')" >"$folder/tokens.bin"
   local run=("$trainer" "${@:5}" -i "$folder/tokens.bin" -t "$T" -k constant -v 0 -x 1000000)
-  fits=$("${run[@]}" -b 1 --dry-run --json | number largest_micro_batch)
+  if ! fits=$("${run[@]}" -b 1 --dry-run --json 2>"$folder/output" | number largest_micro_batch); then
+    grep -qE 'exceeds the free |are free on the ' "$folder/output" || die "$name: $(tail -n 1 "$folder/output")"
+    fits=0
+  fi
   while [ "$batch" -gt "$fits" ]; do batch=$((batch / 2)); done
   if [ "$batch" = 0 ]; then printf '%-20s %12s\n' "$name" "does not fit"; return; fi
   plan=$("${run[@]}" -b "$batch" --dry-run --json)

@@ -43,6 +43,7 @@ choose() {
   local dropout log weights bytes micro ms flops updates tokens times loss lines least='' config='' why=''
   trial=$(mktemp -d)
   trap 'rm -rf "$trial"' EXIT
+  trap 'exit 130' INT TERM HUP  # which the trainer may end by as if its model did not fit
   bytes=$(calculate "printf \"%.0f\", $training_tokens * $bytes_a_token")
   while read -r layers heads channels context batch rate; do
     weights=$((12 * layers * channels ** 2))
@@ -72,6 +73,7 @@ weight-decay = 0.1"
       ms=$(sed -n 's/^{"step":.*"ms":\([0-9.]*\).*/\1/p' "$log/log.jsonl" | LC_ALL=C sort -n | head -n 1)
       flops=$(sed -n 's/.*"flops_per_token":\([0-9.e+]*\).*/\1/p' "$log/log.jsonl")
       [ -n "$ms" ] && [ -n "$flops" ] || die "$trainer -x 4 tells no time of an update"
+      rm -r "$log"  # it has a checkpoint
       read -r updates tokens times loss < <(predicted "$layers" "$channels" "$batch" "$ms")
       [ "$weights" -gt $((dropout_weights * bytes)) ] && calculate "exit !($times > $dropout_epochs)" || break
     done
@@ -100,7 +102,7 @@ dropout = $dropout"
     [ "$dropout" = 0 ] || why+="; so with dropout"
   done <<<"$ladder"
   rm -r "$trial"
-  trap - EXIT
+  trap - EXIT INT TERM HUP
   [ -n "$config" ] || die "$data: is too little text to validate with"
   echo "$why"
   mkdir -p "$(dirname "$chosen")"

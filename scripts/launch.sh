@@ -8,6 +8,7 @@
 # fails, the others are ended, and the exit status is its own. Needs bash 5.1 (2020).
 set -uo pipefail
 die() { echo "error: launch.sh: $*" >&2; exit 1; }
+((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] >= 501)) || die "this is bash $BASH_VERSION; it needs 5.1"
 if ! [[ ${1:-} =~ ^[1-9][0-9]*$ ]] || [ $# -lt 2 ]; then die "usage: $0 RANKS PROGRAM [ARGUMENT ...]"; fi
 export WORLD_SIZE=$1 LOCAL_WORLD_SIZE=$1
 shift
@@ -40,8 +41,9 @@ for ((left = WORLD_SIZE; left > 0;)); do
   [ "$status" -eq 0 ] || break
 done
 for rank in "${!pids[@]}"; do
-  if [ "${pids[rank]}" = "$ended" ] && [ "$status" -gt 128 ] && [[ ${passed-} != *" $(kill -l "$status") "* ]]; then
-    echo "error: launch.sh: rank $rank of $WORLD_SIZE was ended by SIG$(kill -l "$status")" >&3
+  [ "$status" -gt 128 ] && signal=$(kill -l "$status") || break
+  if [ "${pids[rank]}" = "$ended" ] && [[ ${passed-} != *" $signal "* ]]; then
+    echo "error: launch.sh: rank $rank of $WORLD_SIZE was ended by SIG$signal" >&3
   fi
 done
 sleep 0.7  # for those that end by themselves, by the same signal; not as long as they wait with the same error

@@ -56,7 +56,7 @@ train() {
 # The micro-batch, by a dry run, which says how many ranks there are and how many sequences fit. The same machine has
 # the same memory, and so a resumed run the same micro-batch and the same bits.
 largest_batch() {
-  local plan batch ranks fits
+  local plan batch fits
   plan=$(BATCH=1 train "$@" --dry-run --json) || return
   number() { sed -n "1s/.*\"$1\":\([0-9]*\).*/\1/p"; }
   batch=$(head -n 1 "$OUT/log.jsonl" 2>/dev/null | number micro_batch)

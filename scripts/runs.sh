@@ -16,4 +16,6 @@ enter_root() {
 }
 die() { echo "error: $*" >&2; exit 1; }
 # newest_checkpoint <folder of a run>: its path; nothing where there is none.
-newest_checkpoint() { { find "$1" -maxdepth 1 -name 'step_*' 2>/dev/null || true; } | sort | tail -n 1; }
+newest_checkpoint() {
+  { find -H "$1" -maxdepth 1 -name 'step_[0-9]*' ! -name 'step_*[!0-9]*' 2>/dev/null || true; } | sort | tail -n 1
+}

@@ -86,9 +86,15 @@ for group in "$@"; do
 done
 command="apt-get update"
 if [ ${#missing[@]} -gt 0 ]; then
-  command+=" && apt-get install -y --no-install-recommends ${missing[*]}"
+  # One source of packages that cannot be read is no reason to install none.
+  command+="; apt-get install -y --no-install-recommends ${missing[*]}"
   { echo "missing packages:"; printf '%s\n' "${why[@]}"; } >&2
 elif [ $lists = 1 ] && ! apt-cache show dict-gcide >/dev/null 2>&1; then
+  if ! command -v apt-get >/dev/null; then
+    echo "error: the default corpus is a Debian package, and there is no apt here:" \
+      "give DATA=tinyshakespeare or TEXT=path" >&2
+    exit 1
+  fi
   required=1
   echo "missing: apt's package lists, in which the default corpus is found" >&2
 else
@@ -100,8 +106,10 @@ give_up() {
   echo "error: $1" >&2
   exit 1
 }
+sudo='sudo '
+[ "$(id -u)" != 0 ] || sudo=
 if [ $check = 1 ] || ! command -v apt-get >/dev/null; then
-  echo "install them with: sudo sh -c '$command'" >&2
+  echo "install them with: ${sudo}sh -c '$command'" >&2
   exit $required
 elif [ "$(id -u)" = 0 ]; then
   run=(sh -c)
@@ -116,7 +124,8 @@ echo "installing: $command" >&2
 export DEBIAN_FRONTEND=noninteractive
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-if ! "${run[@]}" "$command" >"$log" 2>&1; then
+if ! "${run[@]}" "$command" >"$log" 2>&1 &&
+  { [ ${#missing[@]} -gt 0 ] || ! apt-cache show dict-gcide >/dev/null 2>&1; }; then
   tail -n 20 "$log" >&2
   give_up "the installation failed; its last lines are above"
 fi

@@ -13,6 +13,7 @@ source scripts/stoppable.sh
 DATA=${DATA:-gcide} TEXT=${TEXT:-} VOCABULARY=${VOCABULARY:-}
 calculate() { LC_ALL=C awk "BEGIN { $1 }"; }
 for name in MINUTES HOURS; do
+  while [[ ${!name:-} = 0[0-9]* ]]; do printf -v "$name" %s "${!name#0}"; done  # not octal
   [[ ${!name:-1} =~ ^([0-9]{1,5}|[0-9]{0,5}\.[0-9]{1,3})$ ]] && [[ ${!name:-1} =~ [1-9] ]] ||
     die "$name=${!name}: it must be a time, such as 20 or 0.5"
 done
@@ -118,7 +119,7 @@ most=$((most_epochs * training_tokens / $(chosen_number total-batch)))
 # many fit. If others fit, by a twentieth of the time, that number is kept and the run stopped, to be resumed with it.
 watch() {
   local fit
-  while sleep "$((longest > 900000 ? 45 : longest / 20000 + 1))" >/dev/null 2>&1; do
+  while sleep "$((longest > 900000 ? 45 : longest / 20000 + 1))" >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
     fit=$(sed -n 's/^{"step":\([0-9]*\),"loss":.*"ms":\([0-9.]*\),.*/\1 \2/p' "$OUT/log.jsonl" 2>/dev/null |
       LC_ALL=C awk -v longest="$longest" -v steps="$STEPS" '
         { sum += $2; until[NR] = sum; step = $1 }
@@ -150,7 +151,7 @@ while true; do
   # Where the time was over before it stopped: one update more than it has.
   reached=$(newest_checkpoint "$OUT")
   reached=$((10#0${reached##*step_}))
-  if [ -n "$stopped" ] && [ "$now" -le "$reached" ]; then
+  if [ -n "$stopped" ] && [ "$now" != "$STEPS" ] && [ "$now" -le "$reached" ]; then
     now=$((reached + 1))
     sed -i "s/^steps = .*/steps = $now/" "$chosen"
   fi
@@ -163,9 +164,12 @@ done
 
 say "done"
 last=$(newest_checkpoint "$OUT") sampler=${trainer/train/sample}
-build=${PRECISION:+PRECISION=$PRECISION }
 # What make and then a shell read as this text.
 in_make() { printf '%q' "${1//\$/\$\$}"; }
+build=  # what make was told
+for name in PRECISION INCLUDES NVCC; do
+  [ -z "${!name:-}" ] || build+="$name=$(in_make "${!name}") "
+done
 same_text=  # what says it is on this text again
 [ "$DATA" = gcide ] || same_text=" DATA=$DATA"
 [ -z "$TEXT" ] || same_text=" TEXT=$(in_make "$TEXT")"

@@ -348,6 +348,7 @@ TEST_F(Evaluation, ScoresWhatTheMaskSaysAndSaysHowManyAreRight) {
       << o.out << o.err;
   write("masked.mask", mask_of_shard(shard, [](int i) { return i == 0; }));
   expect_error(model + " " + data, "the mask beside it leaves no token to score");
+  expect_error(model + " " + in("masked.mask"), "is a mask");
 }
 
 // Tokens that stand for several bytes, parts of a character, and U+FFFD in place of what is no UTF-8.
@@ -881,9 +882,7 @@ TEST_F(Evaluation, RefusesWhatCannotBe) {
                                                                                                       "last word"},
                {plain + " --lambada " + write("w3", ""), "has no line"},
                {plain + " --positions " + in("p") + " --lambada " + write("w5", "{\"text\": \"a b\"}\n"), "only texts"},
-               {plain + " --lambada " + write("w4", "{\"text\": \"a " + std::string(40, 'b') + "\"}\n"), "text 1: what "
-                                                                                                         "is to be "
-                                                                                                         "predicted "
+               {plain + " --lambada " + write("w4", "{\"text\": \"a " + std::string(40, 'b') + "\"}\n"), "predicted "
                                                                                                          "has 41 "
                                                                                                          "tokens"}};
   for (const auto& c : cases) expect_error(c.arguments, c.message);

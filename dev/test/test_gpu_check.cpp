@@ -254,7 +254,7 @@ TEST_F(LongGpuCheck, EndsWhereItCannotBegin) {
   setenv("STEPS", "tests,torc", 1);
   expect_error("STEPS=tests,torc: torc is none of build tests");
   unsetenv("STEPS");
-  write_tool("nvidia-smi", "exit 9");
+  write_tool("nvidia-smi", "echo Failed to initialize NVML; exit 9");
   expect_error("nvidia-smi shows no GPU");
   EXPECT_FALSE(fs::exists(report));
   write_nvidia_smi();

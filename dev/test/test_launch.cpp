@@ -299,6 +299,9 @@ TEST_F(LaunchScript, EndsAllWhenOneFailsWithItsStatus) {
   const Outcome killed = launch("2", "echo $$ >$out/pid.$RANK; [ $RANK = 0 ] || kill -9 $$; trap '' TERM; sleep 50; "
                                      "sleep 50");
   EXPECT_EQ(killed.exit_status, 137);
+  const Outcome other = launch("2", "exit 200");
+  EXPECT_EQ(other.exit_status, 200);
+  EXPECT_EQ(other.err, "") << "there is no such signal";
   EXPECT_EQ(killed.err, "error: launch.sh: rank 1 of 2 was ended by SIGKILL\n");
   const std::string lives = "grep -qs '^State:[[:space:]]*[^Z]' /proc/$(cat " + in("pid.0") + ")/status";
   EXPECT_EQ(run("for i in 1 2 3 4 5; do " + lives + " || exit 1; sleep 1; done").exit_status, 1) << "rank 0, which "

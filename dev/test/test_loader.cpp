@@ -195,8 +195,8 @@ TEST_F(Masks, TargetsThatAreNotScoredAreMinusOne) {
   DataLoader loader(write_shard("a.bin", tokens), 257, 4);
   EXPECT_EQ(sequences(loader, 0, 2), (std::vector<int>{20, 21, 22, 23, 24, 25, 26, 27,  //
                                                        -1, 22, -1, 24, 25, -1, -1, 28}));
-  EXPECT_TRUE(loader.shards.has_mask());
-  EXPECT_EQ(loader.shards.num_scored(), 5);
+  EXPECT_TRUE(loader.shards.files[0].mask.exists());
+  EXPECT_EQ(loader.shards.num_scored, 5);
   int inputs, target;
   ASSERT_EQ(loader.rests().size(), 1u);
   EXPECT_EQ(loader.rests()[0].load(&inputs, &target), 1);
@@ -212,8 +212,8 @@ TEST_F(Masks, EachFileHasItsOwn) {
   DataLoader loader(folder + "/a_?.bin", 10, 4);
   EXPECT_EQ(sequences(loader, 0, 3), (std::vector<int>{0, 1, 2, 3, 0, 1, 2, 3, 0,  1,  2,  3,  //
                                                        1, 2, 3, 4, 1, 2, 3, 4, -1, -1, -1, -1}));
-  EXPECT_EQ(loader.shards.num_scored(), 8);
-  EXPECT_FALSE(TokenShards(folder + "/a_1.bin", 10).has_mask());
+  EXPECT_EQ(loader.shards.num_scored, 8);
+  EXPECT_FALSE(TokenShards(folder + "/a_1.bin", 10).files[0].mask.exists());
 }
 
 TEST_F(Masks, AHeaderlessFileCanHaveOne) {

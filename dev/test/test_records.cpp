@@ -446,6 +446,7 @@ class MakeTrain : public ScriptRecords {
         shift
       done
       if grep -q "^channels = ${broken:-none}" "$config"; then echo 'error: no memory' >&2; exit 1; fi
+      if grep -q "^channels = ${interrupted:-none}" "$config"; then kill -INT $PPID; exit 130; fi
       number() { sed -n "s/^$1 = //p" "$config"; }
       if [ "$(number dropout)" != 0 ]; then ps=$((2 * ps)); fi
       mkdir -p "$out/step_1"
@@ -453,7 +454,13 @@ class MakeTrain : public ScriptRecords {
       for step in 1 2 3; do
         us=$((12 * $(number layers) * $(number channels) ** 2 * $(number total-batch) * (ps + 2 / step) / 1000000))
         printf '{"step":%d,"loss":5,"ms":%d.%03d,"data_ms":0}\n' $step $((us / 1000)) $((us % 1000))
-      done >>"$out/log.jsonl")sh");
+      done >>"$out/log.jsonl"
+      if [ -n "${late:-}" ] && [ -n "$(number steps)" ]; then
+        trap '' USR1
+        mkdir "$out/step_$(number steps)" && touch "$out/step_$(number steps)0.gguf"
+        kill -INT $PPID
+        sleep 0.3
+      fi)sh");
     fs::create_directories(in("tree/data/text-a"));
   }
   Outcome try_train(const char* checksum, int ps, const std::string& environment, int64_t tokens) const {
@@ -461,8 +468,8 @@ class MakeTrain : public ScriptRecords {
                format("\"vocab_size\": 257,\n\"bytes_of_text\": %lld,\n\"train_tokens\": %lld,\n\"val_tokens\": %lld,\n"
                       "\"sources\": [\n\"crc32c\": \"x\"\n],\n\"shards\": [\n  \"crc32c\": \"%s\"\n]\n",
                       (long long)tokens, (long long)(tokens - tokens / 10), (long long)(tokens / 10), checksum));
-    return run("env -u MINUTES -u HOURS -u DATA PATH='" + in("tree") + "':\"$PATH\" TEXT=a ps=" + std::to_string(ps) +
-               " " + environment + in("tree/scripts/train.sh"));
+    return run("env --default-signal=INT -u MINUTES -u HOURS -u DATA PATH='" + in("tree") +
+               "':\"$PATH\" TEXT=a ps=" + std::to_string(ps) + " " + environment + in("tree/scripts/train.sh"));
   }
   Outcome train(const char* checksum, int ps, const std::string& environment = "", int64_t tokens = 1000000000) const {
     const Outcome o = try_train(checksum, ps, environment, tokens);
@@ -536,6 +543,18 @@ TEST_F(MakeTrain, TakesAModelThatFits) {
     EXPECT_TRUE(has(try_train("0a", 5, out, 1000000000).err, "mine.toml: is none of make train's, and stays as it is"));
     EXPECT_EQ(read_file(in("mine.toml")), other);
   }
+}
+
+// By Ctrl-C a trainer ends with a status, as it does where its model has no room.
+TEST_F(MakeTrain, EndsWhenItIsInterrupted) {
+  const std::string out = "OUT='" + in("mine") + "' ";
+  EXPECT_EQ(try_train("0a", 5, out + "interrupted=128 ", 1000000000).exit_status, 130);
+  EXPECT_FALSE(fs::exists(in("mine.toml"))) << "nothing is chosen";
+  fs::create_directory(in("elsewhere"));
+  fs::create_directory_symlink(in("elsewhere"), in("mine"));
+  const Outcome late = train("0a", 50, out + "late=1 ");
+  EXPECT_FALSE(has(late.out, "at this speed")) << "all updates are done";
+  EXPECT_TRUE(has(late.out, format("%s/step_%.0f ", in("mine").c_str(), chosen("steps")))) << late.out;
 }
 
 TEST_F(MakeTrain, SaysThatTheTextIsTheLimit) {

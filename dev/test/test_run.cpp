@@ -59,7 +59,8 @@ TEST(Log, WritesNumbersWithAllTheirDigits) {
   {
     RunLog log;
     log.create(folder.path);
-    log.write("run", {{"model", std::string("a \"quoted\" name")}, {"bias", true}, {"steps", int64_t(1) << 40}});
+    log.write(
+        {{"run", LogFields{{"model", std::string("a \"quoted\" name")}, {"bias", true}, {"steps", int64_t(1) << 40}}}});
     log.write({{"step", int64_t(1)}, {"loss", loss}});
   }
   std::ifstream file(folder.path + "/log.jsonl");
@@ -77,12 +78,12 @@ TEST(Log, OfAnEarlierRunIsKeptOrContinued) {
   {
     RunLog log;
     log.create(folder.path);
-    log.write("run", {{"n", int64_t(1)}});
+    log.write({{"run", LogFields{{"n", int64_t(1)}}}});
   }
   {
     RunLog log;
     log.create(folder.path);
-    log.write("run", {{"n", int64_t(2)}});
+    log.write({{"run", LogFields{{"n", int64_t(2)}}}});
     for (int64_t step = 1; step <= 4; step++) {
       log.write({{"step", step}});
       if (step % 2 == 0) log.write({{"step", step}, {"checkpoint", std::string("c")}});

@@ -157,7 +157,7 @@ TEST_F(LongScripts, ResumeAfterAKillWithTheSameBits) {
 }
 
 TEST_F(LongScripts, StopWhenTheTrainingIsStoppedByASignal) {
-  for (const char* signal : {"TERM", "INT", "USR1"}) {
+  for (const char* signal : {"TERM", "INT", "HUP", "USR1"}) {
     setenv("OUT", in(signal).c_str(), 1);
     const Outcome o = run_and_signal("scripts/run_gpt2.sh 124M sla" + small + " -x 100000", in(signal), signal);
     EXPECT_EQ(o.exit_status, 128 + 10) << o.err;  // the trainer's exit status after SIGUSR1

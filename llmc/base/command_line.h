@@ -8,15 +8,6 @@
 #include "llmc/base/number.h"
 #include "llmc/base/text.h"
 
-// The text of a number as CLI11 reads it right: by itself it takes 010 for 8, and a whole number that no int64 holds
-// for the largest one. Returns what is wrong with it, or "".
-inline std::string check_number(std::string& text, bool is_whole) {
-  try {
-    text = is_whole ? std::to_string(parse_number<int64_t>(text)) : format("%.17g", parse_number<double>(text));
-    return "";
-  } catch (const UserError& e) { return e.what(); }
-}
-
 // What is said of an argument that no option of the program takes.
 inline std::string unexpected_argument(const CLI::App& app, const std::string& argument) {
   if (argument.compare(0, 1, "-") != 0) return argument + ": is not expected";
@@ -34,9 +25,12 @@ inline bool parse_command_line(CLI::App& app, int argc, char** argv) {
   for (CLI::Option* option : app.get_options()) {
     const std::string type = option->get_type_name();  // what checks say of themselves follows
     const bool is_unsigned = begins_with(type, "UINT"), is_whole = is_unsigned || begins_with(type, "INT");
-    auto check = [is_whole, may_be_negative = !is_unsigned](std::string& text) {
-      const std::string wrong = check_number(text, is_whole);
-      return wrong.empty() && !may_be_negative && text[0] == '-' ? text + ": must not be negative" : wrong;
+    // By itself CLI11 takes 010 for 8, and a whole number that no int64 holds for the largest one.
+    auto check = [is_whole, is_unsigned](std::string& text) -> std::string {
+      try {
+        text = is_whole ? std::to_string(parse_number<int64_t>(text)) : format("%.17g", parse_number<double>(text));
+      } catch (const UserError& e) { return e.what(); }
+      return is_unsigned && text[0] == '-' ? text + ": must not be negative" : "";
     };
     if (is_whole || begins_with(type, "FLOAT")) option->transform(CLI::Validator(check, ""));
   }

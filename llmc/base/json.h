@@ -67,11 +67,11 @@ inline std::string why_no_json(std::string_view text) {
   }
 }
 
-// The value that a text is. Throws UserError, which says why, if it is not JSON, or nested deeper than deepest_json.
+// The value that a text is. Throws UserError, "WHAT is no JSON ..." or another reason, where parse_json discards it.
 template <class Json = nlohmann::ordered_json>
-Json parse_json_or_throw(std::string_view text) {
+Json parse_json_or_throw(std::string_view text, const std::string& what = "it") {
   Json value = parse_json<Json>(text);
-  if (value.is_discarded()) user_error("it %s", why_no_json(text));
+  if (value.is_discarded()) user_error("%s %s", what, why_no_json(text));
   return value;
 }
 

@@ -2,18 +2,10 @@
 #pragma once
 #include <cstdint>
 #include <string>
-#include <type_traits>
 #include <variant>
 #include "llmc/base/text.h"
 
 using Scalar = std::variant<bool, int64_t, double, std::string>;
-
-// The scalar of a bool, a whole number, a floating-point number or a text.
-template <class T>
-Scalar to_scalar(const T& value) {
-  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) return int64_t(value);
-  else return value;
-}
 
 // `true`, `12`, `0.5`, or the text itself; numbers in as many digits as read back the same.
 inline std::string text_of(const Scalar& value) {

@@ -181,13 +181,10 @@ inline void attention_backward_block(const HeadPositions& at, const KeyGradients
       floatX *p = probabilities.operand(r), *ds = dscores.operand(r);
       const KeyRange keys = apply_mask(at, tile, q0 + r, scores);
       select_topk(at, tile, q0 + r, keys, scores);
-      if (a.dropout.keys == nullptr)
-        attention_score_gradients(p + keys.begin, ds + keys.begin, scores + keys.begin, dp + keys.begin,
-                                  keys.end - keys.begin, lse[r * at.stride], delta[r * at.stride], scale);
-      else
-        dropped_score_gradients(p + keys.begin, ds + keys.begin, scores + keys.begin, dp + keys.begin,
-                                KeptKeys(at, tile, q0 + r).keep + keys.begin, a.dropout.scale, keys.end - keys.begin,
-                                lse[r * at.stride], delta[r * at.stride], scale);
+      const uint8_t* keep = a.dropout.keys != nullptr ? KeptKeys(at, tile, q0 + r).keep + keys.begin : nullptr;
+      attention_score_gradients(p + keys.begin, ds + keys.begin, scores + keys.begin, dp + keys.begin,
+                                keys.end - keys.begin, lse[r * at.stride], delta[r * at.stride], scale, keep,
+                                a.dropout.scale);
       clear_others(p, keys, tile.keys);
       clear_others(ds, keys, tile.keys);
     }

@@ -208,30 +208,21 @@ struct KeyGradients {
 
 // One row of a tile: of `scores` (visible), which are scaled, p = exp(scores - lse), and of `dp` (visible), which is
 // dout v^T, ds = p (dp - delta) factor. If Element is float, p may be scores and ds may be dp. With dropout p becomes
-// what is multiplied with v, and ds is the gradient of a score through it: kept(j) is what dropout multiplies the
-// probabilities from j on with, a register or, without dropout, 1.
-template <class Element, class Kept>
+// what is multiplied with v, and ds is the gradient of a score through it: it multiplies the probabilities by
+// keep_scale where `keep` (visible) is not 0, and by 0 elsewhere; null: there is none.
+template <class Element>
 void attention_score_gradients(Element* p, Element* ds, const float* scores, const float* dp, int64_t visible,
-                               float lse, float delta, float factor, const Kept& kept) {
+                               float lse, float delta, float factor, const uint8_t* keep = nullptr,
+                               float keep_scale = 1) {
   for (int64_t j = 0; j < visible; j += vector_width) {
-    const auto factors = kept(j);
-    const FloatVector probability = vec_exp(load_vector(scores + j, visible - j, -infinity) - lse),
-                      gradient = load_vector(dp + j, visible - j) * factors;
-    store_vector(p + j, probability * factors, visible - j);
+    const FloatVector probability = vec_exp(load_vector(scores + j, visible - j, -infinity) - lse);
+    FloatVector used = probability, gradient = load_vector(dp + j, visible - j);
+    if (keep != nullptr) {
+      FloatVector kept = {};
+      for (int64_t i = 0; i < std::min(vector_width, visible - j); i++) kept[i] = keep[j + i] ? keep_scale : 0.0f;
+      used *= kept, gradient *= kept;
+    }
+    store_vector(p + j, used, visible - j);
     store_vector(ds + j, probability * (gradient - delta) * factor, visible - j);
   }
-}
-template <class Element>
-void attention_score_gradients(Element* p, Element* ds, const float* scores, const float* dp, int64_t visible,
-                               float lse, float delta, float factor) {
-  attention_score_gradients(p, ds, scores, dp, visible, lse, delta, factor, [](int64_t) { return 1.0f; });
-}
-template <class Element>
-void dropped_score_gradients(Element* p, Element* ds, const float* scores, const float* dp, const uint8_t* keep,
-                             float scale, int64_t visible, float lse, float delta, float factor) {
-  attention_score_gradients(p, ds, scores, dp, visible, lse, delta, factor, [=](int64_t first) {
-    FloatVector kept = {};
-    for (int64_t j = 0; j < std::min(vector_width, visible - first); j++) kept[j] = keep[first + j] ? scale : 0.0f;
-    return kept;
-  });
 }

@@ -54,7 +54,7 @@ inline void residual_layernorm_forward(const LayerNormForward& norm, floatX* res
 
 // residual (n) = a + b, for a stream that another operation changes before its LayerNorm.
 inline void residual_sum(floatX* residual, const floatX* a, const floatX* b, int64_t n) {
-#pragma omp parallel for simd schedule(static) if (is_worth_threads(3 * int64_t(sizeof(floatX)) * n))
+#pragma omp parallel for simd schedule(static) if (parallel : is_worth_threads(3 * int64_t(sizeof(floatX)) * n))
   for (int64_t i = 0; i < n; i++) from_float(residual[i], to_float(a[i]) + to_float(b[i]));
 }
 

@@ -189,17 +189,6 @@ void for_each_tile(const LshRound& at, int64_t q0, int64_t q1, const F& f) {
   }
 }
 
-// f(b, head, q0, q1) for every block of queries.
-template <class F>
-void for_each_query_block(const LshShape& s, const F& f) {
-  const int64_t blocks = (s.T + query_block - 1) / query_block;
-#pragma omp parallel for schedule(dynamic, 1) if (is_worth_threads(0, 4 * s.rows() * s.T * s.C() / s.buckets))
-  for (int64_t task = 0; task < s.B * s.NH * blocks; task++) {
-    const int64_t q0 = (blocks - 1 - task / (s.B * s.NH)) * query_block;
-    f(task / s.NH % s.B, task % s.NH, q0, std::min(s.T, q0 + query_block));
-  }
-}
-
 // ----------------------------------------------------------------------------
 // Forward
 
@@ -256,10 +245,14 @@ inline void lsh_forward_block(const LshRound& at, int64_t q0, int64_t q1) {
 
 // out =, lse =. In each round a thread owns blocks of queries.
 inline void lsh_forward(const LshAttention& a) {
-  for (int round = 0; round < a.shape.rounds; round++)
-    for_each_query_block(a.shape, [&](int64_t b, int64_t head, int64_t q0, int64_t q1) {
-      lsh_forward_block(LshRound(a, b, head, round), q0, q1);
-    });
+  const LshShape& s = a.shape;
+  const int64_t blocks = (s.T + query_block - 1) / query_block;
+  for (int round = 0; round < s.rounds; round++)
+#pragma omp parallel for schedule(dynamic, 1) if (is_worth_threads(0, 4 * s.rows() * s.T * s.C() / s.buckets))
+    for (int64_t task = 0; task < s.B * s.NH * blocks; task++) {
+      const int64_t q0 = (blocks - 1 - task / (s.B * s.NH)) * query_block;
+      lsh_forward_block(LshRound(a, task / s.NH % s.B, task % s.NH, round), q0, std::min(s.T, q0 + query_block));
+    }
 }
 
 // ----------------------------------------------------------------------------

@@ -23,14 +23,8 @@ inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight,
   else gemm('N', 'T', N, OC, C, inp, C, weight, C, false, out, OC);
 }
 
-// pre (N, H) = inp weight^T + bias; out (N, H) = f(pre): in bf16 of what pre is before it is rounded, while it is in
-// the cache, as fused epilogues of GPUs do. bias may be null, and f is not gated.
-inline void activation_of_gemm(Activation f, float* out, float* pre, const float* inp, const float* weight,
-                               const float* bias, int64_t N, int64_t C, int64_t H) {
-  if (bias != nullptr) gemm_with_bias('N', 'T', N, H, C, inp, C, weight, C, bias, pre, H);
-  else gemm('N', 'T', N, H, C, inp, C, weight, C, false, pre, H);
-  activation_forward(f, out, pre, N, H);
-}
+// pre (N, H) = inp weight^T + bias; out (N, H) = f(pre) of what pre is before it is rounded, while it is in the cache,
+// as fused epilogues of GPUs do. bias may be null, and f is not gated.
 inline void activation_of_gemm(Activation f, bfloat16* out, bfloat16* pre, const bfloat16* inp, const bfloat16* weight,
                                const bfloat16* bias, int64_t N, int64_t C, int64_t H) {
   with_activation(f, [=](auto function) {
@@ -48,9 +42,11 @@ inline void activation_of_gemm(Activation f, bfloat16* out, bfloat16* pre, const
 
 // pre (N, F) = inp (N, C) weight (F, C)^T + bias (F); out (N, H) = f(pre). bias may be null. For up to most_few_rows
 // rows, and of a gate and a product, which lie in different columns, f is computed from the rounded pre.
-inline void matmul_activation_forward(Activation f, floatX* out, floatX* pre, const floatX* inp, const floatX* weight,
-                                      const floatX* bias, int64_t N, int64_t C, int64_t H) {
-  if (N > most_few_rows && !is_gated(f)) return activation_of_gemm(f, out, pre, inp, weight, bias, N, C, H);
+template <class T>
+void matmul_activation_forward(Activation f, T* out, T* pre, const T* inp, const T* weight, const T* bias, int64_t N,
+                               int64_t C, int64_t H) {
+  if constexpr (is_bf16)
+    if (N > most_few_rows && !is_gated(f)) return activation_of_gemm(f, out, pre, inp, weight, bias, N, C, H);
   matmul_forward(pre, inp, weight, bias, N, C, num_products(f, H));
   activation_forward(f, out, pre, N, H);
 }

@@ -223,6 +223,12 @@ inline dim3 attention_grid(const AttentionArgs& a, int64_t heads, int64_t rows, 
   return dim3(unsigned(most_tiles(rows, tile_rows, a.T, a.largest_stride)), unsigned(heads), unsigned(a.B));
 }
 
+// Runs f(G, Kind), constants.
+template <class F>
+void for_tiles(const AttentionArgs& a, bool is_plain, F f) {
+  for_kind(a, is_plain, [&](auto kind) { for_groups(a.HS, [&](auto groups) { f(groups, kind); }); });
+}
+
 template <int G, int Kind>
 void launch_forward(const AttentionArgs& a) {
   if (a.topk > 0)
@@ -255,24 +261,10 @@ void launch_backward(const AttentionArgs& a) {
   });
 }
 
-template <int G>
-void launch_forward(const AttentionArgs& a) {
-  if (is_general_forward(a)) for_kind(a, [&](auto Kind) { launch_forward<G, Kind>(a); });
-  else launch_forward<G, plain_attention>(a);
-}
-
-template <int G>
-void launch_backward(const AttentionArgs& a) {
-  if (is_general_backward(a)) for_kind(a, [&](auto Kind) { launch_backward<G, Kind>(a); });
-  else launch_backward<G, plain_attention>(a);
-}
-
 inline void launch_attention_forward(const AttentionArgs& a) {
-  if (a.HS <= 64) launch_forward<1>(a);
-  else launch_forward<2>(a);
+  for_tiles(a, !is_general_forward(a), [&](auto G, auto Kind) { launch_forward<G, Kind>(a); });
 }
 
 inline void launch_attention_backward(const AttentionArgs& a) {
-  if (a.HS <= 64) launch_backward<1>(a);
-  else launch_backward<2>(a);
+  for_tiles(a, !is_general_backward(a), [&](auto G, auto Kind) { launch_backward<G, Kind>(a); });
 }

@@ -2,6 +2,7 @@
 // products; masks, the topk keys and dropout on a thread's scores.
 #pragma once
 #include <cmath>
+#include <type_traits>
 #include "llmc/ops/attention_args.h"
 #include "attention_tiles.h"
 #include "attention_topk.h"
@@ -20,6 +21,13 @@
 //
 // A block takes up to 91 KB of shared memory. Each kernel has Small tiles, too, for GPUs where that is too much: on a
 // T4 a block can have 64 KB.
+
+// f(G), a constant, for heads of HS channels.
+template <class F>
+void for_groups(int64_t HS, F f) {
+  if (HS <= 64) f(std::integral_constant<int, 1>());
+  else f(std::integral_constant<int, 2>());
+}
 
 constexpr int half_warp = warp_size / 2, rows_per_thread = 4;
 

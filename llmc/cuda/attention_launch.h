@@ -138,32 +138,25 @@ inline bool launch_wgmma_backward(const AttentionArgs& a) {
 inline void launch_attention_forward(const AttentionArgs& a) {
   if (launch_wgmma_forward(a)) return;
   for_head_size(a.HS, [&](auto D) {
-    if (is_general_forward(a)) {
-      for_kind(a, [&](auto Kind) {
-        if (a.topk > 0)
-          launch(attention_topk_kernel<D, has_documents(Kind)>,
-                 attention_grid(a, a.NH, a.queries(), TopKTiles<D>::queries), attention_threads, TopKTiles<D>::bytes,
-                 a);
-        launch_forward_kernel<D, Kind, false>(a);
-      });
-    } else if (gpu().has_large_shared_memory)
-      launch_forward_kernel<D, plain_attention, D <= 64>(a);  // of more channels there is one shape
-    else launch_forward_kernel<D, plain_attention, false>(a);
+    for_kind(a, !is_general_forward(a), [&](auto Kind) {
+      constexpr bool has_two_shapes = Kind == plain_attention && D <= 64;
+      if (a.topk > 0)
+        launch(attention_topk_kernel<D, has_documents(Kind)>,
+               attention_grid(a, a.NH, a.queries(), TopKTiles<D>::queries), attention_threads, TopKTiles<D>::bytes, a);
+      if (gpu().has_large_shared_memory) launch_forward_kernel<D, Kind, has_two_shapes>(a);
+      else launch_forward_kernel<D, Kind, false>(a);
+    });
   });
 }
 
 inline void launch_attention_backward(const AttentionArgs& a) {
   if (launch_wgmma_backward(a)) return;
   for_head_size(a.HS, [&](auto D) {
-    if (is_general_backward(a)) {
-      for_kind(a, [&](auto Kind) {
-        constexpr bool has_two_shapes = D == 64 && has_topk(Kind);
-        if (gpu().has_large_shared_memory) launch_backward_kernels<D, Kind, has_two_shapes>(a);
-        else launch_backward_kernels<D, Kind, false>(a);
-        if constexpr (is_relative(Kind)) launch_dr_kernels<D, has_documents(Kind)>(a);
-      });
-    } else if (gpu().has_large_shared_memory)
-      launch_backward_kernels<D, plain_attention, (D >= 64)>(a);  // of fewer channels there is one shape
-    else launch_backward_kernels<D, plain_attention, false>(a);
+    for_kind(a, !is_general_backward(a), [&](auto Kind) {
+      constexpr bool has_two_shapes = Kind == plain_attention ? D >= 64 : D == 64 && has_topk(Kind);
+      if (gpu().has_large_shared_memory) launch_backward_kernels<D, Kind, has_two_shapes>(a);
+      else launch_backward_kernels<D, Kind, false>(a);
+      if constexpr (is_relative(Kind)) launch_dr_kernels<D, has_documents(Kind)>(a);
+    });
   });
 }

@@ -156,7 +156,7 @@ struct OnlineSoftmax {
   template <int N, int O>
   __device__ void update(Accumulator<M, N>& s, Accumulator<M, O>& acc, float to_exp2) {
     const ColumnVector<M> before = max;
-    if (raise_max(s)) rescale(acc, before, to_exp2);  // else all factors are 1, as for most tiles
+    if (raise_max(s)) rescale_sums(before, to_exp2), rescale_rows(acc, before, to_exp2);  // else all factors are 1
     exponentials(s, to_exp2);
   }
 
@@ -179,12 +179,7 @@ struct OnlineSoftmax {
     return __any_sync(0xffffffff, grew);
   }
 
-  // The sums and acc, scaled by the maxima `before`, are rescaled by the maxima now.
-  template <int O>
-  __device__ void rescale(Accumulator<M, O>& acc, const ColumnVector<M>& before, float to_exp2) {
-    rescale_sums(before, to_exp2);
-    rescale_rows(acc, before, to_exp2);
-  }
+  // The sums, or acc, scaled by the maxima `before`, are rescaled by the maxima now.
   __device__ void rescale_sums(const ColumnVector<M>& before, float to_exp2) {
 #pragma unroll
     for (int m = 0; m < M; m++)

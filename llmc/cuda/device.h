@@ -156,17 +156,14 @@ struct Gpu {
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
     name = properties.name;
-    if (is_fp16 && 10 * properties.major + properties.minor < 75)
-      user_error("%s has compute capability %d.%d, and fp16 needs 7.5 (Turing) or later; build with PRECISION=FP32, "
-                 "for 7.0 and later",
-                 properties.name, properties.major, properties.minor);
-    if (is_bf16 && properties.major < 8)
-      user_error("%s has compute capability %d.%d, and bf16 needs 8.0 (Ampere) or later; build with PRECISION=FP32, "
-                 "for 7.0 and later",
-                 properties.name, properties.major, properties.minor);
-    if (properties.major < 7)
-      user_error("%s has compute capability %d.%d, and 7.0 (Volta) or later is needed", properties.name,
-                 properties.major, properties.minor);
+    const char* const needed = is_fp16   ? "fp16 needs 7.5 (Turing) or later; build with PRECISION=FP32, for 7.0 and "
+                                           "later"
+                               : is_bf16 ? "bf16 needs 8.0 (Ampere) or later; build with PRECISION=FP32, for 7.0 and "
+                                           "later"
+                                         : "7.0 (Volta) or later is needed";
+    if (10 * properties.major + properties.minor < (is_fp16 ? 75 : is_bf16 ? 80 : 70))
+      user_error("%s has compute capability %d.%d, and %s", properties.name, properties.major, properties.minor,
+                 needed);
     warn_of_gpu_code(properties);
     id = "GPU-";
     for (int i = 0; i < 16; i++)

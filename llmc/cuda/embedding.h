@@ -14,31 +14,19 @@ __host__ __device__ constexpr int64_t embedding_threads(int64_t C) {
   return threads < 256 ? threads : 256;
 }
 
-// A block owns a row of out, a thread eight channels of it, so that a warp's loads and stores are coalesced.
-__global__ void embedding_forward_kernel(floatX* out, const int* tokens, RowPositions positions, const floatX* wte,
-                                         const floatX* wpe, int64_t C) {
+// out = rows of x, in order or those of the tokens, + wse + wpe[positions], without the terms that are null. x may be
+// out. A block owns a row of out, a thread eight channels of it, so that a warp's loads and stores are coalesced.
+__global__ void embedding_forward_kernel(floatX* out, const floatX* x, const int* tokens, const floatX* wse,
+                                         const floatX* wpe, RowPositions positions, int64_t C) {
   const int64_t n = blockIdx.x;
-  const floatX* token = wte + tokens[n] * C;
-  for (int64_t i = threadIdx.x * 8; i < C; i += blockDim.x * 8) {
-    float x[8], y[8];
-    load8(x, token + i);
-    if (wpe != nullptr) {
-      load8(y, wpe + positions[n] * C + i);
-      for (int j = 0; j < 8; j++) x[j] += y[j];
-    }
-    store8(out + n * C + i, x);
-  }
-}
-
-// A block owns a row of out, a thread eight channels of it. x may be out.
-__global__ void add_coordinates_kernel(floatX* out, const floatX* x, const floatX* wse, const floatX* wpe,
-                                       RowPositions positions, int64_t C) {
-  const int64_t n = blockIdx.x;
+  const floatX* row = x + (tokens != nullptr ? tokens[n] : n) * C;
   for (int64_t i = threadIdx.x * 8; i < C; i += blockDim.x * 8) {
     float sum[8], y[8];
-    load8(sum, x + n * C + i);
-    load8(y, wse + i);
-    for (int j = 0; j < 8; j++) sum[j] += y[j];
+    load8(sum, row + i);
+    if (wse != nullptr) {
+      load8(y, wse + i);
+      for (int j = 0; j < 8; j++) sum[j] += y[j];
+    }
     if (wpe != nullptr) {
       load8(y, wpe + positions[n] * C + i);
       for (int j = 0; j < 8; j++) sum[j] += y[j];
@@ -140,7 +128,7 @@ __global__ void __launch_bounds__(wte_threads)
       float sum[8] = {};
       if (group == 0) load8(sum, dwte + token * C + i);
 #pragma unroll 8
-      for (int k = group; k < count; k += groups) {
+      for (int k = group; group < groups && k < count; k += groups) {
         float x[8];
         load8(x, dout + (first + matches[k]) * C + i);
         for (int j = 0; j < 8; j++) sum[j] += x[j];
@@ -169,12 +157,12 @@ inline dim3 embedding_block(int64_t C) {
 
 inline void embedding_forward(floatX* out, const int* tokens, const RowPositions& positions, const floatX* wte,
                               const floatX* wpe, int64_t N, int64_t C) {
-  launch(embedding_forward_kernel, unsigned(N), embedding_block(C), 0, out, tokens, positions, wte, wpe, C);
+  launch(embedding_forward_kernel, unsigned(N), embedding_block(C), 0, out, wte, tokens, nullptr, wpe, positions, C);
 }
 
 inline void add_coordinates(floatX* out, const floatX* x, const floatX* wse, const floatX* wpe,
                             const RowPositions& positions, int64_t N, int64_t C) {
-  launch(add_coordinates_kernel, unsigned(N), embedding_block(C), 0, out, x, wse, wpe, positions, C);
+  launch(embedding_forward_kernel, unsigned(N), embedding_block(C), 0, out, x, nullptr, wse, wpe, positions, C);
 }
 
 inline void position_backward(float* dwpe, const floatX* dout, int64_t B, int64_t T, int64_t C) {

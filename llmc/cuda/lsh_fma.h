@@ -3,7 +3,6 @@
 // address, and no sum depends on the order in which blocks run.
 #pragma once
 #include <cmath>
-#include <type_traits>
 #include "attention_fma.h"
 #include "device.h"
 #include "llmc/ops/lsh.h"
@@ -255,12 +254,9 @@ __global__ void __launch_bounds__(Tiles::threads, Tiles::blocks_per_sm)
 // f(tiles) with tiles for a head's channels that are small enough for a kernel's `num_tiles` of them to fit.
 template <class F>
 void for_lsh_tiles(const LshAttention& a, int round, int num_tiles, F f) {
-  const auto of_groups = [&](auto groups) {
-    constexpr int G = groups;
+  for_groups(a.shape.HS, [&](auto G) {
     for_tiles_that_fit(LshTiles<G, false>::bytes(num_tiles, round), [&](auto small) { f(LshTiles<G, small>()); });
-  };
-  if (a.shape.HS <= 64) of_groups(std::integral_constant<int, 1>());
-  else of_groups(std::integral_constant<int, 2>());
+  });
 }
 
 template <class Tiles>

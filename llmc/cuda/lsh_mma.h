@@ -58,8 +58,12 @@ struct LshBlock {
 
   // Starts loading the rows' buckets in earlier rounds.
   __device__ void load_own_buckets() const { load_buckets_async<lsh_rows>(own_buckets(), own); }
-  __device__ void load_column_buckets(int stage, LshInterval places) const {
+  // Starts loading columns: rows of q and of `second`, their buckets, and floats number 0.
+  __device__ void load_columns(int stage, LshInterval places, const LshRows& second, const float* floats) const {
+    load_places_async<Columns>(column_tile(0, stage), at, lsh_q(at), places);
+    load_places_async<Columns>(column_tile(1, stage), at, second, places);
     load_buckets_async<Columns>(column_buckets(stage), places);
+    load_column_floats(0, stage, floats, places);
   }
   // The columns' floats number n = x of their places: x has one for each row and head.
   __device__ void load_column_floats(int n, int stage, const float* x, LshInterval places) const {
@@ -174,12 +178,7 @@ __global__ void __launch_bounds__(attention_threads, 2) lsh_forward_kernel(LshAt
   RegisterTile<1, D / 16> q_rows;
   Accumulator<1, D / 8> acc = {};
   OnlineSoftmax<1, true> softmax;
-  auto load = [&](LshInterval keys, int stage) {
-    load_places_async<columns>(block.column_tile(0, stage), at, lsh_q(at), keys);
-    load_places_async<columns>(block.column_tile(1, stage), at, lsh_v(at), keys);
-    block.load_column_buckets(stage, keys);
-    block.load_column_floats(0, stage, a.of.inverse_norms, keys);
-  };
+  auto load = [&](LshInterval keys, int stage) { block.load_columns(stage, keys, lsh_v(at), a.of.inverse_norms); };
   const LshInterval all = {at.bucket_start(block.own.begin), block.own.end - 1};  // the last query is no one's key
   for_each_tile<columns>(at, block.own, all, load, [&](LshInterval keys, int stage, bool is_first) {
     if (is_first) load_register_tile(q_rows, block.warp_tile(0));
@@ -247,12 +246,7 @@ __global__ void __launch_bounds__(attention_threads, 2) lsh_dq_kernel(LshAttenti
     log2_sum[h] = exists ? a.lse[at.statistic(place)] * log2_e : INFINITY;
     delta[h] = exists ? LshGradients(a).delta[at.statistic(place)] : 0.0f;
   }
-  auto load = [&](LshInterval keys, int stage) {
-    load_places_async<columns>(block.column_tile(0, stage), at, lsh_q(at), keys);
-    load_places_async<columns>(block.column_tile(1, stage), at, lsh_v(at), keys);
-    block.load_column_buckets(stage, keys);
-    block.load_column_floats(0, stage, a.of.inverse_norms, keys);
-  };
+  auto load = [&](LshInterval keys, int stage) { block.load_columns(stage, keys, lsh_v(at), a.of.inverse_norms); };
   const LshInterval all = {at.bucket_start(block.own.begin), block.own.end - 1};
   for_each_tile<columns>(at, block.own, all, load, [&](LshInterval keys, int stage, bool) {
     if (!mask.sees_some(keys.begin, columns)) return;
@@ -291,10 +285,7 @@ __global__ void __launch_bounds__(attention_threads, 2) lsh_dkdv_kernel(LshAtten
     to_exp2[h] = place < block.own.end ? a.of.inverse_norms[at.statistic(place)] * scale * log2_e : 0.0f;
   }
   auto load = [&](LshInterval queries, int stage) {
-    load_places_async<columns>(block.column_tile(0, stage), at, lsh_q(at), queries);
-    load_places_async<columns>(block.column_tile(1, stage), at, lsh_dout(at), queries);
-    block.load_column_buckets(stage, queries);
-    block.load_column_floats(0, stage, a.lse, queries);
+    block.load_columns(stage, queries, lsh_dout(at), a.lse);
     block.load_column_floats(1, stage, LshGradients(a).delta, queries);
   };
   const LshInterval all = {block.own.begin + 1, at.bucket_end(block.own.end - 1)};

@@ -285,7 +285,7 @@ static json read_state(const std::string& path) {
   const size_t seal = sealed("").size();
   if (text.size() < seal || sealed(text.substr(0, text.size() - seal)) != text)
     user_error("%s: is damaged, or of another version of this program: its checksum does not fit", path);
-  json j = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  json j = parse_json(text);
   if (!j.is_object() || !j.contains("format") || j["format"] != state_format)
     user_error("%s: is not of format %d, which this program knows", path, state_format);
   return j;

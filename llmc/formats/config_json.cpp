@@ -35,7 +35,8 @@ static T config_value(const json& config, const std::string& path, const char* k
   return it->get<T>();
 }
 
-void check_model_type(const std::string& folder, const nlohmann::ordered_json& config) {
+// Throws UserError unless config.json, FOLDER's, is of the model_type gpt2 or gpt2_sla.
+static void check_model_type(const std::string& folder, const nlohmann::ordered_json& config) {
   const std::string path = folder + "/config.json", gpt2 = "gpt2",
                     type = config_value(config, path, "model_type", &gpt2);
   if (type == "llama")
@@ -112,8 +113,7 @@ ModelConfig read_config_json(const std::string& folder) {
   if (!text)
     user_error("%s: cannot be read: %s; a model is a folder with config.json and model.safetensors", path.c_str(),
                strerror(errno));
-  const json config = parse_json(*text);
-  if (config.is_discarded()) user_error("%s: %s", path, why_no_json(*text));
+  const json config = parse_json_or_throw(*text, path + ":");
   if (!config.is_object()) user_error("%s: not a JSON object", path.c_str());
 
   check_model_type(folder, config);

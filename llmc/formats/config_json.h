@@ -12,10 +12,6 @@
 // it is not valid, or it describes something that this program does not compute.
 ModelConfig read_config_json(const std::string& folder);
 
-// Throws UserError unless config.json, FOLDER's, is of the model_type gpt2 or gpt2_sla; it says how others are
-// converted.
-void check_model_type(const std::string& folder, const nlohmann::ordered_json& config);
-
 // Throws UserError for keys of any model_type that would make weights or function other than the shape says.
 void refuse_other_function(const std::string& path, const nlohmann::ordered_json& config);
 

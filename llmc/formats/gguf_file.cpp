@@ -190,7 +190,7 @@ static std::vector<GgufTensor> tensors_of(const ModelConfig& c, const NamedTenso
   add("token_embd.weight", "wte.weight");
   add("position_embd.weight", "wpe.weight", /*always_fp32=*/true);
   for (int l = 0; l < c.num_layers; l++)
-    for (const std::string& sublayer : sublayer_names())
+    for (const std::string& sublayer : sublayer_names)
       for (const char* part : {".weight", ".bias"})
         add("blk." + std::to_string(l) + "." + names.at(sublayer) + part,
             "h." + std::to_string(l) + "." + sublayer + part);

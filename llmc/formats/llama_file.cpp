@@ -30,9 +30,7 @@ bool is_llama_folder(const std::string& folder) {
 
 ModelConfig read_llama_config(const std::string& folder) {
   const std::string path = folder + "/config.json";
-  const std::string text = read_whole_file(path);
-  const json config = parse_json(text);
-  if (config.is_discarded()) user_error("%s: %s", path, why_no_json(text));
+  const json config = parse_json_or_throw(read_whole_file(path), path + ":");
   if (!config.is_object()) user_error("%s: is not a JSON object", path.c_str());
   auto value = [&](const char* key, const json& fallback) {
     const auto it = config.find(key);

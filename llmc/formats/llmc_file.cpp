@@ -21,7 +21,7 @@ static int version_of(LlmcType type) { return type == LlmcType::fp32 ? 3 : 5; }
 
 static std::vector<std::string> tensor_order(int num_layers) {
   std::vector<std::string> names = {"wte.weight", "wpe.weight"};
-  for (const std::string& sublayer : sublayer_names())
+  for (const std::string& sublayer : sublayer_names)
     for (const char* part : {".weight", ".bias"})
       for (int l = 0; l < num_layers; l++) names.push_back("h." + std::to_string(l) + "." + sublayer + part);
   names.insert(names.end(), {"ln_f.weight", "ln_f.bias"});

@@ -302,8 +302,7 @@ std::vector<std::string> weight_files(const std::string& folder) {
   const std::optional<std::string> text = try_read_file(index);
   if (!text) refuse_other_weights(folder);
   if (!text) return {whole};  // whose absence is then the error
-  const nlohmann::json json = parse_json<nlohmann::json>(*text);
-  if (json.is_discarded()) user_error("%s: %s", index, why_no_json(*text));
+  const nlohmann::json json = parse_json_or_throw<nlohmann::json>(*text, index + ":");
   std::set<std::string> names;
   if (json.is_object() && json.contains("weight_map") && json["weight_map"].is_object())
     for (const nlohmann::json& name : json["weight_map"])

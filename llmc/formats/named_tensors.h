@@ -39,8 +39,4 @@ struct NamedTensors {
 };
 
 // A layer's linear and LayerNorm layers, in llm.c's order. Each has .weight and .bias after the name.
-inline const std::vector<std::string>& sublayer_names() {
-  static const std::vector<std::string> names = {"ln_1", "attn.c_attn", "attn.c_proj",
-                                                 "ln_2", "mlp.c_fc",    "mlp.c_proj"};
-  return names;
-}
+inline const std::string sublayer_names[] = {"ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"};

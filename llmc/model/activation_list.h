@@ -67,12 +67,14 @@ struct ActivationList {
   }
 
   // Declares a tensor of one sublayer. Training keeps it for the sublayer's backward pass, unless the level of
-  // recomputation is `dropped_from` or above: then all sublayers use one buffer, as they do in generation.
+  // recomputation is `dropped_from` or above: then all sublayers use one buffer, as they do in generation. Returns
+  // whether training keeps it.
   template <class T>
-  void of_sublayer(Recompute dropped_from, const std::string& name, T*& pointer, std::vector<int64_t> tensor_shape) {
+  bool of_sublayer(Recompute dropped_from, const std::string& name, T*& pointer, std::vector<int64_t> tensor_shape) {
     const bool is_kept = shape.training && shape.training->recompute < dropped_from;
     if (is_kept) add(MemoryGroup::activations, name, pointer, std::move(tensor_shape));
     else in_buffer({name}, pointer, std::move(tensor_shape));
+    return is_kept;
   }
 
   // Gives the buffers their places, when all tensors are declared.

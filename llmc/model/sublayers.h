@@ -9,12 +9,12 @@
 //                                           is dropped
 //   bind_PART(part, ...)                    pointers to weights, activations and what others have declared, in memory
 //   norm_forward, norm_backward             out = the norm of the stream; dresidual += from dout
-//   residual_norm_forward                   stream = stream + branch_out, and the norm of it, in one pass
 //   branch_forward, branch_again,           out = from the norm's output; again in the backward pass, but not K/V;
 //   project_out, branch_backward              out alone; din = from dout, and gradients of parameters +=
 //   head_forward, head_backward             logits of some rows of the hidden states; din =, gradients +=
-//   residual_forward, residual_backward     the stream after the branch and the norm that follows; the gradient of the
-//                                           branch's output, and dresidual becomes the gradient of the stream before
+//   residual_forward, residual_backward     the stream after the branch, and AddResidual's the norm that follows, in
+//                                           one pass; the gradient of the branch's output, and dresidual becomes the
+//                                           gradient of the stream before
 //   matmul_elements, attention_flops        its cost, if it has any
 //
 // No part has an empty function: the code that walks the list asks which kind a part is.
@@ -367,8 +367,8 @@ inline void embed_backward(const Sublayers& sublayers, const Params<float>& grad
 
 // Computes the residual stream after the sublayer, and the norm that follows.
 inline void residual_and_norm_forward(const Sublayer& s, const Norm& next, const Batch& batch) {
-  if (!s.cycle_end && !s.dense)
-    return std::visit([&](const auto& residual) { residual_forward(residual, next, batch); }, s.residual);
+  const auto* sum = std::get_if<AddResidual>(&s.residual);
+  if (sum != nullptr && !s.cycle_end && !s.dense) return residual_forward(*sum, next, batch);
   std::visit([&](const auto& residual) { residual_forward(residual, batch); }, s.residual);
   if (s.cycle_end) cycle_end_forward(*s.cycle_end, batch);
   if (s.dense) dense_forward(*s.dense, batch);

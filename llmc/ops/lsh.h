@@ -104,12 +104,9 @@ struct LshGradients {
       : rows(a.scratch), delta(a.scratch + a.shape.rows() * 3 * a.shape.C()) {}
 };
 
-// The size of LshAttention::scratch, in floats: in the forward pass the sums of the rounds so far, (B * T, C); in the
-// backward pass dq, dk and dv, (B * T, 3 C), and the sums of dout * out, (B * T, NH).
-inline int64_t lsh_scratch(const LshShape& s, bool backward) {
-  if (backward) return s.rows() * (3 * s.C() + s.NH);
-  return s.rounds > 1 ? s.rows() * s.C() : 0;
-}
+// The size of LshAttention::scratch, in floats: in the backward pass dq, dk and dv, (B * T, 3 C), and the sums of
+// dout * out, (B * T, NH); in the forward pass the sums of the rounds so far, (B * T, C), take less.
+inline int64_t lsh_scratch(const LshShape& s) { return s.rows() * (3 * s.C() + s.NH); }
 
 // lsh_decode: out =. The last T - first_query positions of each sequence are queries; their rows of qv and `buckets`
 // are in the cache already, as are the positions before them.

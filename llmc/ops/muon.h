@@ -69,8 +69,8 @@ inline std::vector<MuonBatch> make_muon_batches(std::vector<MuonMatrix>& matrice
   for (size_t first = 0, end = 0; first < matrices.size(); first = end) {
     while (end < matrices.size() && shape(matrices[end]) == shape(matrices[first])) end++;
     const auto [rows, columns] = shape(matrices[first]);
-    const int64_t count = int64_t(end - first),
-                  most = std::max<int64_t>(1, most_elements / muon_elements(matrices[first]));
+    const int64_t count = int64_t(end - first);  // a GPU's grid has up to 65,535
+    const int64_t most = std::clamp<int64_t>(most_elements / muon_elements(matrices[first]), 1, 65535);
     const int64_t parts = (count + most - 1) / most;
     for (int64_t i = 0; i < parts; i++) {
       const int64_t begin = i * count / parts;

@@ -1,4 +1,4 @@
-// Draws the charts of a report from the JSON in #data, whose form is in report.cpp. When all are drawn, the document's
+// Draws the charts of a report from the JSON in #data, whose form is in parts.h. When all are drawn, the document's
 // element says how many charts and series there are: data-charts and data-series, the latter counting those of which at
 // least one point lies in its chart.
 'use strict';

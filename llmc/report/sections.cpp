@@ -52,12 +52,8 @@ using namespace report;
 
 namespace {
 
-struct Column {
-  std::string title;
+struct Column : ReportSection {
   std::vector<Arm> arms;
-  std::string task;  // of which it is a level; empty: of none
-  int64_t level;
-  double chance;  // NaN: not known
 
   // Null if the wiring has no run.
   const Arm* arm(const std::string& wiring) const {
@@ -259,7 +255,7 @@ std::string sections_page(const std::string& title, const std::vector<ReportSect
       continue;
     }
     const Comparison compared(runs);
-    columns.push_back({sections[i].title, compared.arms, sections[i].task, sections[i].level, sections[i].chance});
+    columns.push_back({sections[i], compared.arms});
     for (std::string& line : comparison_warnings(compared)) lines.push_back(std::move(line));
     for (size_t line = 0; warnings != nullptr && line < lines.size(); line++)
       warnings->push_back(sections[i].title + ": " + lines[line]);

@@ -192,41 +192,28 @@ struct TokenFile {
 struct TokenShards {
   std::string pattern;
   std::vector<TokenFile> files;
-  int64_t num_tokens = 0;
+  int64_t num_tokens = 0, num_scored = 0;
   // Tells data apart that have as many tokens: a CRC-32C of all files' tokens and masks, whatever the names of the
   // files and their formats. It is computed of every byte each time, as every token is looked at anyway: no date and no
   // list that may be out of date has to be trusted.
   uint32_t checksum = 0;
 
   TokenShards(const std::string& glob_pattern, int vocab_size) : pattern(glob_pattern) {
-    for (const std::string& path : matching_paths()) {
+    const std::vector<std::string> paths = matching_files(pattern);
+    if (paths.empty() && pattern.find_first_of("*?[") != std::string::npos)
+      user_error("%s: no file matches; data/README.md says how to make token files", pattern);
+    if (paths.empty()) user_error("%s: no such file; data/README.md says how to make token files", pattern);
+    bool has_mask = false;
+    for (const std::string& path : paths) {
       files.emplace_back(path, vocab_size);
-      num_tokens += files.back().num_tokens;
+      has_mask |= files.back().mask.exists();
+      num_tokens += files.back().num_tokens, num_scored += files.back().num_scored();
       checksum = crc32c(&files.back().checksum, sizeof checksum, checksum);
     }
-    if (has_mask() && num_scored() == 0)
+    if (has_mask && num_scored == 0)
       user_error("%s: the masks beside these files leave no token to score; make them again, or remove them to score "
                  "every token",
                  pattern);
-  }
-
-  // Whether a file has a mask; if none has, every token is scored.
-  bool has_mask() const {
-    return std::any_of(files.begin(), files.end(), [](const TokenFile& file) { return file.mask.exists(); });
-  }
-  int64_t num_scored() const {
-    int64_t scored = 0;
-    for (const TokenFile& file : files) scored += file.num_scored();
-    return scored;
-  }
-
- private:
-  std::vector<std::string> matching_paths() const {
-    const std::vector<std::string> paths = matching_files(pattern);
-    if (!paths.empty()) return paths;
-    if (pattern.find_first_of("*?[") != std::string::npos)
-      user_error("%s: no file matches; data/README.md says how to make token files", pattern);
-    user_error("%s: no such file; data/README.md says how to make token files", pattern);
   }
 };
 
@@ -253,8 +240,8 @@ inline int64_t permuted_index(uint64_t seed, int64_t epoch, int64_t index, int64
   return int64_t(x);
 }
 
-// The tokens after the last full sequence of a file: fewer than T inputs and their targets.
-struct SequenceRest {
+// Inputs and their targets: a sequence of T, or what comes after the last one of a file.
+struct TokenSpan {
   const TokenFile* file;
   int64_t begin, length;
 
@@ -315,22 +302,11 @@ struct DataLoader {
   // Whether a sequence is the first of its stream.
   bool begins_stream(int64_t number) const { return streams > 0 && number % num_sequences < streams; }
 
-  // The files of fewer than `tokens` tokens, in their order: without T + 1 a file has no sequence.
-  std::vector<std::string> files_shorter_than(int64_t tokens) const {
-    std::vector<std::string> paths;
-    for (const TokenFile& file : shards.files)
-      if (file.num_tokens < tokens) paths.push_back(file.path);
-    return paths;
-  }
-
   // inputs, targets (count, T) = sequences first, first + 1, ...; targets that are not scored are not_scored. Does not
   // read or change next_sequence.
   void load_sequences(int64_t first, int64_t count, int* inputs, int* targets) const {
     CHECK(first >= 0);
-    for (int64_t row = 0; row < count; row++) {
-      const Place place = place_of(first + row);
-      place.file->load(place.begin, T, inputs + row * T, targets + row * T);
-    }
+    for (int64_t row = 0; row < count; row++) span_of(first + row).load(inputs + row * T, targets + row * T);
   }
 
   // inputs, targets (micro_batches, B, T) = the part of rank `rank` in `micro_batches` micro-batches of all `ranks`,
@@ -343,8 +319,8 @@ struct DataLoader {
   }
 
   // The rest of each file that has one, in the order of the files.
-  std::vector<SequenceRest> rests() const {
-    std::vector<SequenceRest> all;
+  std::vector<TokenSpan> rests() const {
+    std::vector<TokenSpan> all;
     for (const TokenFile& file : shards.files) {
       const int64_t length = (file.num_tokens - 1) % T;
       if (length > 0) all.push_back({&file, file.num_tokens - 1 - length, length});
@@ -357,17 +333,12 @@ struct DataLoader {
   int64_t all_sequences_ = 0;            // of an epoch that is not cut into streams
   int64_t segments_ = 0;                 // of a stream
 
-  // Where the T + 1 tokens of a sequence begin.
-  struct Place {
-    const TokenFile* file;
-    int64_t begin;
-  };
-  Place place_of(int64_t number) const {
+  TokenSpan span_of(int64_t number) const {
     int64_t sequence = number % num_sequences;
     if (shuffle) sequence = permuted_index(seed, number / num_sequences, sequence, num_sequences);
     if (streams > 0) sequence = sequence % streams * segments_ + sequence / streams;
     const auto next = std::upper_bound(first_sequence_.begin(), first_sequence_.end(), sequence);
     const int64_t file = next - first_sequence_.begin() - 1;
-    return {&shards.files[file], (sequence - first_sequence_[file]) * T};
+    return {&shards.files[file], (sequence - first_sequence_[file]) * T, T};
   }
 };

@@ -45,5 +45,5 @@ class ValidationBatches {
   const int B_, rank_, ranks_;
   int64_t in_data_;                   // micro-batches of the data among which these are at even distances
   int64_t full_ = 0, sequences_ = 0;  // micro-batches of sequences, over all ranks, and their sequences
-  std::vector<SequenceRest> rests_ = {};
+  std::vector<TokenSpan> rests_ = {};
 };

@@ -76,8 +76,7 @@ struct Tokenizer::VocabularyFile {
     return *std::move(text);
   }
   static json parse(const std::string& path, const std::string& text) {
-    json j = parse_json<json>(text);
-    if (j.is_discarded()) user_error("%s: %s", path, why_no_json(text));
+    json j = parse_json_or_throw<json>(text, path + ":");
     if (!j.is_object()) user_error("%s: is not a whole JSON object; fetch it again", path);
     return j;
   }

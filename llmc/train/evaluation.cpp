@@ -216,8 +216,7 @@ std::vector<std::pair<std::string, std::string>> read_last_words(const std::stri
   for (const std::string& line : lines_of(read_whole_file(path, most_text_bytes))) {
     number++;
     if (is_blank(line)) continue;
-    const ordered_json json = parse_json(line);
-    if (json.is_discarded()) user_error("%s: line %zu %s", path, number, why_no_json(line));
+    const ordered_json json = parse_json_or_throw(line, format("%s: line %zu", path.c_str(), number));
     if (!json.is_object() || !json.contains("text") || !json["text"].is_string())
       user_error("%s: line %zu is no JSON object with a text in the field \"text\"", path, number);
     const std::string text = json["text"];

@@ -74,9 +74,6 @@ static json to_json(const LogFields& fields) {
 
 std::string json_text(const LogFields& fields) { return dump_json(to_json(fields)); }
 
-void RunLog::write(const LogFields& fields) { write_line(json_text(fields)); }
-void RunLog::write(const char* key, const LogFields& fields) { write_line(dump_json(json{{key, to_json(fields)}})); }
-
 // Notices, and says once, that nobody will ever read what is written.
 void RunLog::check_not_deleted() {
   struct stat status;
@@ -85,10 +82,10 @@ void RunLog::check_not_deleted() {
   print_error(path_ + ": has been deleted while the run writes it; the run continues, and its log is lost");
 }
 
-void RunLog::write_line(const std::string& line) {
+void RunLog::write(const LogFields& fields) {
   if (file_.fd < 0) return;
   check_not_deleted();
-  waiting_ += line + "\n";
+  waiting_ += json_text(fields) + "\n";
   waiting_.erase(0, write_all(file_.fd, waiting_.data(), waiting_.size()));
   const bool was_full = std::exchange(disk_full_, !waiting_.empty());
   if (!disk_full_) return;

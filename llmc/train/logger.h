@@ -35,8 +35,7 @@ struct RunLog {
   // that are not valid are moved to log.damaged.jsonl. Throws UserError.
   ResumedLog resume(const std::string& out, int64_t step, bool keeps_later = false);
 
-  void write(const LogFields& fields);                   // {"key": value, ...}
-  void write(const char* key, const LogFields& fields);  // {key: {"key": value, ...}}
+  void write(const LogFields& fields);  // {"key": value, ...}
 
   // Throws UserError if the disk still has no room for some lines, or the file has been deleted.
   void finish();
@@ -49,5 +48,4 @@ struct RunLog {
   bool is_deleted_ = false;  // the file has been deleted, and a message on stderr has said so
   void open(int flags);
   void check_not_deleted();
-  void write_line(const std::string& line);
 };

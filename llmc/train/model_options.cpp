@@ -3,11 +3,6 @@
 #include "llmc/base/error.h"
 #include "llmc/base/files.h"
 
-bool names_a_model(const std::string& name) {
-  ModelConfig preset;
-  return config_from_preset(name, preset) || is_folder(name);
-}
-
 ModelConfig model_config(const ModelOptions& o, std::optional<ModelConfig>& in_folder) {
   ModelConfig c;
   in_folder.reset();

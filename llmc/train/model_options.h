@@ -34,9 +34,6 @@ inline constexpr ShapeOption shape_options[] = {
      "context length in tokens, at least T, in place of the preset's 1024 or 2048"},
 };
 
-// Whether -e names a preset, or a folder that exists.
-bool names_a_model(const std::string& name);
-
 // A preset, changed by the options above, or a folder's config.json, whose shape cannot be changed but whose wiring
 // can. `in_folder`: what a folder's config.json says, whose weights are then read; none: they are initialised. Throws
 // UserError.

@@ -67,15 +67,6 @@ struct Option {
 // The bool that a text says: true, false, 1, 0, or "", which is true. Throws UserError, which begins with another text.
 bool parse_flag(const std::string& text);
 
-template <class T>
-struct ValueOf {
-  using Type = T;
-};
-template <class T>
-struct ValueOf<std::optional<T>> {
-  using Type = T;
-};
-
 // The options of a program, in the order of --help.
 struct OptionTable {
   std::vector<Option> options;
@@ -85,7 +76,7 @@ struct OptionTable {
   // a flag.
   template <class T>
   Option& add(const char* flags, T& value, std::string help, std::optional<Range> range = {}) {
-    using Value = typename ValueOf<T>::Type;
+    using Value = typename decltype(std::optional(value))::value_type;  // T, or that of an optional T
     constexpr bool is_flag = std::is_same_v<Value, bool>, is_text = std::is_same_v<Value, std::string>;
     Option option;
     option.flags = flags, option.group = group, option.help = std::move(help);
@@ -98,7 +89,7 @@ struct OptionTable {
     };
     option.value = [&value]() -> std::optional<Scalar> {
       const std::optional<Value> known = value;
-      return known ? std::optional<Scalar>(to_scalar(*known)) : std::nullopt;
+      return known ? std::optional<Scalar>(*known) : std::nullopt;
     };
     option.initial = option.value();
     return options.emplace_back(std::move(option));

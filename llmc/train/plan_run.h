@@ -88,8 +88,7 @@ inline HostMemory plan_host_memory(const Trainer& t) {
 inline LogFields describe(const Trainer& t) {
   LogFields fields;
   visit_fields(t.model.config, [&](const ConfigField& field, const auto& value) {
-    if constexpr (std::is_same_v<decltype(value), const int&>) fields.push_back({field.name, int64_t(value)});
-    else fields.push_back({field.name, value});
+    fields.push_back({field.name, value});
   });
   fields.push_back({"wiring", t.model.config.wiring.text});
   fields.push_back({"num_parameters", t.model.parameters.num_parameters});
@@ -154,16 +153,6 @@ inline LogFields print_memory(const GPT2& model, const PlanOptions& o, const Hos
           {"largest_micro_batch", int64_t(most)}};
 }
 
-// The checksum of the weights in the folder of -e; "" if they are not there any more, nor needed.
-inline std::string model_checksum(const std::string& folder, bool is_needed) {
-  try {
-    return crc32c_hex(weights_checksum(folder));
-  } catch (const UserError&) {
-    if (is_needed) throw;
-    return "";
-  }
-}
-
 // From here on the dropout of the model's config.json is the run's. Prints the dropout that `folder` was trained with,
 // if it had any and another, unless `folder` is "".
 inline void take_dropout(const Run& run, const std::string& folder, ModelConfig& config) {
@@ -182,14 +171,20 @@ inline void take_dropout(const Run& run, const std::string& folder, ModelConfig&
 inline ModelConfig choose_model(Run& run, const std::string& checkpoint, std::optional<ModelConfig>& in_folder) {
   const TrainOptions& o = run.options;
   ModelOptions model = o.model;
-  if (!checkpoint.empty() && !names_a_model(model.model)) {  // the checkpoint has all of the model
+  if (ModelConfig preset; !checkpoint.empty() && !config_from_preset(model.model, preset) && !is_folder(model.model)) {
+    // The checkpoint has all of the model.
     warn(run, "-e %s: is not there; the model is %s's", model.model, checkpoint);
     model.model = checkpoint;
   }
   ModelConfig config = model_config(model, in_folder);
   if (!checkpoint.empty()) check_resumed_model(checkpoint, config);
-  if (in_folder && !o.out.empty() && run.ranks.rank == 0)
-    run.model_checksum = model_checksum(o.model.model, /*is_needed=*/checkpoint.empty());
+  if (in_folder && !o.out.empty() && run.ranks.rank == 0) {
+    try {
+      run.model_checksum = crc32c_hex(weights_checksum(o.model.model));
+    } catch (const UserError&) {  // they are not there any more
+      if (checkpoint.empty()) throw;
+    }
+  }
   take_dropout(run, in_folder && checkpoint.empty() ? model.model : "", config);
   return config;
 }

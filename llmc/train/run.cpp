@@ -216,7 +216,7 @@ void open_output(Run& run, const std::string& checkpoint, LogFields description)
   // a description of each, with the step after which it begins.
   write_file_durably(config, o.as_toml);
   description.push_back({"process", describe_process(run)});
-  if (checkpoint.empty()) run.log.write("run", description);
+  if (checkpoint.empty()) run.log.write({{"run", description}});
   else run.log.write({{"step", run.step}, {"run", description}});
 }
 
@@ -232,7 +232,9 @@ std::string describe_data(const Run& run) {
 // Files of the data that are too short to be used.
 static void warn_of_short_files(const Run& run, const char* option, const DataLoader* data, int64_t least_tokens) {
   if (data == nullptr) return;
-  const std::vector<std::string> files = data->files_shorter_than(least_tokens);
+  std::vector<std::string> files;
+  for (const TokenFile& file : data->shards.files)
+    if (file.num_tokens < least_tokens) files.push_back(file.path);
   if (files.empty()) return;
   warn(run, "%s %s: %zu of %zu files are not used, for they have fewer than %lld tokens: %s%s", option,
        data->shards.pattern, files.size(), data->shards.files.size(), (long long)least_tokens, files[0],
@@ -426,7 +428,8 @@ void print_sample(Run& run, const std::vector<int>& tokens, const std::vector<fl
 // ----------------------------------------------------------------------------
 // Checkpoints
 
-RunState run_state(const Run& run) {
+// The position and the counters, for state.json.
+static RunState run_state(const Run& run) {
   RunState state = {run.step, run.train->next_sequence, run.train->num_sequences, run.skipped_steps,
                     run.bad_steps_in_row};
   if (run.loss_scale) state.loss_scale = run.loss_scale->scale, state.good_updates = run.loss_scale->good_updates;

@@ -172,9 +172,6 @@ void print_sample(Run& run, const std::vector<int>& tokens, const std::vector<fl
 // ----------------------------------------------------------------------------
 // Checkpoints
 
-// The position and the counters, for state.json.
-RunState run_state(const Run& run);
-
 // Begins to write a checkpoint on another thread. `contents` (without the state and the vocabulary, which are added)
 // stay as they are until report_saved has told of it. Every rank with a shard calls it, when rank 0 has laid the
 // checkpoint out, which `header` is of; rank 0 writes the rest.

@@ -157,15 +157,6 @@ inline void log_timeline(Trainer& t) {
 // ----------------------------------------------------------------------------
 // Beside the steps
 
-// Adds up the losses (N) of the `targets` (N) that stand for text, and their bytes, as evaluate_gpt2_sla does.
-inline void add_text_losses(StepStats& sums, const Tokenizer& tokenizer, const std::vector<float>& losses,
-                            const std::vector<int>& targets) {
-  for (size_t i = 0; i < losses.size(); i++) {
-    const int64_t bytes = targets[i] < 0 ? 0 : bytes_of_token(tokenizer, targets[i]);  // below 0: not scored
-    if (bytes > 0) sums.text_nats += double(losses[i]), sums.text_bytes += double(bytes);
-  }
-}
-
 // The mean loss over the scored tokens of ValidationBatches. It begins with an empty segment memory, and puts the
 // training's aside. Returns false, on every rank, if one of them could not load its tokens: then it has no loss, and
 // run.data_error of that rank says why.
@@ -192,7 +183,9 @@ inline bool validate_model(Trainer& t) {
       if (!run.tokenizer) continue;
       losses.resize(size_t(B * T));
       copy_to_host(losses.data(), model.acts.losses, losses.size() * sizeof(float));
-      add_text_losses(text, *run.tokenizer, losses, targets);
+      for (size_t i = 0; i < losses.size(); i++)  // of targets that stand for text, as in evaluate_gpt2_sla
+        if (const int64_t bytes = targets[i] < 0 ? 0 : bytes_of_token(*run.tokenizer, targets[i]); bytes > 0)
+          text.text_nats += double(losses[i]), text.text_bytes += double(bytes);
     }
   } catch (const UserError& e) { run.data_error = e.what(); }
   model.remembered = store_memory(model.sublayers, of_training);

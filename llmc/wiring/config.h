@@ -86,10 +86,10 @@ struct FieldDifference {
 inline std::vector<FieldDifference> differences(const ModelConfig& a, const ModelConfig& b) {
   std::vector<FieldDifference> found;
   visit_fields(a, [&](const ConfigField& field, const auto& value) {
-    found.push_back({field.json, text_of(to_scalar(value)), ""});
+    found.push_back({field.json, text_of(Scalar(value)), ""});
   });
   size_t next = 0;
-  visit_fields(b, [&](const ConfigField&, const auto& value) { found[next++].second = text_of(to_scalar(value)); });
+  visit_fields(b, [&](const ConfigField&, const auto& value) { found[next++].second = text_of(Scalar(value)); });
   found.erase(std::remove_if(found.begin(), found.end(), [](const auto& d) { return d.first == d.second; }),
               found.end());
   if (canonical_text(a.wiring) != canonical_text(b.wiring)) found.push_back({"wiring", a.wiring.text, b.wiring.text});

@@ -152,8 +152,7 @@ struct LshTensors {
       : c(c), qv(c.qv), dout(c.dout), out(nans<floatX>(c.shape.rows() * c.shape.C())),
         dqv(nans<floatX>(int64_t(c.qv.size()))), buckets(c.buckets), order(ints(c.shape.T)),
         starts(ints(c.shape.buckets + 1)), inverse_norms(nans<float>(c.shape.rows() * c.shape.NH)),
-        lse(nans<float>(c.shape.rows() * c.shape.NH)),
-        scratch(nans<float>(std::max(lsh_scratch(c.shape, true), lsh_scratch(c.shape, false)))) {}
+        lse(nans<float>(c.shape.rows() * c.shape.NH)), scratch(nans<float>(lsh_scratch(c.shape))) {}
   std::vector<int> ints(int64_t n) const {
     return std::vector<int>(size_t(c.shape.B * c.shape.NH * c.shape.rounds * n), -1);
   }

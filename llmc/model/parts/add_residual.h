@@ -41,7 +41,7 @@ inline void residual_forward(const AddResidual& r, const Batch& batch) {
 // out (N, C) = in + branch_out, and the LayerNorm that follows, in one pass over the residual stream.
 inline void residual_forward(const AddResidual& r, const Norm& next, const Batch& batch) {
   if (r.next_cycle) cycle_start_forward(*r.next_cycle, batch);
-  residual_norm_forward(next, r.out, r.in, r.branch_out, batch.rows());
+  residual_layernorm_forward(layernorm_args(next, batch.rows()), r.out, r.in, r.branch_out);
 }
 
 // Returns the gradient of branch_out (N, C), which equals the stream's gradient, because the stream is a sum. The

@@ -294,7 +294,10 @@ inline void attend_by_maps(const AttentionBranch& b, const MixedMaps& mixed, con
 inline void branch_forward(const AttentionBranch& b, const Batch& batch, bool again = false) {
   projection_forward(b.projection, batch, again);
   stages_forward(b.stages, batch, again);
-  if (b.relative) relative_forward(*b.relative, batch);
+  if (b.relative) {
+    distances_forward(*b.relative, batch);
+    relative_queries_forward(b.relative->queries, batch.rows(), b.C);
+  }
   if (b.mixed_maps) attend_by_maps(b, *b.mixed_maps, batch);
   else attend(b, 0, batch);
   project_out(b, batch);
@@ -336,7 +339,8 @@ inline void branch_backward(const AttentionBranch& b, const floatX* dout, const 
   // Shared heads: dqkv = what layers above left in the accumulators, to which attention adds; 0 where no attention
   // does.
   for (const RowCopy& copy : b.projection.load_dqkv) copy_rows(copy, batch.key_rows());
-  if (b.relative) queries_forward(*b.relative, batch);
+  if (b.relative)  // again, because other layers have overwritten them
+    relative_queries_forward(b.relative->queries, batch.rows(), b.C);
   if (b.mixed_maps) attend_by_maps_backward(b, *b.mixed_maps, batch);
   else attention_backward(attention_args(b, 0, batch));
   if (b.relative) relative_backward(*b.relative, batch);

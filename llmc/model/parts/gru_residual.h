@@ -57,18 +57,11 @@ inline void gates_forward(const GruResidual& r, const Batch& batch) {
   gru_output_forward(r.gates, r.sums, N, C);
 }
 
-// out (N, C) = the gate of `in` and branch_out.
+// out (N, C) = the gate of `in` and branch_out, + the start of a cycle that begins here.
 inline void residual_forward(const GruResidual& r, const Batch& batch) {
   branch_relu(r, batch);
   gates_forward(r, batch);
-}
-
-// out (N, C) = the gate of `in` and branch_out, + the start of a cycle that begins here; and the LayerNorm that
-// follows.
-inline void residual_forward(const GruResidual& r, const Norm& next, const Batch& batch) {
-  residual_forward(r, batch);
   if (r.next_cycle) cycle_start_forward(*r.next_cycle, batch);
-  norm_forward(next, batch.rows());
 }
 
 // From dresidual (N, C), the gradient of out: dresidual = the gradient of `in`, g +=. Returns branch_out's gradient.

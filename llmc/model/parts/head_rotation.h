@@ -37,9 +37,8 @@ inline void declare(HeadRotation& r, ActivationList& list) {
     return;
   }
   if (q > 0) list.of_sublayer(Recompute::block, "q_rstd", r.q_rstd, {N, q});
-  if (k == 0) return;
-  if (keeps_kv(plan, r.layer)) list.of_sublayer(kept, "k_rstd", r.k_rstd, {shape.key_rows(), k});
-  else list.in_buffer({"k_rstd of one layer"}, r.k_rstd, {N, k});
+  const Recompute dropped_from = keeps_kv(plan, r.layer) ? kept : Recompute::nothing;
+  if (k > 0) list.of_sublayer(dropped_from, "k_rstd", r.k_rstd, {shape.key_rows(), k});
 }
 
 // A norm's backward pass needs what the norm has made of the heads, which may be two tensors where the gradient is one.

@@ -39,14 +39,13 @@ inline void declare(KVRouter& r, ActivationList& list) {
   const AttentionPlan& plan = shape.attention_plan;
   const int64_t N = shape.rows, kv = plan.table.num_kv_heads;
   const int64_t width = shape.kv_width(r.layer);
-  r.is_kept = shape.training && (shape.training->recompute < Recompute::block ||
-                                 !plan.shared[Qkv::k][r.layer].empty() || !plan.shared[Qkv::v][r.layer].empty());
+  const bool is_shared = !plan.shared[Qkv::k][r.layer].empty() || !plan.shared[Qkv::v][r.layer].empty();
   if (shape.training)
     list.in_buffer({"router_scratch", MemoryGroup::backward}, r.scratch,
                    {head_mix_partial_sums(N), kv * kv * (r.layer + 1)});
   if (r.layer == 0) return;
-  if (r.is_kept) list.add(MemoryGroup::activations, "routed K/V", r.routed, {N, width});
-  else list.in_buffer({"routed K/V of one layer"}, r.routed, {N, width});
+  r.is_kept =
+      list.of_sublayer(is_shared ? Recompute::above_all_levels : Recompute::block, "routed K/V", r.routed, {N, width});
   if (shape.training) list.add(MemoryGroup::dkv_accumulators, "drouted", r.drouted, {N, width});
 }
 

@@ -12,9 +12,7 @@
 
 // In generation: what the cache keeps of a layer.
 struct LshCache {
-  const KVCache* cache = nullptr;
   int64_t capacity = 0;
-  int group = 0;
   floatX* qv = nullptr;                // (slots, capacity, 2C)
   int* buckets = nullptr;              // (slots, capacity, h, rounds)
   const int* rows = nullptr;           // (N, groups), from this layer's group on: where the rows of a pass go
@@ -74,15 +72,15 @@ inline void declare(LshBranch& b, ActivationList& list) {
   list.in_buffer(buffers::dnorm, b.din, {N, C});
   list.in_buffer(buffers::dqkv, b.dqv, {N, 2 * C});
   const LshShape lsh = lsh_shape(shape.config, table, B, T);
-  list.in_buffer({"lsh_scratch"}, b.scratch,
-                 {std::max(lsh_scratch(lsh, /*backward=*/false), lsh_scratch(lsh, /*backward=*/true))});
+  list.in_buffer({"lsh_scratch"}, b.scratch, {lsh_scratch(lsh)});
 }
 
 inline void bind_cache(LshCache& cache, const LshBranch& b, const Binding& binding) {
   const KVCachePlan& plan = *binding.shape.generation;
-  cache.cache = binding.cache, cache.capacity = plan.capacity(b.layer), cache.group = plan.group_of_layer[b.layer];
-  cache.rows = binding.acts.cache_rows + cache.group, cache.rows_stride = int64_t(plan.groups.size());
-  cache.sequences = binding.acts.sequences + cache.group * plan.slots;
+  const int group = plan.group_of_layer[b.layer];
+  cache.capacity = plan.capacity(b.layer);
+  cache.rows = binding.acts.cache_rows + group, cache.rows_stride = int64_t(plan.groups.size());
+  cache.sequences = binding.acts.sequences + group * plan.slots;
 }
 
 inline void bind_branch(LshBranch& b, const LayerParams<floatX>& w, const LayerParams<float>& g, const Norm& norm,

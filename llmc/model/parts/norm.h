@@ -53,12 +53,6 @@ inline LayerNormForward layernorm_args(const Norm& n, int64_t rows) {
 // out (N, C), mean (N), rstd (N) = the norm of `in` (N, C), where N is `rows`.
 inline void norm_forward(const Norm& n, int64_t rows) { layernorm_forward(layernorm_args(n, rows), n.in); }
 
-// stream (N, C) = in + branch_out, and the norm of it, in one pass.
-inline void residual_norm_forward(const Norm& n, floatX* stream, const floatX* in, const floatX* branch_out,
-                                  int64_t rows) {
-  residual_layernorm_forward(layernorm_args(n, rows), stream, in, branch_out);
-}
-
 // From dout (N, C), the gradient of out: dresidual (N, C) += the gradient of `in`; g +=.
 inline void norm_backward(const Norm& n, int64_t rows) {
   LayerNormBackward args;

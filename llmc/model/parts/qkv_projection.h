@@ -76,8 +76,7 @@ inline void declare(QkvProjection& p, ActivationList& list) {
     list.of_sublayer(kept, "qkv", p.qkv, {N, p.QKV});
   } else {
     if (q > 0) list.of_sublayer(Recompute::block, "q", p.q, {N, q});
-    if (keeps_kv(plan, p.layer)) list.of_sublayer(kept, "kv", p.kv, {key_rows, kv});
-    else list.in_buffer({"kv of one layer"}, p.kv, {key_rows, kv});
+    list.of_sublayer(keeps_kv(plan, p.layer) ? kept : Recompute::nothing, "kv", p.kv, {key_rows, kv});
   }
   const bool has_memory = plan.table.memory > 0;
   list.in_buffer(buffers::dnorm, p.din, {N, p.C});

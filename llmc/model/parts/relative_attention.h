@@ -70,16 +70,6 @@ inline void distances_forward(const RelativeAttention& relative, const Batch& ba
                  C);
 }
 
-// Both queries =. The backward pass of the attention computes them again, because other layers have overwritten them.
-inline void queries_forward(const RelativeAttention& relative, const Batch& batch) {
-  relative_queries_forward(relative.queries, batch.rows(), relative.C);
-}
-
-inline void relative_forward(const RelativeAttention& relative, const Batch& batch) {
-  distances_forward(relative, batch);
-  queries_forward(relative, batch);
-}
-
 // From the gradients of both queries and of r: dq =, and the gradients of u, v and W +=.
 inline void relative_backward(const RelativeAttention& relative, const Batch& batch) {
   const int64_t N = batch.rows(), C = relative.C, first = first_distance_row(relative, batch);

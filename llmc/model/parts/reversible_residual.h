@@ -51,12 +51,6 @@ inline void residual_forward(const ReversibleResidual& r, const Batch& batch) {
   if (r.is_last) streams_mean(r.streams.rounded, r.streams.x1, r.streams.x2, n);
 }
 
-// The sublayer's stream, and the LayerNorm that follows.
-inline void residual_forward(const ReversibleResidual& r, const Norm& next, const Batch& batch) {
-  residual_forward(r, batch);
-  norm_forward(next, batch.rows());
-}
-
 // In the backward pass: the sublayer's stream as it was before branch_out was added; `rounded` becomes the same, which
 // is what the LayerNorm before this one read.
 inline void take_back(const ReversibleResidual& r, const Batch& batch) {

@@ -19,14 +19,9 @@ struct ValueResidual : HeadStage {
 // Declares the mixed values of a layer. They are kept for the backward pass always where other layers attend to them.
 // Returns whether they are.
 inline bool declare_values(floatX*& values, int l, ActivationList& list) {
-  const ModelShape& shape = list.shape;
-  const AttentionPlan& plan = shape.attention_plan;
-  const int64_t width = shape.width(Qkv::v, l);
-  const bool is_kept =
-      shape.training && (shape.training->recompute < Recompute::block || !plan.shared[Qkv::v][l].empty());
-  if (is_kept) list.add(MemoryGroup::activations, "values", values, {shape.rows, width});
-  else list.in_buffer({"values of one layer"}, values, {shape.rows, width});
-  return is_kept;
+  const bool is_shared = !list.shape.attention_plan.shared[Qkv::v][l].empty();
+  return list.of_sublayer(is_shared ? Recompute::above_all_levels : Recompute::block, "values", values,
+                          {list.shape.rows, list.shape.width(Qkv::v, l)});
 }
 
 inline void declare(ValueResidual& r, ActivationList& list) {

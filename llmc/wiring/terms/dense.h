@@ -4,12 +4,10 @@
 #pragma once
 #include "term.h"
 
-struct DenseTerm : Term {
+struct DenseTerm : SettingTerm<DenseTerm, &WiringTable::dense> {
   static constexpr TermSyntax syntax = {"dense"};
   static constexpr const char* help = "layers' inputs are learned sums of all earlier outputs (DenseFormer)";
   static constexpr TermFeatures features = {inputs, maps | distances | segments | cycles | halting | joins | hashing};
-  void apply(WiringTable& t) const {
-    t.dense = true;
-    t.notes.push_back("input of a layer: the embeddings and the outputs of all layers below, in learned shares");
-  }
+  static constexpr const char* note = "input of a layer: the embeddings and the outputs of all layers below, in "
+                                      "learned shares";
 };

@@ -4,13 +4,11 @@
 #pragma once
 #include "term.h"
 
-struct DepthTerm : Term {
+struct DepthTerm : SettingTerm<DepthTerm, &WiringTable::depth> {
   static constexpr TermSyntax syntax = {"depth"};
   static constexpr const char* help = "values are sums of those of all layers up to theirs, by attention";
   static constexpr TermFeatures features = {values, kv_heads | values | maps | distances | segments | cycles | halting |
                                                         joins | hashing};
-  void apply(WiringTable& t) const {
-    t.depth = true;
-    t.notes.push_back("values: of each layer those of all layers up to it, by the attention of the token's query");
-  }
+  static constexpr const char* note = "values: of each layer those of all layers up to it, by the attention of the "
+                                      "token's query";
 };

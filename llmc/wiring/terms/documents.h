@@ -3,12 +3,9 @@
 #pragma once
 #include "term.h"
 
-struct DocumentsTerm : Term {
+struct DocumentsTerm : SettingTerm<DocumentsTerm, &WiringTable::documents> {
   static constexpr TermSyntax syntax = {"documents"};
   static constexpr const char* help = "those of the query's own document, which begins at an end-of-text";
   static constexpr TermFeatures features = {documents, segments | hashing};
-  void apply(WiringTable& t) const {
-    t.documents = true;
-    t.notes.push_back("documents: a query sees only keys of its own document");
-  }
+  static constexpr const char* note = "documents: a query sees only keys of its own document";
 };

@@ -3,12 +3,9 @@
 #pragma once
 #include "term.h"
 
-struct GruTerm : Term {
+struct GruTerm : SettingTerm<GruTerm, &WiringTable::gru> {
   static constexpr TermSyntax syntax = {"gru"};
   static constexpr const char* help = "the outputs of attention and MLP join the residual stream in gates (GTrXL)";
   static constexpr TermFeatures features = {joins};
-  void apply(WiringTable& t) const {
-    t.gru = true;
-    t.notes.push_back("residual stream: branches join it in gates");
-  }
+  static constexpr const char* note = "residual stream: branches join it in gates";
 };

@@ -3,12 +3,9 @@
 #pragma once
 #include "term.h"
 
-struct QknormTerm : Term {
+struct QknormTerm : SettingTerm<QknormTerm, &WiringTable::qknorm> {
   static constexpr TermSyntax syntax = {"qknorm"};
   static constexpr const char* help = "q and k of each head are divided by their root mean square";
   static constexpr TermFeatures features = {head_norms};
-  void apply(WiringTable& t) const {
-    t.qknorm = true;
-    t.notes.push_back("q and k: divided by their root mean square, of each head");
-  }
+  static constexpr const char* note = "q and k: divided by their root mean square, of each head";
 };

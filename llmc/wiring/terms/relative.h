@@ -4,12 +4,9 @@
 #pragma once
 #include "term.h"
 
-struct RelativeTerm : Term {
+struct RelativeTerm : SettingTerm<RelativeTerm, &WiringTable::relative> {
   static constexpr TermSyntax syntax = {"relative"};
   static constexpr const char* help = "Transformer-XL's positions, by distance, in place of learned ones";
   static constexpr TermFeatures features = {positions | distances, positions | patterns | top_keys | maps | head_norms};
-  void apply(WiringTable& t) const {
-    t.relative = true;
-    t.notes.push_back("positions: relative, by the distance of query and key");
-  }
+  static constexpr const char* note = "positions: relative, by the distance of query and key";
 };

@@ -4,12 +4,9 @@
 #pragma once
 #include "term.h"
 
-struct ReversibleTerm : Term {
+struct ReversibleTerm : SettingTerm<ReversibleTerm, &WiringTable::reversible> {
   static constexpr TermSyntax syntax = {"reversible"};
   static constexpr const char* help = "two residual streams, which the backward pass recovers and need not keep";
   static constexpr TermFeatures features = {joins, joins | top_keys | maps | distances | segments | cycles | halting};
-  void apply(WiringTable& t) const {
-    t.reversible = true;
-    t.notes.push_back("reversible: two residual streams, which the backward pass recovers");
-  }
+  static constexpr const char* note = "reversible: two residual streams, which the backward pass recovers";
 };

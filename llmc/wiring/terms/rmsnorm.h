@@ -2,12 +2,9 @@
 #pragma once
 #include "term.h"
 
-struct RmsnormTerm : Term {
+struct RmsnormTerm : SettingTerm<RmsnormTerm, &WiringTable::rmsnorm> {
   static constexpr TermSyntax syntax = {"rmsnorm"};
   static constexpr const char* help = "norms without mean and bias, in place of LayerNorm";
   static constexpr TermFeatures features = {norms};
-  void apply(WiringTable& t) const {
-    t.rmsnorm = true;
-    t.notes.push_back("norms: RMSNorm, without mean and bias");
-  }
+  static constexpr const char* note = "norms: RMSNorm, without mean and bias";
 };

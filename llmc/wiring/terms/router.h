@@ -5,13 +5,11 @@
 #pragma once
 #include "term.h"
 
-struct RouterTerm : Term {
+struct RouterTerm : SettingTerm<RouterTerm, &WiringTable::router> {
   static constexpr TermSyntax syntax = {"router"};
   static constexpr const char* help = "K/V heads are learned sums of those of all layers up to theirs";
   static constexpr TermFeatures features = {values | unroutable,
                                             values | maps | distances | segments | cycles | halting | joins | hashing};
-  void apply(WiringTable& t) const {
-    t.router = true;
-    t.notes.push_back("K/V: of each layer sums, with weights that are learned, of all K/V heads up to it");
-  }
+  static constexpr const char* note = "K/V: of each layer sums, with weights that are learned, of all K/V heads up to "
+                                      "it";
 };

@@ -2,12 +2,9 @@
 #pragma once
 #include "term.h"
 
-struct SiluTerm : Term {
+struct SiluTerm : SettingTerm<SiluTerm, &WiringTable::activation, Activation::silu> {
   static constexpr TermSyntax syntax = {"silu"};
   static constexpr const char* help = "the activation of MLPs is x sigmoid(x), in place of GELU";
   static constexpr TermFeatures features = {activations, activations};
-  void apply(WiringTable& t) const {
-    t.activation = Activation::silu;
-    t.notes.push_back("MLPs: SiLU in place of GELU");
-  }
+  static constexpr const char* note = "MLPs: SiLU in place of GELU";
 };

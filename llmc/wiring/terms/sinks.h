@@ -3,12 +3,9 @@
 #pragma once
 #include "term.h"
 
-struct SinksTerm : Term {
+struct SinksTerm : SettingTerm<SinksTerm, &WiringTable::sinks> {
   static constexpr TermSyntax syntax = {"sinks"};
   static constexpr const char* help = "the softmax of each head has a learned score more, which has no value";
   static constexpr TermFeatures features = {no_key, maps | hashing};
-  void apply(WiringTable& t) const {
-    t.sinks = true;
-    t.notes.push_back("keys: each head has a learned score for none of them");
-  }
+  static constexpr const char* note = "keys: each head has a learned score for none of them";
 };

@@ -107,6 +107,15 @@ struct Term : Feature {
   double more_attentions(int) const { return 0; }
 };
 
+// A term that sets one member of the table, and has the note that drawings print of it. T: the term.
+template <class T, auto member, auto value = true>
+struct SettingTerm : Term {
+  void apply(WiringTable& t) const {
+    t.*member = value;
+    t.notes.push_back(T::note);
+  }
+};
+
 // A term of one whole number, at least 1.
 struct NumberTerm : Term {
   int n = 1;

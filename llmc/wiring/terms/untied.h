@@ -2,12 +2,9 @@
 #pragma once
 #include "term.h"
 
-struct UntiedTerm : Term {
+struct UntiedTerm : SettingTerm<UntiedTerm, &WiringTable::untied> {
   static constexpr TermSyntax syntax = {"untied"};
   static constexpr const char* help = "the output head has a weight of its own, and not the embeddings'";
   static constexpr TermFeatures features = {heads};
-  void apply(WiringTable& t) const {
-    t.untied = true;
-    t.notes.push_back("output head: a weight of its own");
-  }
+  static constexpr const char* note = "output head: a weight of its own";
 };

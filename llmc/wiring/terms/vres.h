@@ -4,12 +4,9 @@
 #pragma once
 #include "term.h"
 
-struct VresTerm : Term {
+struct VresTerm : SettingTerm<VresTerm, &WiringTable::value_residual> {
   static constexpr TermSyntax syntax = {"vres"};
   static constexpr const char* help = "values are mixed with the first layer's, in learned shares";
   static constexpr TermFeatures features = {values, maps | distances | segments | cycles | halting | joins | hashing};
-  void apply(WiringTable& t) const {
-    t.value_residual = true;
-    t.notes.push_back("values: of each layer its own and the first layer's, in shares that are learned");
-  }
+  static constexpr const char* note = "values: of each layer its own and the first layer's, in shares that are learned";
 };
