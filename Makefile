@@ -16,6 +16,7 @@ include scripts/make/found.mk
 march = $(MARCH)
 # No -ffast-math: NaN and infinity must stay what they are. These two only give up errno and floating-point traps.
 OPTIMIZE = -O3 -march=$(march) -fno-math-errno -fno-trapping-math -ffp-contract=fast
+# Not from the environment, where others' programs have a DEBUG, too.
 DEBUG :=
 ifdef DEBUG
 OPTIMIZE = -O1 -g -march=$(march) -DSLA_DEBUG

@@ -181,7 +181,7 @@ struct Evaluator {
   }
 };
 
-// Also of a mask, of which TokenFile says what it is.
+// A mask counts as one: TokenFile's error says what it is.
 bool is_token_file(const std::string& path) {
   const std::string end = path.substr(path.size() - std::min<size_t>(path.size(), 4));
   const int32_t magic = magic_number_of(path);

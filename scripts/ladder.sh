@@ -43,7 +43,8 @@ choose() {
   local dropout log weights bytes micro ms flops updates tokens times loss lines least='' config='' why=''
   trial=$(mktemp -d)
   trap 'rm -rf "$trial"' EXIT
-  trap 'exit 130' INT TERM HUP  # which the trainer may end by as if its model did not fit
+  # Interrupted, the trainer ends with a status, as it does where its model does not fit.
+  trap 'exit 130' INT TERM HUP
   bytes=$(calculate "printf \"%.0f\", $training_tokens * $bytes_a_token")
   while read -r layers heads channels context batch rate; do
     weights=$((12 * layers * channels ** 2))

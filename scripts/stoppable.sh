@@ -1,6 +1,5 @@
 # stoppable <command ...>: runs it, and forwards SIGTERM, SIGINT, SIGHUP and SIGUSR1 to it as SIGUSR1, on which the
-# trainer writes a checkpoint and stops. mpirun and srun pass SIGUSR1 to their processes; on the others they would end
-# them.
+# trainer writes a checkpoint and stops. mpirun and srun pass SIGUSR1 to their processes, and on the others end them.
 # Sets status to the command's exit status, and stopped=yes if there was a signal.
 stopped=
 stoppable() {

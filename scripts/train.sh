@@ -13,7 +13,7 @@ source scripts/stoppable.sh
 DATA=${DATA:-gcide} TEXT=${TEXT:-} VOCABULARY=${VOCABULARY:-}
 calculate() { LC_ALL=C awk "BEGIN { $1 }"; }
 for name in MINUTES HOURS; do
-  while [[ ${!name:-} = 0[0-9]* ]]; do printf -v "$name" %s "${!name#0}"; done  # not octal
+  while [[ ${!name:-} = 0[0-9]* ]]; do printf -v "$name" %s "${!name#0}"; done  # gawk would read 010 as 8
   [[ ${!name:-1} =~ ^([0-9]{1,5}|[0-9]{0,5}\.[0-9]{1,3})$ ]] && [[ ${!name:-1} =~ [1-9] ]] ||
     die "$name=${!name}: it must be a time, such as 20 or 0.5"
 done

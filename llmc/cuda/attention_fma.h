@@ -225,8 +225,8 @@ inline dim3 attention_grid(const AttentionArgs& a, int64_t heads, int64_t rows, 
 
 // Runs f(G, Kind), constants.
 template <class F>
-void for_tiles(const AttentionArgs& a, bool is_plain, F f) {
-  for_kind(a, is_plain, [&](auto kind) { for_groups(a.HS, [&](auto groups) { f(groups, kind); }); });
+void for_groups_and_kind(const AttentionArgs& a, bool general, F f) {
+  for_kind(a, general, [&](auto kind) { for_groups(a.HS, [&](auto groups) { f(groups, kind); }); });
 }
 
 template <int G, int Kind>
@@ -262,9 +262,9 @@ void launch_backward(const AttentionArgs& a) {
 }
 
 inline void launch_attention_forward(const AttentionArgs& a) {
-  for_tiles(a, !is_general_forward(a), [&](auto G, auto Kind) { launch_forward<G, Kind>(a); });
+  for_groups_and_kind(a, is_general_forward(a), [&](auto G, auto Kind) { launch_forward<G, Kind>(a); });
 }
 
 inline void launch_attention_backward(const AttentionArgs& a) {
-  for_tiles(a, !is_general_backward(a), [&](auto G, auto Kind) { launch_backward<G, Kind>(a); });
+  for_groups_and_kind(a, is_general_backward(a), [&](auto G, auto Kind) { launch_backward<G, Kind>(a); });
 }

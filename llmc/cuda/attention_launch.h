@@ -138,8 +138,8 @@ inline bool launch_wgmma_backward(const AttentionArgs& a) {
 inline void launch_attention_forward(const AttentionArgs& a) {
   if (launch_wgmma_forward(a)) return;
   for_head_size(a.HS, [&](auto D) {
-    for_kind(a, !is_general_forward(a), [&](auto Kind) {
-      constexpr bool has_two_shapes = Kind == plain_attention && D <= 64;
+    for_kind(a, is_general_forward(a), [&](auto Kind) {
+      constexpr bool has_two_shapes = Kind == plain_attention && D <= 64;  // others and more channels have one
       if (a.topk > 0)
         launch(attention_topk_kernel<D, has_documents(Kind)>,
                attention_grid(a, a.NH, a.queries(), TopKTiles<D>::queries), attention_threads, TopKTiles<D>::bytes, a);
@@ -152,7 +152,7 @@ inline void launch_attention_forward(const AttentionArgs& a) {
 inline void launch_attention_backward(const AttentionArgs& a) {
   if (launch_wgmma_backward(a)) return;
   for_head_size(a.HS, [&](auto D) {
-    for_kind(a, !is_general_backward(a), [&](auto Kind) {
+    for_kind(a, is_general_backward(a), [&](auto Kind) {
       constexpr bool has_two_shapes = Kind == plain_attention ? D >= 64 : D == 64 && has_topk(Kind);
       if (gpu().has_large_shared_memory) launch_backward_kernels<D, Kind, has_two_shapes>(a);
       else launch_backward_kernels<D, Kind, false>(a);

@@ -32,11 +32,11 @@ inline bool is_general(const AttentionArgs& a) {
 inline bool is_general_forward(const AttentionArgs& a) { return is_general(a) || a.sinks.scores != nullptr; }
 inline bool is_general_backward(const AttentionArgs& a) { return is_general(a) || a.first_query > 0; }
 
-// Runs f(Kind), a constant, of attention that is plain, or is not.
+// Runs f(Kind), a constant: plain_attention unless the pass is general.
 template <class F>
-void for_kind(const AttentionArgs& a, bool is_plain, F f) {
+void for_kind(const AttentionArgs& a, bool general, F f) {
   const bool relative = a.relative.q != nullptr, documents = a.first_keys != nullptr;
-  if (is_plain) f(std::integral_constant<int, plain_attention>());
+  if (!general) f(std::integral_constant<int, plain_attention>());
   else if (a.dropout.keys != nullptr && documents) f(std::integral_constant<int, dropout_document_attention>());
   else if (a.dropout.keys != nullptr) f(std::integral_constant<int, dropout_attention>());
   else if (!documents && relative) f(std::integral_constant<int, relative_attention>());

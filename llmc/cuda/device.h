@@ -156,14 +156,12 @@ struct Gpu {
     cudaDeviceProp properties;
     CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
     name = properties.name;
-    const char* const needed = is_fp16   ? "fp16 needs 7.5 (Turing) or later; build with PRECISION=FP32, for 7.0 and "
-                                           "later"
-                               : is_bf16 ? "bf16 needs 8.0 (Ampere) or later; build with PRECISION=FP32, for 7.0 and "
-                                           "later"
-                                         : "7.0 (Volta) or later is needed";
-    if (10 * properties.major + properties.minor < (is_fp16 ? 75 : is_bf16 ? 80 : 70))
-      user_error("%s has compute capability %d.%d, and %s", properties.name, properties.major, properties.minor,
-                 needed);
+    const auto [least, needed] = is_fp16   ? std::pair(75, "fp16 needs 7.5 (Turing) or later")
+                                 : is_bf16 ? std::pair(80, "bf16 needs 8.0 (Ampere) or later")
+                                           : std::pair(70, "7.0 (Volta) or later is needed");
+    if (10 * properties.major + properties.minor < least)
+      user_error("%s has compute capability %d.%d, and %s%s", properties.name, properties.major, properties.minor,
+                 needed, least > 70 ? "; build with PRECISION=FP32, for 7.0 and later" : "");
     warn_of_gpu_code(properties);
     id = "GPU-";
     for (int i = 0; i < 16; i++)

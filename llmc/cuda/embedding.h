@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(wte_threads)
       float sum[8] = {};
       if (group == 0) load8(sum, dwte + token * C + i);
 #pragma unroll 8
-      for (int k = group; group < groups && k < count; k += groups) {
+      for (int k = group < groups ? group : count; k < count; k += groups) {  // the threads after the last group: none
         float x[8];
         load8(x, dout + (first + matches[k]) * C + i);
         for (int j = 0; j < 8; j++) sum[j] += x[j];

@@ -192,7 +192,8 @@ struct TokenFile {
 struct TokenShards {
   std::string pattern;
   std::vector<TokenFile> files;
-  int64_t num_tokens = 0, num_scored = 0;
+  int64_t num_tokens = 0;
+  int64_t num_scored = 0;  // without those that masks leave out, and the first of each file
   // Tells data apart that have as many tokens: a CRC-32C of all files' tokens and masks, whatever the names of the
   // files and their formats. It is computed of every byte each time, as every token is looked at anyway: no date and no
   // list that may be out of date has to be trusted.

@@ -183,7 +183,8 @@ inline bool validate_model(Trainer& t) {
       if (!run.tokenizer) continue;
       losses.resize(size_t(B * T));
       copy_to_host(losses.data(), model.acts.losses, losses.size() * sizeof(float));
-      for (size_t i = 0; i < losses.size(); i++)  // of targets that stand for text, as in evaluate_gpt2_sla
+      // Of scored targets (not below 0) that stand for text, as in evaluate_gpt2_sla.
+      for (size_t i = 0; i < losses.size(); i++)
         if (const int64_t bytes = targets[i] < 0 ? 0 : bytes_of_token(*run.tokenizer, targets[i]); bytes > 0)
           text.text_nats += double(losses[i]), text.text_bytes += double(bytes);
     }

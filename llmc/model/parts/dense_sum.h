@@ -1,7 +1,7 @@
 // What follows a layer with `dense` (terms/dense.h): the input of the next layer, or of the last norm, is a weighted
 // sum of the embeddings and the outputs of all layers so far. All of these are kept; generation keeps them for the new
 // tokens alone. The backward pass keeps the gradient of each layer's input, so that the gradient of a layer's output is
-// a sum like the forward pass's, and rounded as often: once, and on a GPU with each 64 terms.
+// a sum like the forward pass's, and rounded as often: once, or on a GPU once for each 64 terms.
 #pragma once
 #include <vector>
 #include "llmc/model/binding.h"
