@@ -175,12 +175,11 @@ void gpt2_allocate(GPT2& model, const GPT2* weights_of) {
   };
   if (weights_of == nullptr) model.allocate_weights();
   else model.use_weights_of(*weights_of);
-  model.params = pointers(model.weight_memory);
   if (model.training) {
     model.allocate_training_state();
-    model.grads = pointers(model.grad_memory);
     allocate_chunks(model);
   }
+  model.params = pointers(model.weight_memory), model.grads = pointers(model.grad_memory);
   model.activation_memory = static_cast<char*>(device_malloc(model.activations.layout.bytes));
   uploads_wait_for_compute();
   model.activations.layout.forbid_gaps(model.activation_memory);
@@ -526,16 +525,16 @@ std::vector<float> gpt2_read_prompt(GPT2& model, int slot, const std::vector<int
 std::vector<float> gpt2_generate(GPT2& model, std::vector<int>& tokens, int length, const SamplingOptions& options,
                                  uint64_t seed, int64_t step) {
   CHECK(!tokens.empty());
+  if (int(tokens.size()) >= length) return {};
   std::vector<float> ponder, logits = gpt2_read_prompt(model, 0, tokens, &ponder);
-  while (int(tokens.size()) < length) {
+  while (true) {
     const double uniform = random_uniform(seed, RandomStream::sample, uint32_t(step), uint64_t(tokens.size()));
     tokens.push_back(sample_token(std::move(logits), uniform, options));
-    if (int(tokens.size()) == length) break;
+    if (int(tokens.size()) == length) return ponder;
     gpt2_extend(model, {tokens.back()}, {{0, 1}});
     append_ponder(ponder, model.sublayers, 1);
     logits = gpt2_fetch_logits(model, 0, 1);
   }
-  return ponder;
 }
 
 #endif

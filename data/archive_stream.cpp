@@ -115,6 +115,7 @@ struct ArchiveStream::Level {
       archive_read_support_filter_zstd(a);
     } else if (filled > 0 && input[0] != '\0') {
       archive_read_support_format_tar(a);  // to libarchive zeros are an empty one
+      archive_read_set_format_option(a, "tar", "read_concatenated_archives", "1");
     }
     if (archive_read_open(a, this, nullptr, give, nullptr) < ARCHIVE_WARN) fail();
     first = next_header();

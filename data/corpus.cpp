@@ -109,7 +109,7 @@ void CorpusReader::judge_block(bool begins) {
     rest_ = {}, file_open_ = false;
   } else if (begins) {
     std::string replaced;
-    const bool is_cut = text.size() == block_.size();  // and its last character maybe, too
+    const bool is_cut = rest_.size() == block_.size();  // and its last character maybe, too
     if (text.empty()) notes_.push_back({Note::empty, stream_.name()});
     else if (replace_invalid_utf8(text, replaced) > is_cut) notes_.push_back({Note::not_utf8, stream_.name()});
     else if (options_.fields.empty() && are_json_lines(text)) notes_.push_back({Note::json_lines, stream_.name()});

@@ -163,7 +163,7 @@ static std::string what_differs(const TokenizeOptions& options, const std::optio
     const json manifest = parse_json(*text);
     const json vocabulary = manifest.at("tokenizer").at("crc32c");
     if (tokenizer && vocabulary != crc32c_hex(tokenizer->checksum())) return "their vocabulary is another";
-    if (!tokenizer && !is_vocabulary(options.out + "/tokenizer.json", vocabulary))
+    if (!is_vocabulary(options.out + "/tokenizer.json", vocabulary))
       return options.out + "/tokenizer.json is missing or damaged";
     if (const std::string changed = changed_option(recorded_options(manifest), options_of(options)); !changed.empty())
       return "their " + changed;

@@ -1,6 +1,6 @@
 // The operations of the device that the program is compiled for: the same names and signatures in each folder.
-// What an operation computes, its shapes, and which outputs are = and which += stands once: in llmc/ops, or in
-// llmc/cpu. They know neither files nor sockets, nor the model.
+// What an operation computes, its shapes, and which outputs are = and which += stands once: in llmc/ops, or at
+// the head of the file in llmc/cpu or llmc/cuda. They know neither files nor sockets, nor the model.
 #pragma once
 #ifdef SLA_CPU
 #include "llmc/cpu/activation.h"

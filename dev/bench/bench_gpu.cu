@@ -455,8 +455,7 @@ json bench_training(const Scale& scale, const Ceilings& ceilings) {
 // This GPU as the model knows it, or by this run's ceilings.
 GpuSpec modelled_gpu(const Ceilings& ceilings) {
   for (const GpuSpec& known : {h100_sxm(), h200_sxm(), a100_sxm()})
-    for (const std::string& name : known.device_names)
-      if (name == device_name()) return known;
+    if (known.device_name == device_name()) return known;
   int index = 0;
   cudaDeviceProp properties;
   CUDA_CHECK(cudaGetDevice(&index));

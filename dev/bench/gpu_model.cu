@@ -195,35 +195,6 @@ void print_matmuls(const std::vector<Column>& columns) {
   }
 }
 
-// Whole steps with attention by mma, and by wgmma as SLA_ATTENTION has it.
-void print_wgmma(const std::vector<Case>& cases) {
-  printf("\n## Attention by wgmma\n\n"
-         "An H100 computes plain and skip-layer attention over many tokens with Hopper's own products, and with "
-         "SLA_ATTENTION=wgmma\n"
-         "over any number. Expected, for heads of 64 and of 128 channels, forward and backward; attention's rate "
-         "counts two products forward and "
-         "five backward:\n\n"
-         "| model | tokens | attention | ms a step | of it attention | attention, TFLOP/s | of peak |\n"
-         "| --- | --- | --- | --: | --: | --: | --: |\n");
-  for (const char* name : {"d12", "gpt3:2048"})
-    for (Case c : cases) {
-      c.model = name;
-      if (c.model != "d12" && c.B > 1) c.B = 4;
-      c.wirings = {"plain"};
-      for (const Column& column : columns_of(c, {h100_sxm(), h100_sxm_wgmma()})) {
-        double seconds = 0, flops = 0;
-        for_each_part(column, [&](const RowKey&, const ModelledPart& part) {
-          if (part.tiles.m > 0 || part.flops == 0) return;
-          seconds += part.seconds;
-          flops += part.flops;
-        });
-        printf("| %s, %s | %d x %s | %s | %.1f | %.1f | %.0f | %.0f %% |\n", name, column.wiring.c_str(), c.B,
-               thousands(c.T).c_str(), column.gpu.device_names.empty() ? "wgmma" : "mma", column.seconds() * 1e3,
-               seconds * 1e3, flops / seconds * 1e-12, 100 * flops / seconds / column.gpu.peak_flops);
-      }
-    }
-}
-
 // The seconds that the operations with these names take in a step.
 double seconds_of(const Column& column, const std::vector<std::string>& names) {
   double sum = 0;
@@ -462,7 +433,6 @@ void print_page() {
   print_case(short_sequences);
   print_case(long_sequence);
   print_matmuls(columns_of(short_sequences));
-  print_wgmma({short_sequences, long_sequence});
   print_in_fp16();
   printf("\n## Within documents\n\nWith `documents` a query sees its own document alone. Documents begin anywhere in "
          "the kernels' tiles, which costs a query %.0f keys\nforward and %.0f backward. Those that are longer than a "
@@ -577,8 +547,8 @@ void print_largest(const GpuSpec& gpu, const char* preset, int T, const std::vec
 }
 
 void print_errors(const std::vector<Measurement>& measurements) {
-  printf("\n## Measured beside modelled\n\nGPT-2 124M. The last column is the error of the corrected model if the "
-         "correction is the other GPU's alone.\n\n"
+  printf("\n## Measured beside modelled\n\nGPT-2 124M. The last column: the model's error on this GPU "
+         "with the other GPU's correction alone.\n\n"
          "| GPU | B x T | wiring | tokens/s | modelled | measured / modelled | error |\n"
          "| --- | --- | --- | --: | --: | --: | --: |\n");
   double sum = 0, most = 0;
@@ -604,8 +574,8 @@ void print_gpus() {
          "H200](results/hopper/README.md), the H100\nbefore changes that made the H200 faster); all else is modelled, "
          "and of no other kind has a GPU been measured.\n`make gpu-model` writes this page.\n\n"
          "The micro-batch is the largest that fits by the trainer's own plan, as on [another page](results/memory.md), "
-         "in memory of GB of 10^9 bytes:\nwhat a GPU of as many GiB has more, 7 %%, is left to CUDA's context and a "
-         "display. It recomputes nothing unless an `-r` says so, the lowest that fits.\ntokens/s is of that "
+         "with GB of 10^9 bytes: the 7 %%\nthat as many GiB have more are left for CUDA's context and a display. It "
+         "recomputes nothing unless an `-r` says so, the lowest that fits.\ntokens/s is of that "
          "micro-batch, or "
          "of 32,768 tokens if it has more, by [the model](gpu-model.md) times the ratio of measured to modelled\n"
          "on H100 and H200, which other GPUs are only assumed to have. Hours are for 10 billion tokens.\n",

@@ -5,7 +5,7 @@
 //
 // What is assumed of a GPU is in `GpuSpec`, with its sources in dev/bench/gpu-model.md, the page that gpu_model.cu
 // prints. bench_gpu prints what it has measured beside this. When attention's kernels change, their rates relative to
-// FlashAttention-2's in h100_sxm(), h100_sxm_wgmma() and a100_sxm() must change too.
+// FlashAttention-2's in h100_sxm() and a100_sxm() must change too.
 //
 // Not modelled: what L2 saves (an activation of 16 x 1,024 tokens and 768 channels is 25 MB, an H100's L2 50 MB),
 // clocks that fall under load, the host, communication between ranks, and what kernels for masks lose to those without.
@@ -42,7 +42,7 @@ inline double flash_attention_rate(const AttentionRate& rate, double keys) {
 
 struct GpuSpec {
   std::string name;
-  std::vector<std::string> device_names;  // what the driver calls it
+  std::string device_name;  // what the driver calls it; "" if it was not asked
   int multiprocessors;
   double clock;       // Hz, that peak_flops is for
   double peak_flops;  // dense bf16
@@ -55,7 +55,7 @@ struct GpuSpec {
 
 inline GpuSpec h100_sxm() {
   return {"H100 SXM",
-          {"NVIDIA H100 80GB HBM3"},
+          "NVIDIA H100 80GB HBM3",
           132,
           1.83e9,
           989.4e12,
@@ -72,41 +72,14 @@ inline GpuSpec h100_sxm() {
 // The H100's processor with more and faster memory.
 inline GpuSpec h200_sxm() {
   GpuSpec gpu = h100_sxm();
-  gpu.name = "H200 SXM", gpu.device_names = {"NVIDIA H200"};
+  gpu.name = "H200 SXM", gpu.device_name = "NVIDIA H200";
   gpu.bandwidth = 4.8e12, gpu.memory_bytes = 141e9;
-  return gpu;
-}
-
-// The H100 with attention by wgmma for all lengths (SLA_ATTENTION=wgmma). The ratios are those above times what the
-// kernels' machine code gains on the model of a multiprocessor: it takes so much of the time that their products would
-// take at the peak rate,
-//
-//                     forward   dq    dk and dv
-//   64 channels, mma    0.42   0.48     0.45
-//   64, wgmma           0.46   0.61     0.67
-//   128, mma            0.47   0.44     0.37
-//   128, wgmma          0.66   0.74     0.74
-//
-// if a multiprocessor multiplies 64 x 64 x 16 in 32 cycles, reads 128 bytes of shared memory in each for it, and goes
-// on while its warps do other things. An SM has one block, so no other one multiplies while it starts and ends: the
-// overheads are taken 150 keys higher, which is a guess.
-inline GpuSpec h100_sxm_wgmma() {
-  GpuSpec gpu = h100_sxm();
-  // (2 products), and 3 of dq and 4 of dk and dv, by mma over by wgmma.
-  const double forward64 = 0.46 / 0.42, backward64 = (3 / 0.48 + 4 / 0.45) / (3 / 0.61 + 4 / 0.67);
-  const double forward128 = 0.66 / 0.47, backward128 = (3 / 0.44 + 4 / 0.37) / (3 / 0.74 + 4 / 0.74);
-  gpu.name += " by wgmma";
-  gpu.device_names = {};
-  gpu.forward64.ratio *= forward64, gpu.backward64.ratio *= backward64;
-  gpu.forward128.ratio *= forward128, gpu.backward128.ratio *= backward128;
-  for (AttentionRate* rate : {&gpu.forward64, &gpu.backward64, &gpu.forward128, &gpu.backward128})
-    rate->overhead += 150;
   return gpu;
 }
 
 inline GpuSpec a100_sxm() {
   return {"A100 SXM 80 GB",
-          {"NVIDIA A100-SXM4-80GB"},
+          "NVIDIA A100-SXM4-80GB",
           108,
           1.41e9,
           312e12,
@@ -125,7 +98,7 @@ inline GpuSpec a100_sxm() {
 inline GpuSpec other_gpu(const std::string& name, int multiprocessors, double matmul_flops,
                          double copy_bytes_per_second) {
   GpuSpec gpu = a100_sxm();
-  gpu.name = name, gpu.device_names = {name}, gpu.multiprocessors = multiprocessors;
+  gpu.name = name, gpu.device_name = name, gpu.multiprocessors = multiprocessors;
   const double scale = matmul_flops / gpu.matmul_share / gpu.peak_flops;
   gpu.peak_flops *= scale;
   gpu.bandwidth = copy_bytes_per_second / gpu.copy_share;
@@ -137,7 +110,7 @@ inline GpuSpec other_gpu(const std::string& name, int multiprocessors, double ma
 // 70 W, and 225 of its 320 GB/s. No FlashAttention-2 is for it: attention in proportion to matmuls is a guess.
 inline GpuSpec t4() {
   GpuSpec gpu = other_gpu("T4", 40, 40e12, 225e9);
-  gpu.clock = 1.59e9, gpu.memory_bytes = 15.84e9, gpu.device_names = {"Tesla T4"};
+  gpu.clock = 1.59e9, gpu.memory_bytes = 15.84e9, gpu.device_name = "Tesla T4";
   return gpu;
 }
 
@@ -148,7 +121,7 @@ inline GpuSpec by_data_sheet(const std::string& name, int multiprocessors, doubl
   const GpuSpec a100 = a100_sxm();
   GpuSpec gpu = other_gpu(name, multiprocessors, multiprocessors * clock * flops * a100.matmul_share,
                           bandwidth * a100.copy_share);
-  gpu.clock = clock, gpu.memory_bytes = memory_bytes, gpu.device_names = {};
+  gpu.clock = clock, gpu.memory_bytes = memory_bytes, gpu.device_name = {};
   return gpu;
 }
 
@@ -157,7 +130,7 @@ inline GpuSpec by_data_sheet(const std::string& name, int multiprocessors, doubl
 inline GpuSpec b200() {
   const GpuSpec h100 = h100_sxm();
   GpuSpec gpu = h100;
-  gpu.name = "B200", gpu.device_names = {}, gpu.multiprocessors = 148, gpu.clock = 1.856e9;
+  gpu.name = "B200", gpu.device_name = {}, gpu.multiprocessors = 148, gpu.clock = 1.856e9;
   gpu.peak_flops = 2250e12, gpu.bandwidth = 8e12, gpu.memory_bytes = 180e9;
   const double scale = gpu.multiprocessors * gpu.clock / (h100.multiprocessors * h100.clock);
   for (AttentionRate* rate : {&gpu.forward64, &gpu.backward64, &gpu.forward128, &gpu.backward128}) rate->limit *= scale;

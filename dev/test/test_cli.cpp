@@ -258,6 +258,9 @@ TEST_F(CommandLine, ADryRunAsJsonIsOneLineOfNumbers) {
   EXPECT_GT(plan.at("memory_needed"), 1e5);
   EXPECT_GT(plan.at("memory_free"), plan.at("memory_needed"));
   EXPECT_GT(plan.at("largest_micro_batch"), plan.at("micro_batch"));
+  const Outcome full = run(trainer + small_model + "-x 7 --dry-run --json >/dev/full");
+  EXPECT_EQ(full.exit_status, 1);
+  EXPECT_NE(full.err.find("error: standard output cannot be written"), std::string::npos) << full.err;
   EXPECT_FALSE(fs::exists(in("never")));
 }
 
@@ -290,6 +293,9 @@ TEST_F(CommandLine, SamplesOfTokensThatHaltHaveThePonderOfEach) {
   EXPECT_NE(page_of(in("out")).find("<pre class=\"shaded\"><span"), std::string::npos);
   ASSERT_EQ(run(command + "-o " + in("plain")).exit_status, 0);
   for (const json& j : read_log(in("plain"))) EXPECT_FALSE(j.contains("ponder") || j.contains("tokens")) << j;
+  // The prompt alone, which nothing follows.
+  const Outcome o = run(trainer + small_model + "--wiring 'universal(1) act(0.3)' -x 0 -s 1 -g 1");
+  EXPECT_EQ(o.exit_status, 0) << o.err;
 }
 
 TEST_F(LongCommandLine, ACheckpointIsAModelToStartFromOrValidate) {
@@ -398,7 +404,7 @@ TEST_F(LongCommandLine, ValidationOfAllDataIsTheSameForEveryBatch) {
     }
   }
   const double expected = sum / double(tokens);
-  for (int b : {1, 2, 3, 7}) EXPECT_NEAR(val_loss(format("-b %d -m 0", b)) / expected, 1, 1e-6) << b;
+  for (int b : {1, 2, 3, 7, 20}) EXPECT_NEAR(val_loss(format("-b %d -m 0", b)) / expected, 1, 1e-6) << b;
   EXPECT_GT(std::abs(val_loss("-b 1 -m 10") / expected - 1), 1e-4) << "full sequences alone";
 }
 

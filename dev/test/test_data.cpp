@@ -184,6 +184,8 @@ TEST_F(Tokenize, AFinishedFolderIsLeftAsItIsUnlessForced) {
   damaged.back() ^= 1;
   write("out/val_000000.bin", damaged);
   expect_refused(in, out + "/val_000000.bin is missing or damaged");
+  std::filesystem::remove(out + "/tokenizer.json");
+  expect_refused(in, out + "/tokenizer.json is missing or damaged");
   EXPECT_EQ(shell("data/tokenize --force --shard-tokens 100 --out " + out + " " + in).exit_code, 0);
   EXPECT_FALSE(read_file(out + "/train_000000.bin") == before);
   EXPECT_EQ(shell("data/tokenize --force --out " + out + " " + in).exit_code, 0);

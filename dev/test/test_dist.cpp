@@ -752,9 +752,11 @@ TEST_F(LongTraining, OnlyRankZeroPrints) {
   EXPECT_EQ(o.out.find('\033'), std::string::npos) << "escape sequences of a terminal";
 }
 
-// A rank's read of a token file, or rank 0's line of the log, takes longer than a rank may hang: a disk is no rank.
-TEST_F(LongTraining, ADiskThatStallsIsNoRankThatHangs) {
-  write_file(in("stall.c"), R"c(
+class LongStallingDisk : public Training {
+ protected:
+  void SetUp() override {
+    Training::SetUp();
+    write_file(in("stall.c"), R"c(
     #define _GNU_SOURCE
     #include <dlfcn.h>
     #include <fcntl.h>
@@ -779,24 +781,43 @@ TEST_F(LongTraining, ADiskThatStallsIsNoRankThatHangs) {
       stall(fd);
       return ((ssize_t(*)(int, const void*, size_t))dlsym(RTLD_NEXT, "write"))(fd, from, n);
     })c");
-  ASSERT_EQ(run("gcc -shared -fPIC -o " + in("stall.so") + " " + in("stall.c") + " -ldl").exit_status, 0);
+    ASSERT_EQ(run("gcc -shared -fPIC -o " + in("stall.so") + " " + in("stall.c") + " -ldl").exit_status, 0);
+  }
+  // Trains with two ranks. For one of them the file `name` stalls, once there is the file `after`.
+  Outcome train_stalled(int rank, const char* name, const char* after, const std::string& more) const {
+    fs::remove_all(in("out"));
+    fs::remove(in("stalled"));
+    return run(format("timeout 100 scripts/launch.sh 2 bash -c '[ $RANK != %d ] || export ASAN_OPTIONS="
+                      "verify_asan_link_order=0 AFTER=%s STALLS=%s STALLED=%s LD_PRELOAD=%s; exec \"$@\"' rank "
+                      "build/fp32/train_gpt2_sla_emu%s %s -o %s",
+                      rank, in(after).c_str(), fs::absolute(in(name)).c_str(), in("stalled").c_str(),
+                      in("stall.so").c_str(), arguments("").c_str(), more.c_str(), in("out").c_str()));
+  }
+};
+
+// A rank's read of a token file, or rank 0's line of the log, takes longer than a rank may hang: a disk is no rank.
+TEST_F(LongStallingDisk, IsNoRankThatHangs) {
   write_file(in("val.bin"), shard_bytes(2000, 60));
   const char *const at_first = "out/log.jsonl", *const later = "out/step_00000003";
   for (const auto& [rank, name, after] : {std::tuple(1, "tokens.bin", at_first),
                                           {1, "tokens.bin", later},
                                           {1, "val.bin", later},
                                           {0, "out/log.jsonl", later}}) {
-    fs::remove_all(in("out"));
-    fs::remove(in("stalled"));
-    const Outcome o =
-        run(format("timeout 100 scripts/launch.sh 2 bash -c '[ $RANK != %d ] || export ASAN_OPTIONS="
-                   "verify_asan_link_order=0 AFTER=%s STALLS=%s STALLED=%s LD_PRELOAD=%s; exec \"$@\"' rank "
-                   "build/fp32/train_gpt2_sla_emu%s -j %s -v 2 -m 2 -x 8 -n 3 --hang-timeout 4 -o %s",
-                   rank, in(after).c_str(), fs::absolute(in(name)).c_str(), in("stalled").c_str(),
-                   in("stall.so").c_str(), arguments("").c_str(), in("val.bin").c_str(), in("out").c_str()));
+    const Outcome o = train_stalled(rank, name, after, "-j " + in("val.bin") + " -v 2 -m 2 -x 8 -n 3 --hang-timeout 4");
     EXPECT_EQ(o.exit_status, 0) << name << o.err;
     EXPECT_EQ(steps_of(read_log(in("out"))).size(), 8u) << name;
     EXPECT_TRUE(fs::exists(in("stalled"))) << name;
+  }
+}
+
+// Rank 0 still writes the checkpoint of the first step when both ranks find that the weights are lost.
+TEST_F(LongStallingDisk, LosesNoCheckpointToAnErrorOfAllRanks) {
+  for (const char* found_by : {"-v 0 -n 1 --max-bad-steps 1", "-v 2 -n 1"}) {
+    const Outcome o = train_stalled(0, "out/unfinished_step_00000001/state.json", "out/log.jsonl",
+                                    std::string("-x 9 -u 0 -l 1e38 ") + found_by);
+    EXPECT_EQ(o.exit_status, 1) << found_by;
+    EXPECT_NE(o.err.find("training stops"), std::string::npos) << o.err;
+    EXPECT_TRUE(fs::exists(in("stalled")) && fs::exists(in("out/step_00000001"))) << found_by << o.err;
   }
 }
 

@@ -113,8 +113,11 @@ TEST_F(ExperimentTest, DoesNotTakeRunsOfOtherOptions) {
   const Outcome o = run(compare("plain; rope", "-x 2 -l 1e-2 -c 0.5"));
   EXPECT_EQ(o.exit_status, 2) << o.out << o.err;
   EXPECT_EQ(o.out, "");
-  for (const char* name : {"plain", "rope"})
-    EXPECT_NE(o.err.find(std::string("error: ") + name + ", seed 1: --same-options: "), std::string::npos) << o.err;
+  for (const char* name : {"plain", "rope"}) {
+    const std::string error = std::string("error: ") + name + ", seed 1: --same-options: ";
+    EXPECT_NE(o.err.find(error), std::string::npos) << o.err;
+    EXPECT_EQ(o.err.find(error), o.err.rfind(error)) << "once: it is the seed of the search, too";
+  }
   EXPECT_NE(o.err.find("peak learning rate (-l): 0.001, and now 0.01; weight decay (-c): 0.1, and now 0.5"),
             std::string::npos)
       << o.err;
@@ -239,6 +242,8 @@ TEST_F(ExperimentTest, ChoosesAmongTheRatesThatDidNotFail) {
   const Outcome none = run("timeout 20 " + experiment(file + " --jobs 1"));
   EXPECT_EQ(none.exit_status, 1) << none.out;
   EXPECT_NE(none.err.find("error: " + in("out/a/4e-3/alibi-5: has no validation loss")), std::string::npos) << none.err;
+  const Outcome without = run(experiment("--wirings alibi --seeds 1 --steps 4 --data " + in("data")));
+  EXPECT_NE(without.out.find("alibi, seed 1: no validation after step 4"), std::string::npos) << without.out;
 }
 
 TEST_F(ExperimentTest, WhatIsNotItsOwnStays) {
@@ -293,6 +298,9 @@ TEST_F(ExperimentTest, ArgumentsAndFilesThatAreWrongAreRefused) {
   expect_error("--wirings plain --seeds 1 --data " + in("none"), "none: has no train_*.bin");
   expect_error("--wirings plain --seeds 1 --trainer ./none -- -x 1", "./none: is not here; make builds it");
   expect_error("--wirings plain -- -x 1", "no seeds: give --seeds 3");
+  expect_error("--wirings plain --seeds 1 --steps 0", "--steps 0: it must be at least 1");
+  expect_error("--wirings plain --seeds 1 --jobs 0 -- -x 1", "--jobs 0: it must be at least 1");
+  expect_error("--wirings plain --seeds 1 --trainer /bin/true -- -x 1", "/bin/true: its --dry-run --json is no plan");
   expect_error("--wirings plain --seeds 1 --steps 2 -- -x 1", "-x: each run has its own");
   for (const std::string own :
        {"--wiring=gate", "--seed 7", "-o X", "-oX", "--out=X", "-y", "--resume", "--dry-run", "--help", "-h"})

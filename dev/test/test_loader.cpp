@@ -166,6 +166,14 @@ TEST_F(TokenShardsOf, TextInPlaceOfTokensIsRefused) {
   expect_error([&] { TokenShards(write("a.txt", text), 50257); }, {"/a.txt: is text", "data/text.sh"});
 }
 
+TEST_F(TokenShardsOf, NumbersOf32BitsInPlaceOfTokensAreRefused) {
+  std::vector<uint16_t> tokens = counting(64);
+  for (size_t i = 1; i < tokens.size(); i += 2) tokens[i] = 0;
+  expect_error([&] { TokenShards(write_headerless("a.bin", tokens), 1000); }, {"/a.bin: ", "numbers of 32 bits"});
+  tokens.back() = 1;
+  EXPECT_EQ(TokenShards(write_headerless("b.bin", tokens), 1000).num_tokens, 64);
+}
+
 TEST_F(TokenShardsOf, ATokenOutsideTheVocabularyIsFoundAnywhere) {
   const int n = 200001;  // four of the blocks that are checked at a time, the last not whole
   for (int position : {0, 65535, 65536, 131072, 200000}) {

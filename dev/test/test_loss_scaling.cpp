@@ -4,6 +4,7 @@
 // COVERS llmc/train/loss_scale.h
 #include <gtest/gtest.h>
 #include <cmath>
+#include <set>
 #include "command_line.h"
 #include "golden_case.h"
 #include "llmc/train/loss_scale.h"
@@ -141,6 +142,10 @@ TEST_F(LongFp16Training, AfterAnOverflowTheScaleHalvesAndTrainingContinues) {
   for (size_t i = 0; i < steps.size(); i++) EXPECT_EQ(steps[i].at("grad_norm").is_null(), 2 <= i && i < 6) << steps[i];
   EXPECT_LT(steps.back().at("loss").get<double>(), steps.front().at("loss").get<double>());
   EXPECT_EQ(steps.back().at("good_updates"), 6);
+  std::set<int> saved;
+  for (const json& line : read_log(in("whole")))
+    if (line.contains("checkpoint")) saved.insert(line.at("step").get<int>());
+  EXPECT_EQ(saved.count(4), 1u) << "its weights are as good as those before it";
 
   ASSERT_EQ(run(arguments("again") + "-x 12 -y").exit_status, 0);
   expect_the_same_checkpoint(in("whole"), in("again"), 12);

@@ -249,6 +249,7 @@ TEST(Options, ResumeIsAFlagOrLlmcsNumber) {
   EXPECT_FALSE(parse({"-i", "x", "-y", "0"}).resume);
   EXPECT_ERROR(parse({"-i", "x", "-o", "out", "-y", "2"}), "-y 2");
   EXPECT_TRUE(parse({"-i", "x", "-o", "out", "--resume-from", "out/step_00000001"}).resume);
+  EXPECT_TRUE(parse({"-i", "x", "-o", "out", "--resume-from", "out/step_00000001", "--same-options"}).resume);
 }
 
 TEST(Options, WithoutAStepNeedNoTrainingData) {

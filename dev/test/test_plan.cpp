@@ -469,6 +469,7 @@ TEST(Wiring, ErrorsSayWhichTermWhereAndWhatWouldBeRight) {
                {"lsh(4)", "lsh(4), at character 1", "lsh(buckets, rounds), such as lsh(32, 2)"},
                {"lsh(4,0)", "lsh(4,0)", "at least 1"},
                {"lsh(16386,1)", "lsh(16386,1), at character 1", "at most 16384"},
+               {"lsh(4,17)", "lsh(4,17), at character 1", "at most 16"},
                {"lsh(4,2) sla(3,3)", "sla(3,3), at character 10",
                 "lsh does with rmsnorm, relu2, silu, swiglu, untied, softcap, gru and reversible"},
                {"window(8) lsh(4,2)", "lsh(4,2), at character 11", "does not combine with window(8)"},

@@ -498,6 +498,10 @@ TEST_F(CommandLine, AFolderThatIsNoRunsKeepsWhatItHas) {
   expect_error(in("tokens.bin"), "error: -o " + in("tokens.bin") + ": is no folder");
   fs::create_directory(in("out"));
   EXPECT_EQ(run(command + in("out") + " --dry-run").exit_status, 0);
+  write_file(in("out/lock"), "as it was");
+  EXPECT_EQ(run(command + in("out") + " --dry-run").exit_status, 0);
+  EXPECT_EQ(read_file(in("out/lock")), "as it was");
+  fs::remove(in("out/lock"));
   expect_error(in("out") + " -d 7", "-d 7 is not a multiple");
   EXPECT_EQ(names_in(in("out")), std::set<std::string>());
   write_file(in("notes"), "mine");

@@ -2,15 +2,37 @@
 #include "helpers.h"
 #include "llmc/text/scored_text.h"
 
-static std::vector<int> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
+static std::vector<int> bytes_of(const std::string& text) {
+  std::vector<int> bytes;
+  for (const char c : text) bytes.push_back(uint8_t(c));
+  return bytes;
+}
 
 TEST(ScoredText, WhiteSpaceOfEachKindBelongsToTheContinuation) {
   const Tokenizer tokenizer = Tokenizer::bytes();
-  for (const char space : std::string(" \t\n\v\f\r")) {
-    const ScoredSequence s = encode_continuation(tokenizer, std::string("two") + space + space, "end");
-    EXPECT_EQ(s.tokens, bytes_of(std::string("two") + space + space + "end")) << int(space);
-    EXPECT_EQ(s.scored, 5) << int(space);
+  for (const std::string space : {" ", "\t", "\n", "\v", "\f", "\r", "\x1c", "\x1f", "\u0085", "\u00a0", "\u3000"}) {
+    const ScoredSequence s = encode_continuation(tokenizer, "two" + space + space, "end");
+    EXPECT_EQ(s.tokens, bytes_of("two" + space + space + "end")) << space;
+    EXPECT_EQ(s.scored, 3 + 2 * int64_t(space.size())) << space;
   }
+  EXPECT_EQ(encode_continuation(tokenizer, "two\u200b", "end").scored, 3) << "it has no width, and is no white space";
+}
+
+// Where a merge goes across the boundary, the context has the tokens that it has by itself, and the continuation those
+// that both together have after as many.
+TEST(ScoredText, AMergeAcrossTheBoundaryLeavesTheContextItsTokens) {
+  const Tokenizer tokenizer = Tokenizer::load("dev/test/tokenizer/small.tiktoken");
+  const std::string text = "the other layers attend to the values of these";
+  const std::vector<int> whole = encode_prompt(tokenizer, text, /*begins_with_end=*/false);
+  int across = 0;
+  for (size_t at = 1; at + 8 < text.size(); at++) {
+    if (text[at - 1] == ' ') continue;
+    std::vector<int> expected = encode_prompt(tokenizer, text.substr(0, at), /*begins_with_end=*/false);
+    expected.insert(expected.end(), whole.begin() + long(expected.size()), whole.end());
+    EXPECT_EQ(encode_continuation(tokenizer, text.substr(0, at), text.substr(at)).tokens, expected) << at;
+    across += expected != whole;
+  }
+  EXPECT_GT(across, 0);
 }
 
 TEST(ScoredText, WhiteSpaceAloneStaysAContext) {

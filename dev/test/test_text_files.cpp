@@ -95,6 +95,9 @@ TEST_F(Corpus, FilesThatMayNotBeMeantSoAreSaid) {
             std::string::npos);
   EXPECT_EQ(tokenize("fields", "--field text --val-fraction 0 " + lines).err, "");
   EXPECT_EQ(tokenize("one", "--val-fraction 0 " + write("one.json", "{\n \"a\": 1\n}\n")).err, "");
+  std::string documents;  // of three bytes a character, more than a block has
+  for (int i = 0; i < 300000; i++) documents += i % 900 == 899 ? std::string(1, '\0') : "\u4e2d";
+  EXPECT_EQ(tokenize("zeros", "--separator nul --val-fraction 0 " + write("zeros.txt", documents)).err, "");
   fs::create_directory(in("many"));
   write("many/text", "a text");
   for (int i = 0; i < 20; i++)
@@ -154,6 +157,13 @@ TEST_F(Corpus, DamagedTruncatedOrTooDeepArchivesAreNamed) {
   expect_failure(write("deep.tar", deep), {"deep.tar: level1: level2: ", "is nested 17 files deep"});
   const std::string zeros = packed({{"", std::string(10240, '\0')}}, ARCHIVE_FILTER_GZIP);
   expect_failure(write("zeros.gz", zeros), {in("zeros.gz") + ": is no text: "});
+}
+
+// As by `tar --concatenate`, or cat.
+TEST_F(Corpus, TarFilesThatFollowEachOtherAreReadToTheLast) {
+  tokenize("out", "--val-fraction 0 " + write("both.tar", packed({{"a", "first"}}) + packed({{"b", "second"}})));
+  tokenize("apart", "--val-fraction 0 " + write("first", "first") + " " + write("second", "second"));
+  EXPECT_EQ(shard_tokens("out", "train"), shard_tokens("apart", "train"));
 }
 
 // Every byte of compressed files is changed once, and they are cut: what is read is an error or the same bytes. A

@@ -1,8 +1,8 @@
 // Errors.
 //
 // A user's mistake (a missing file, an impossible option) throws UserError. main() prints it as `error: <what>` and
-// exits with 1, before anything has been written. A broken invariant of the program itself is a CHECK: it aborts with
-// file and line.
+// exits with 1; of mistakes in options before anything has been written. A broken invariant of the program itself is a
+// CHECK: it aborts with file and line.
 #pragma once
 #include <cstdarg>
 #include <cstdio>

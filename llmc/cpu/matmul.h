@@ -23,8 +23,8 @@ inline void matmul_forward(floatX* out, const floatX* inp, const floatX* weight,
   else gemm('N', 'T', N, OC, C, inp, C, weight, C, false, out, OC);
 }
 
-// pre (N, H) = inp weight^T + bias; out (N, H) = f(pre) of what pre is before it is rounded, while it is in the cache,
-// as fused epilogues of GPUs do. bias may be null, and f is not gated.
+// pre (N, H) = inp weight^T + bias; out (N, H) = f(pre) of the rounded pre, as where it is computed again, while it is
+// in the cache. bias may be null, and f is not gated.
 inline void activation_of_gemm(Activation f, bfloat16* out, bfloat16* pre, const bfloat16* inp, const bfloat16* weight,
                                const bfloat16* bias, int64_t N, int64_t C, int64_t H) {
   with_activation(f, [=](auto function) {
@@ -34,14 +34,14 @@ inline void activation_of_gemm(Activation f, bfloat16* out, bfloat16* pre, const
                      for_each_vector(count, [=](int64_t j, int64_t n) {
                        FloatVector x = load_vector(sums + j, n);
                        if (bias != nullptr) x += load_vector(bias + column + j, n);
-                       store_vector(before + j, x, n), store_vector(to + j, function.value(x), n);
+                       store_vector(before + j, x, n);
+                       store_vector(to + j, function.value(load_vector(before + j, n)), n);
                      });
                    });
   });
 }
 
-// pre (N, F) = inp (N, C) weight (F, C)^T + bias (F); out (N, H) = f(pre). bias may be null. For up to most_few_rows
-// rows, and of a gate and a product, which lie in different columns, f is computed from the rounded pre.
+// pre (N, F) = inp (N, C) weight (F, C)^T + bias (F); out (N, H) = f(pre). bias may be null.
 template <class T>
 void matmul_activation_forward(Activation f, T* out, T* pre, const T* inp, const T* weight, const T* bias, int64_t N,
                                int64_t C, int64_t H) {

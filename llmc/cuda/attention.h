@@ -21,13 +21,13 @@
 //   attention_backward: delta =, dq = or +=, dk and dv of each K/V head = or +=, relative.dq =, relative.dr =
 //
 // A query sees the keys up to its own. That and one K/V head for each query head is plain attention (GPT-2, skip-layer
-// attention); the general one has masks, slopes, several K/V heads for a query head, topk, in the forward pass sinks,
-// and in the backward pass keys before the first query; relative positions are general, too, but have no topk. Both can
-// be kept within documents. General attention without topk can have dropout. Each kernel is a template with the
-// parameter `Kind`, so that plain attention pays nothing for the others. In general, tiles that a mask hides are
-// neither loaded nor multiplied (attention_tiles.h), and a kernel before the forward one finds the topk keys of each
-// query (attention_topk.h). A few queries after a K/V cache have kernels of their own, for all of it but topk, in every
-// precision (attention_decode.h).
+// attention); the general one has masks, slopes, several K/V heads for a query head, v in rows of another stride, topk,
+// in the forward pass sinks and exact outputs, and in the backward pass keys before the first query; relative positions
+// are general, too, but have no topk. Both can be kept within documents. General attention without topk can have
+// dropout. Each kernel is a template with the parameter `Kind`, so that plain attention pays nothing for the others. In
+// general, tiles that a mask hides are neither loaded nor multiplied (attention_tiles.h), and a kernel before the
+// forward one finds the topk keys of each query (attention_topk.h). A few queries after a K/V cache have kernels of
+// their own, for all of it but topk, in every precision (attention_decode.h).
 //
 // Shapes: llmc/ops/attention_args.h. Strides and HS are multiples of 8 elements, pointers of 16 bytes, and HS is at
 // most 128.

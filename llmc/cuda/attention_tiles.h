@@ -9,9 +9,9 @@
 #include "vec.h"
 
 // What a kernel is compiled for, as a parameter of its template: the attention of GPT-2 and of skip-layer attention;
-// general attention, which has masks, slopes, several K/V heads for a query head, topk, in the forward pass sinks, or
-// in the backward pass keys before the first query; that with relative positions; either of these within documents; and
-// general attention with dropout, without documents or within them.
+// general attention, which has masks, slopes, several K/V heads for a query head, v in rows of another stride, topk, in
+// the forward pass sinks or exact outputs, in the backward pass keys before the first query; that with relative
+// positions; either of these within documents; and general attention with dropout, without documents or within them.
 constexpr int plain_attention = 0, general_attention = 1, relative_attention = 2, document_attention = 3,
               relative_document_attention = 4, dropout_attention = 5, dropout_document_attention = 6;
 SLA_HOST_DEVICE constexpr bool is_relative(int kind) {

@@ -118,9 +118,8 @@ __global__ void __launch_bounds__(classifier_threads) classifier_kernel(Classifi
   }
 }
 
-// A thread owns eight logits.
-__global__ void __launch_bounds__(classifier_threads) cap_logits_kernel(floatX* logits, int64_t n, float cap) {
-  const int64_t i = (int64_t(blockIdx.x) * classifier_threads + threadIdx.x) * 8;
+__global__ void __launch_bounds__(element_threads) cap_logits_kernel(floatX* logits, int64_t n, float cap) {
+  const int64_t i = first_element();
   if (i >= n) return;
   float x[8];
   load8(x, logits + i);
@@ -129,9 +128,7 @@ __global__ void __launch_bounds__(classifier_threads) cap_logits_kernel(floatX* 
 }
 
 // n is a multiple of 8.
-inline void cap_logits(floatX* logits, int64_t n, float cap) {
-  launch(cap_logits_kernel, blocks_of(n, 8 * classifier_threads), classifier_threads, 0, logits, n, cap);
-}
+inline void cap_logits(floatX* logits, int64_t n, float cap) { launch_elements(cap_logits_kernel, n, logits, n, cap); }
 
 // stats += the rows' sums. One block, in which a thread owns every 1,024th row.
 __global__ void __launch_bounds__(classifier_threads) add_losses_kernel(StepStats* stats, LossRows r) {

@@ -1,5 +1,5 @@
-// The second half of a sum over rows: the blocks' partial sums are added up, in an order that does not depend on the
-// order in which blocks ran.
+// Sums over rows, in an order that does not depend on the order in which blocks ran: the second half of one, where
+// blocks' partial sums are added up; and sums over sequences.
 #pragma once
 #include <cstdint>
 #include "vec.h"
@@ -36,4 +36,22 @@ inline void add_column_sums(float* first, float* second, const float* partial, i
   const dim3 grid(unsigned(ceil_div(columns, warp_size)), second != nullptr ? 2 : 1);
   launch(add_column_sums_kernel, grid, column_sums_warps * warp_size, column_sums_warps * warp_size * sizeof(float),
          first, second, partial, rows, stride, columns);
+}
+
+// sum (n) = the sum over the sequences of x (B, n), in their order; += with `accumulates`. A thread owns eight
+// neighbouring elements, so that loads are coalesced and, unrolled, several are in flight.
+template <bool accumulates, class Sum, class Element>
+__global__ void __launch_bounds__(element_threads)
+    sum_of_sequences_kernel(Sum* sum, const Element* x, int64_t B, int64_t n) {
+  const int64_t i = first_element();
+  if (i >= n) return;
+  float sums[8] = {};
+  if (accumulates) load8(sums, sum + i);
+#pragma unroll 4
+  for (int64_t b = 0; b < B; b++) {
+    float y[8];
+    load8(y, x + b * n + i);
+    for (int j = 0; j < 8; j++) sums[j] += y[j];
+  }
+  store8(sum + i, sums);
 }

@@ -36,24 +36,11 @@ __device__ inline float dot_of_lanes(const float (&x)[8], const float (&y)[8], i
   return sum_of_lanes(sum, lanes);
 }
 
-// The softmax of scores that come one after the other, and a sum of terms by its weights.
-struct LayerSoftmax {
-  float highest = -INFINITY, total = 0;
-
-  // Takes a score. A sum so far is to be multiplied by `old`; the score's own term by what this returns.
-  __device__ float add(float score, float& old) {
-    const float higher = fmaxf(highest, score), weight = expf(score - higher);
-    old = expf(highest - higher), highest = higher;
-    total = total * old + weight;
-    return weight;
-  }
-};
-
 __global__ void __launch_bounds__(depth_threads)
     depth_attention_forward_kernel(DepthAttention<floatX> a, int64_t N, int lanes, float scale) {
   const LaneOfToken lane(a, N, lanes);
   float q[8], k[8], v[8], sum[8] = {}, old;
-  LayerSoftmax softmax;
+  RunningSoftmax softmax;
   lane.load(q, a.q, a.q_stride);
   for (int j = 0; j < a.num_layers; j++) {
     lane.load(k, v, a.layers[j]);
@@ -70,7 +57,7 @@ __global__ void __launch_bounds__(depth_threads)
   const LaneOfToken lane(a, N, lanes);
   const LayerKV<floatX> own = a.layers[a.num_layers - 1];
   float q[8], d[8], dq[8], k[8], v[8], old, mean = 0;  // mean: of d . v_j
-  LayerSoftmax softmax;
+  RunningSoftmax softmax;
   lane.load(q, a.q, a.q_stride);
   lane.load(d, own.dv, own.d_stride);
   lane.load(dq, a.dq, a.dq_stride);

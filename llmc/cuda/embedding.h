@@ -2,9 +2,10 @@
 // aligned.
 //
 // Tokens repeat, so several rows of dout are added to one row of dwte. Atomics would add them in an order that changes
-// from run to run; here each token that occurs has one owner, which adds its rows in the order of their positions.
+// from run to run; here each token that occurs has one owner, which adds its rows in an order that their positions fix.
 #pragma once
 #include <cstdint>
+#include "column_sums.h"
 #include "llmc/ops/rows.h"
 #include "vec.h"
 
@@ -32,23 +33,6 @@ __global__ void embedding_forward_kernel(floatX* out, const floatX* x, const int
       for (int j = 0; j < 8; j++) sum[j] += y[j];
     }
     store8(out + n * C + i, sum);
-  }
-}
-
-// dwpe += . A block owns a position t, a thread eight channels of dwpe[t]: it adds up the sequences' rows in registers,
-// several loads at a time, and writes once.
-__global__ void embedding_backward_wpe_kernel(float* dwpe, const floatX* dout, int64_t B, int64_t T, int64_t C) {
-  const int64_t t = blockIdx.x;
-  for (int64_t i = threadIdx.x * 8; i < C; i += blockDim.x * 8) {
-    float sum[8];
-    load8(sum, dwpe + t * C + i);
-#pragma unroll 4
-    for (int64_t b = 0; b < B; b++) {
-      float x[8];
-      load8(x, dout + (b * T + t) * C + i);
-      for (int j = 0; j < 8; j++) sum[j] += x[j];
-    }
-    store8(dwpe + t * C + i, sum);
   }
 }
 
@@ -166,7 +150,8 @@ inline void add_coordinates(floatX* out, const floatX* x, const floatX* wse, con
 }
 
 inline void position_backward(float* dwpe, const floatX* dout, int64_t B, int64_t T, int64_t C) {
-  launch(embedding_backward_wpe_kernel, unsigned(T), embedding_block(C), 0, dwpe, dout, B, T, C);
+  CHECK(C % 8 == 0);
+  launch_elements(sum_of_sequences_kernel<true, float, floatX>, T * C, dwpe, dout, B, T * C);
 }
 
 inline void embedding_backward(float* dwte, float* dwpe, const floatX* dout, const int* tokens, int64_t B, int64_t T,

@@ -40,7 +40,6 @@ __global__ void __launch_bounds__(head_mix_threads) mix_heads_kernel(HeadMix<flo
     if (o < count) store8(out + o * m.HS, sums[o]);
 }
 
-#ifndef PRECISION_FP32
 constexpr int head_mix_warps = head_mix_threads / warp_size;
 
 // A tile of the weights of one source, 16 sums by 32 heads, that a warp adds up: acc += d x^T, where d (16, HS) and x
@@ -49,6 +48,7 @@ struct HeadMixTile {
   static constexpr int rows = 16, columns = 32;
   float acc[columns / 8][4] = {};
 
+#ifndef PRECISION_FP32
   // Two neighbouring channels of a head; zeros where there are none.
   static __device__ unsigned two_of(const floatX* x, int head, int heads, int c, int HS) {
     return head < heads && c < HS ? *reinterpret_cast<const unsigned*>(x + head * HS + c) : 0u;
@@ -68,6 +68,20 @@ struct HeadMixTile {
       }
     }
   }
+#else
+  __device__ void add(const floatX* d, int sums, const floatX* x, int heads, int HS) {
+    const int group = int(threadIdx.x) % warp_size / 4, pair = int(threadIdx.x) % 4 * 2;
+    for (int c = 0; c < HS; c += 4)
+#pragma unroll
+      for (int at = 0; at < columns / 2; at++) {
+        const int n = at / 4, i = at % 4, o = group + i / 2 * 8, head = 8 * n + pair + i % 2;
+        if (o >= sums || head >= heads) continue;
+        float y[4], z[4];
+        load4(y, d + o * HS + c), load4(z, x + head * HS + c);
+        for (int k = 0; k < 4; k++) acc[n][i] += y[k] * z[k];
+      }
+  }
+#endif
 };
 
 // A block owns a source, `rows` tokens, and a HeadMixTile of its weights, blockIdx.x, y and z, so that neighbouring
@@ -109,43 +123,6 @@ inline void launch_mix_heads_backward(const HeadMix<floatX>& m, float* partial, 
          head_mix_warps * HeadMixTile::rows * HeadMixTile::columns * sizeof(float), m, partial, dout, dout_stride, N,
          head_mix_rows(N));
 }
-#else
-// A block owns `rows` tokens, the source blockIdx.y, and 256 of the pairs of a sum and a head, blockIdx.z says which; a
-// thread one pair. The tokens' dout and heads pass through shared memory, where rows of HS + 1 numbers let the threads
-// of a warp, whose heads are neighbours, read different banks. partial: (blocks, heads, num_sources, heads).
-__global__ void __launch_bounds__(head_mix_threads)
-    mix_heads_backward_kernel(HeadMix<floatX> m, float* partial, const floatX* dout, int64_t dout_stride, int64_t N,
-                              int64_t rows) {
-  const int HS = int(m.HS), width = m.heads * HS, pair = int(blockIdx.z) * head_mix_threads + int(threadIdx.x);
-  float *d = reinterpret_cast<float*>(shared_memory), *x = d + width;
-  const MixedHeads<floatX> source = m.sources[blockIdx.y];
-  const int o = pair / m.heads, i = pair % m.heads;
-  const bool has_pair = o < m.heads;
-  float sum = 0;
-  const int64_t first = int64_t(blockIdx.x) * rows, end = first + rows < N ? first + rows : N;
-  for (int64_t n = first; n < end; n++) {
-    __syncthreads();  // all threads have read the token before
-    for (int at = int(threadIdx.x); at < width; at += head_mix_threads) {
-      d[at] = to_float(dout[n * dout_stride + at]);
-      x[at / HS * (HS + 1) + at % HS] = to_float(source.x[n * source.stride + at]);
-    }
-    __syncthreads();
-    if (has_pair)
-      for (int c = 0; c < HS; c++) sum += d[o * HS + c] * x[i * (HS + 1) + c];
-  }
-  if (has_pair)
-    partial[blockIdx.x * m.num_weights() + (int64_t(o) * m.num_sources + int(blockIdx.y)) * m.heads + i] = sum;
-}
-
-inline void launch_mix_heads_backward(const HeadMix<floatX>& m, float* partial, const floatX* dout, int64_t dout_stride,
-                                      int64_t N) {
-  const int64_t pairs = int64_t(m.heads) * m.heads;
-  const dim3 grid(unsigned(head_mix_partial_sums(N)), unsigned(m.num_sources),
-                  unsigned(ceil_div(pairs, head_mix_threads)));
-  launch(mix_heads_backward_kernel, grid, head_mix_threads, size_t(m.heads) * size_t(2 * m.HS + 1) * sizeof(float), m,
-         partial, dout, dout_stride, N, head_mix_rows(N));
-}
-#endif
 
 inline void mix_heads(const HeadMix<floatX>& m, int64_t N) {
   const int64_t eights = N * m.HS / 8;

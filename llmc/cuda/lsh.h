@@ -20,7 +20,8 @@
 
 inline void check_lsh(const LshShape& s) {
   CHECK(0 < s.HS && s.HS <= largest_head_size && s.HS % head_size_multiple == 0);
-  CHECK(2 <= s.buckets && s.buckets <= lsh_most_buckets && s.buckets % 2 == 0 && 1 <= s.rounds && s.rounds <= 65535);
+  CHECK(2 <= s.buckets && s.buckets <= lsh_most_buckets && s.buckets % 2 == 0 && 1 <= s.rounds &&
+        s.rounds <= lsh_most_rounds);
   CHECK(0 < s.T && s.rows() <= largest_rows && s.B <= largest_batch && s.NH <= 65535);
 }
 
@@ -98,7 +99,7 @@ __global__ void __launch_bounds__(hash_threads, 2) lsh_hash_kernel(LshHash a) {
 inline void lsh_hash(const LshHash& a) {
   CHECK(0 < a.HS && a.HS <= largest_head_size && a.HS % head_size_multiple == 0 && a.q_stride % 8 == 0);
   CHECK(2 <= a.num_buckets && a.num_buckets <= lsh_most_buckets && a.num_buckets % 2 == 0);
-  CHECK(a.NH <= 65535 && 1 <= a.rounds && a.rounds <= 65535);
+  CHECK(a.NH <= 65535 && 1 <= a.rounds && a.rounds <= lsh_most_rounds);
   if (a.N == 0) return;
   const dim3 grid(unsigned(ceil_div(a.N, hash_rows)), unsigned(a.NH), unsigned(a.rounds));
   launch(lsh_hash_kernel, grid, hash_threads, hash_bytes, a);

@@ -7,19 +7,6 @@
 
 constexpr int lsh_decode_warps = 8, lsh_decode_threads = lsh_decode_warps * warp_size;
 
-// The softmax of one query over some keys, by a whole warp: a lane has four channels of what is summed up.
-struct LshDecodeSum {
-  float max = -INFINITY, sum = 0, values[4] = {};
-
-  __device__ void add(float score, const float (&v)[4]) {
-    const float before = max;
-    max = fmaxf(max, score);
-    const float rescale = expf(before - max), p = expf(score - max);
-    sum = sum * rescale + p;
-    for (int c = 0; c < 4; c++) values[c] = values[c] * rescale + p * v[c];
-  }
-};
-
 // A block owns a head of a query, a warp every eighth group of 32 positions before the query. A lane looks at one
 // position of the group, and owns four channels. The warps' sums are added up in their order: the bits are the same.
 __global__ void __launch_bounds__(lsh_decode_threads) lsh_decode_kernel(LshDecode a, float scale) {
@@ -34,7 +21,8 @@ __global__ void __launch_bounds__(lsh_decode_threads) lsh_decode_kernel(LshDecod
   float q[4] = {};
   if (has_channels) load4(q, row(t));
 
-  LshDecodeSum softmax;
+  RunningSoftmax softmax;  // of the warp's keys
+  float sum_of_values[4] = {}, old;
   for (int j0 = warp * warp_size; j0 < t; j0 += lsh_decode_threads) {
     const int own = j0 + lane;
     unsigned seen = __ballot_sync(full_warp, own < t && share_earlier_bucket(buckets(t), buckets(own), a.shape.rounds));
@@ -44,13 +32,14 @@ __global__ void __launch_bounds__(lsh_decode_threads) lsh_decode_kernel(LshDecod
       if (has_channels) load4(k, row(j)), load4(v, row(j) + C);
       for (int c = 0; c < 4; c++) product += q[c] * k[c], square += k[c] * k[c];
       product = warp_sum(product), square = warp_sum(square);
-      softmax.add(square > 0 ? product / sqrtf(square) * scale : 0.0f, v);
+      const float weight = softmax.add(square > 0 ? product / sqrtf(square) * scale : 0.0f, old);
+      for (int c = 0; c < 4; c++) sum_of_values[c] = sum_of_values[c] * old + weight * v[c];
     }
   }
   float *maxima = reinterpret_cast<float*>(shared_memory), *sums = maxima + lsh_decode_warps,
         *values = sums + lsh_decode_warps;  // (warps, HS)
-  if (lane == 0) maxima[warp] = softmax.max, sums[warp] = softmax.sum;
-  if (has_channels) store4(values + warp * HS + channel, softmax.values);
+  if (lane == 0) maxima[warp] = softmax.highest, sums[warp] = softmax.total;
+  if (has_channels) store4(values + warp * HS + channel, sum_of_values);
   __syncthreads();
   if (warp > 0 || !has_channels) return;
   float max = -INFINITY, sum = 0, out[4] = {};

@@ -4,8 +4,9 @@
 #include "llmc/ops/qknorm.h"
 #include "llmc/ops/rotary.h"
 #include "llmc/ops/rows.h"
-#include "rotary.h"
 #include "vec.h"
+
+constexpr int rotary_threads = 256;
 
 // How many neighbouring lanes have a head, with eight channels each: a power of two, at most 16 for the 128 channels
 // that a head has at most.
@@ -39,18 +40,29 @@ __device__ inline const float* angles_of(const RotaryHeads& r, const RowPosition
   return r.table == nullptr ? nullptr : r.table + (positions[lane.row] * (r.HS / 2) + lane.i) * 2;
 }
 
+// Rotates the pairs (a_j, b_j) by the angles times `sign`.
+__device__ inline void turn_pairs(float (&a)[4], float (&b)[4], const float* angles, float sign) {
+  for (int j = 0; j < 4; j++) {
+    const float x = a[j], c = angles[2 * j], s = angles[2 * j + 1] * sign;
+    a[j] = x * c - b[j] * s;
+    b[j] = b[j] * c + x * s;
+  }
+}
+
+// Rotation, in the forward pass with `norms` of what is normed.
+template <bool norms>
 __global__ void __launch_bounds__(rotary_threads)
-    norm_heads_kernel(RotaryHeads r, float* rstd, RowPositions positions, int64_t groups, int lanes) {
+    turn_heads_kernel(RotaryHeads r, float* rstd, RowPositions positions, int64_t groups, int lanes, float sign) {
   const LaneOfHead lane(r, groups, lanes);
   floatX* first = r.x + lane.place(r.stride, r.HS);
-  float a[4] = {}, b[4] = {}, squares = 0;
+  float a[4] = {}, b[4] = {}, squares = 0, scale = 1;
   if (lane.has_channels) load4(a, first), load4(b, first + r.HS / 2);
   for (int j = 0; j < 4; j++) squares += a[j] * a[j] + b[j] * b[j];
-  const float scale = rsqrtf(sum_of_lanes(squares, lanes) / float(r.HS) + qknorm_eps);
+  if (norms) scale = rsqrtf(sum_of_lanes(squares, lanes) / float(r.HS) + qknorm_eps);
   if (!lane.has_channels) return;
   if (rstd != nullptr && lane.i == 0) rstd[lane.group] = scale;
   for (int j = 0; j < 4; j++) a[j] *= scale, b[j] *= scale;
-  if (const float* angles = angles_of(r, positions, lane)) turn_pairs(a, b, angles, 1.0f);
+  if (const float* angles = angles_of(r, positions, lane)) turn_pairs(a, b, angles, sign);
   store4(first, a);
   store4(first + r.HS / 2, b);
 }
@@ -73,18 +85,19 @@ __global__ void __launch_bounds__(rotary_threads)
   store4(first + half, b);
 }
 
-template <class Kernel, class Kept>
-void launch_norm_heads(Kernel kernel, const RotaryHeads& r, const Kept& kept, const RowPositions& positions,
-                       int64_t N) {
+template <class Kernel, class Kept, class... Sign>
+void launch_by_heads(Kernel kernel, const RotaryHeads& r, const Kept& kept, const RowPositions& positions, int64_t N,
+                     Sign... sign) {
   const int lanes = lanes_of_head(r.HS);
   const int64_t groups = N * r.heads;
-  launch(kernel, blocks_of(groups * lanes, rotary_threads), rotary_threads, 0, r, kept, positions, groups, lanes);
+  launch(kernel, blocks_of(groups * lanes, rotary_threads), rotary_threads, 0, r, kept, positions, groups, lanes,
+         sign...);
 }
 
 inline void norm_heads(const RotaryHeads& r, float* rstd, const RowPositions& positions, int64_t N) {
-  launch_norm_heads(norm_heads_kernel, r, rstd, positions, N);
+  launch_by_heads(turn_heads_kernel<true>, r, rstd, positions, N, 1.0f);
 }
 
 inline void norm_heads_backward(const RotaryHeads& d, const HeadNorm& norm, const RowPositions& positions, int64_t N) {
-  launch_norm_heads(norm_heads_backward_kernel, d, norm, positions, N);
+  launch_by_heads(norm_heads_backward_kernel, d, norm, positions, N);
 }

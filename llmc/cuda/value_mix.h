@@ -7,12 +7,9 @@
 
 constexpr int value_mix_threads = 256;
 
-// A thread owns eight channels of a row.
-__global__ void __launch_bounds__(value_mix_threads)
-    mix_values_kernel(ValueMix<floatX> m, const floatX* ab, int64_t eights) {
-  const int64_t thread = int64_t(blockIdx.x) * value_mix_threads + threadIdx.x, of_row = m.width / 8;
-  if (thread >= eights) return;
-  const int64_t n = thread / of_row, i = thread % of_row * 8;
+__global__ void __launch_bounds__(element_threads) mix_values_kernel(ValueMix<floatX> m, const floatX* ab, int64_t N) {
+  const int64_t at = first_element(), n = at / m.width, i = at % m.width;
+  if (n >= N) return;
   const float a = to_float(ab[0]), b = to_float(ab[1]);
   float v[8], first[8];
   load8(v, m.v + n * m.v_stride + i);
@@ -49,8 +46,7 @@ __global__ void __launch_bounds__(value_mix_threads)
 }
 
 inline void mix_values(const ValueMix<floatX>& m, const floatX* ab, int64_t N) {
-  const int64_t eights = N * m.width / 8;
-  launch(mix_values_kernel, blocks_of(eights, value_mix_threads), value_mix_threads, 0, m, ab, eights);
+  launch_elements(mix_values_kernel, N * m.width, m, ab, N);
 }
 
 inline void mix_values_backward(const ValueMix<floatX>& m, float* dab, const floatX* ab, float* scratch, int64_t N) {

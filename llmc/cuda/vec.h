@@ -173,3 +173,16 @@ __device__ inline double block_sum_of(const T* x, int64_t count, double* shared)
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) sum += double(x[i]);
   return block_sum(sum, shared);
 }
+
+// The softmax of scores that come one after the other, and a sum of terms by its weights.
+struct RunningSoftmax {
+  float highest = -INFINITY, total = 0;
+
+  // Takes a score. A sum so far is to be multiplied by `old`; the score's own term by what this returns.
+  __device__ float add(float score, float& old) {
+    const float higher = fmaxf(highest, score), weight = expf(score - higher);
+    old = expf(highest - higher), highest = higher;
+    total = total * old + weight;
+    return weight;
+  }
+};

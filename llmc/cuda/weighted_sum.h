@@ -18,21 +18,20 @@ struct WeightedTensors {
   int count;
 };
 
-// A thread owns eight elements.
-__global__ void __launch_bounds__(weighted_sum_threads)
-    weighted_sum_kernel(floatX* out, WeightedTensors of, int64_t eights, bool accumulate) {
-  const int64_t i = int64_t(blockIdx.x) * weighted_sum_threads + threadIdx.x;
-  if (i >= eights) return;
+__global__ void __launch_bounds__(element_threads)
+    weighted_sum_kernel(floatX* out, WeightedTensors of, int64_t n, bool accumulate) {
+  const int64_t i = first_element();
+  if (i >= n) return;
   float sum[8] = {};
-  if (accumulate) load8(sum, out + i * 8);
+  if (accumulate) load8(sum, out + i);
 #pragma unroll 4
   for (int t = 0; t < of.count; t++) {
     const float weight = to_float(*of.terms[t].weight);
     float x[8];
-    load8(x, of.terms[t].x + i * 8);
+    load8(x, of.terms[t].x + i);
     for (int j = 0; j < 8; j++) sum[j] += weight * x[j];
   }
-  store8(out + i * 8, sum);
+  store8(out + i, sum);
 }
 
 // A block owns a piece, keeps its dout in registers, and writes its sums to scratch (blocks, terms).
@@ -72,8 +71,7 @@ void for_weighted_tensors(const std::vector<WeightedTensor>& terms, Launch launc
 
 inline void weighted_sum(floatX* out, const std::vector<WeightedTensor>& terms, int64_t n, bool accumulate) {
   for_weighted_tensors(terms, [&](const WeightedTensors& some, size_t first) {
-    launch(weighted_sum_kernel, blocks_of(n / 8, weighted_sum_threads), weighted_sum_threads, 0, out, some, n / 8,
-           accumulate || first > 0);
+    launch_elements(weighted_sum_kernel, n, out, some, n, accumulate || first > 0);
   });
 }
 

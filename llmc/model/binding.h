@@ -16,15 +16,13 @@ struct Binding {
   const Activations& acts;
   const KVCache* cache;  // of generation
   const Params<floatX>& params;
-  const Params<float>& grads;  // in generation without layers
+  const Params<float>& grads;  // in generation null pointers
 
   const AttentionPlan& plan() const { return shape.attention_plan; }
   int64_t head_size() const { return shape.config.head_size(); }
-  // The parameters of layer l's attention, and their gradients, which are null in generation.
+  // The parameters of layer l's attention, and their gradients.
   const AttentionParams<floatX>& weights(int l) const { return of_layer(params, l).attention; }
-  AttentionParams<float> gradients(int l) const {
-    return grads.layers.empty() ? AttentionParams<float>() : of_layer(grads, l).attention;
-  }
+  const AttentionParams<float>& gradients(int l) const { return of_layer(grads, l).attention; }
 
  private:
   template <class T>

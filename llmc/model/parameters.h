@@ -67,7 +67,7 @@ struct Params {
 
 // The vocabulary in whole tiles of a matmul. wte and lm_head have zeros in the rows beyond V, and so have their
 // gradients and the logits'.
-inline int64_t padded_vocab_size(const ModelConfig& c) { return (c.vocab_size + 63) / 64 * 64; }
+inline int64_t padded_vocab_size(const ModelConfig& c) { return (int64_t(c.vocab_size) + 63) / 64 * 64; }
 
 // QKV of a layer: the rows of its c_attn.
 inline int64_t qkv_rows(const ModelConfig& c, const AttentionPlan& plan, int layer) {

@@ -27,6 +27,7 @@
 #include "parts/add_residual.h"
 #include "parts/attention_branch.h"
 #include "parts/cycle_end.h"
+#include "parts/cycle_start.h"
 #include "parts/dense_sum.h"
 #include "parts/gru_residual.h"
 #include "parts/head.h"
@@ -64,9 +65,10 @@ struct Sublayer {
   Branch branch;
   Residual residual;
   std::optional<CycleEnd> cycle_end;
-  std::optional<DenseSum> dense;     // after a layer's last sublayer
-  std::vector<Recomputation> again;  // before the sublayer's backward pass
-  std::vector<int> completes;        // gradient buckets that are complete after it
+  std::optional<CycleStart> next_cycle;  // of the cycle of layers that begins after it
+  std::optional<DenseSum> dense;         // after a layer's last sublayer
+  std::vector<Recomputation> again;      // before the sublayer's backward pass
+  std::vector<int> completes;            // gradient buckets that are complete after it
 };
 
 // A tensor that is zero when the backward pass begins.
@@ -200,9 +202,7 @@ inline void declare(Sublayers& sublayers, ActivationList& list) {
     const bool ends_layer = &s == &sublayers.list.back() || (&s)[1].layer != s.layer;
     const Recompute dropped_from = ends_layer ? Recompute::above_all_levels : Recompute::block;
     if (s.dense) declare(*s.dense, std::get<AddResidual>(s.residual), list);
-    else if (auto* sum = std::get_if<AddResidual>(&s.residual)) declare(*sum, dropped_from, list);
-    if (auto* gru = std::get_if<GruResidual>(&s.residual)) declare(*gru, dropped_from, list);
-    if (auto* reversible = std::get_if<ReversibleResidual>(&s.residual)) declare(*reversible, list);
+    else std::visit([&](auto& residual) { declare(residual, dropped_from, list); }, s.residual);
     if (s.cycle_end) declare(*s.cycle_end, list);
   }
   declare(sublayers.last_norm, Recompute::above_all_levels, list);
@@ -212,8 +212,8 @@ inline void declare(Sublayers& sublayers, ActivationList& list) {
 // ----------------------------------------------------------------------------
 // Pointers
 
-// Sets what the cycles of layers that repeat begin with: it is added to the embeddings, and to the output of the branch
-// before a cycle. A cycle's end has the next one's start itself.
+// Sets what the cycles of layers that repeat begin with: it is added to the embeddings, and after a cycle to the
+// stream, or where that is a sum to the branch's output before it joins the stream.
 inline void bind_cycle_starts(Sublayers& sublayers, const ModelShape& shape, const Params<floatX>& params,
                               const Params<float>& grads, const Activations& acts) {
   if (params.wse == nullptr) return;
@@ -223,21 +223,19 @@ inline void bind_cycle_starts(Sublayers& sublayers, const ModelShape& shape, con
   const int of_cycle = sublayers_of_cycle(shape.attention_plan);
   for (int i = of_cycle; i < sublayers.size(); i += of_cycle) {
     Sublayer& before = sublayers.list[size_t(i - 1)];
-    if (before.cycle_end) continue;
-    if (auto* gru = std::get_if<GruResidual>(&before.residual)) bind_next_cycle(*gru, start_of(i / of_cycle));
-    else bind_next_cycle(std::get<AddResidual>(before.residual), start_of(i / of_cycle));
+    CycleStart& start = before.next_cycle.emplace(start_of(i / of_cycle));
+    if (const auto& end = before.cycle_end) start.in = end->in, start.out = end->out;
+    else if (const auto* gru = std::get_if<GruResidual>(&before.residual)) start.in = start.out = gru->gates.out;
+    else start.in = start.out = std::get<AddResidual>(before.residual).branch_out;
   }
 }
 
 // Sets the pointers of a sublayer's residual. `in`: the residual stream before. Returns the stream after.
 inline const floatX* bind_residual(Sublayer& s, const LayerParams<floatX>& w, const LayerParams<float>& g,
                                    const floatX* in, const Activations& acts) {
-  if (auto* gru = std::get_if<GruResidual>(&s.residual)) {
+  if (auto* gru = std::get_if<GruResidual>(&s.residual))
     gru->w = is_mlp(s) ? w.gru2 : w.gru1, gru->g = is_mlp(s) ? g.gru2 : g.gru1;
-    return bind_residual(*gru, in, acts);
-  }
-  if (auto* reversible = std::get_if<ReversibleResidual>(&s.residual)) return bind_residual(*reversible, acts);
-  return bind_residual(std::get<AddResidual>(s.residual), in, acts);
+  return std::visit([&](auto& residual) { return bind_residual(residual, in, acts); }, s.residual);
 }
 
 // With `dense` in training: the gradients of the inputs (N, C) of all layers, and of the last norm. The first layer's
@@ -271,20 +269,19 @@ inline std::vector<ZeroedTensor> zeroed_tensors(const Sublayers& sublayers,
   return zeroed;
 }
 
-// Sets what the passes look up, when parameters and activations have their pointers. In generation `grads` has no
-// layers, and `cache` is not null.
+// Sets what the passes look up, when parameters and activations have their pointers. In generation `grads` has null
+// pointers, and `cache` is not null.
 inline void bind_sublayers(Sublayers& sublayers, const ModelShape& shape, const Params<floatX>& params,
                            const Params<float>& grads, const Activations& acts, const KVCache* cache) {
   const Binding binding = {shape, acts, cache, params, grads};
   std::vector<AttentionBranch*> attentions;
-  const LayerParams<float> none;
   const floatX* stream = acts.embedded;
   std::vector<const floatX*> outputs = {stream};  // of layers, for `dense`
   const std::vector<floatX*> dinputs = gradients_of_inputs(sublayers, shape, acts);
   std::set<int> complete;
   for (Sublayer& s : sublayers.list) {
     const LayerParams<floatX>& w = params.layers[size_t(s.weights)];
-    const LayerParams<float>& g = grads.layers.empty() ? none : grads.layers[size_t(s.weights)];
+    const LayerParams<float>& g = grads.layers[size_t(s.weights)];
     s.bucket = w.bucket;
     // The first sublayer of the forward pass that uses a bucket is the last of the backward pass.
     if (complete.insert(s.bucket).second) s.completes.push_back(s.bucket);
@@ -368,9 +365,12 @@ inline void embed_backward(const Sublayers& sublayers, const Params<float>& grad
 // Computes the residual stream after the sublayer, and the norm that follows.
 inline void residual_and_norm_forward(const Sublayer& s, const Norm& next, const Batch& batch) {
   const auto* sum = std::get_if<AddResidual>(&s.residual);
-  if (sum != nullptr && !s.cycle_end && !s.dense) return residual_forward(*sum, next, batch);
+  const bool is_fused = sum != nullptr && !s.cycle_end && !s.dense;
+  if (is_fused && s.next_cycle) cycle_start_forward(*s.next_cycle, batch);
+  if (is_fused) return residual_forward(*sum, next, batch);
   std::visit([&](const auto& residual) { residual_forward(residual, batch); }, s.residual);
   if (s.cycle_end) cycle_end_forward(*s.cycle_end, batch);
+  if (s.next_cycle) cycle_start_forward(*s.next_cycle, batch);
   if (s.dense) dense_forward(*s.dense, batch);
   norm_forward(next, batch.rows());
 }
@@ -380,6 +380,7 @@ inline void residual_and_norm_forward(const Sublayer& s, const Norm& next, const
 // still without what comes through the norm, which norm_backward adds.
 inline void sublayer_backward(const Sublayer& s, const Batch& batch) {
   if (s.dense) dense_backward(*s.dense, batch);
+  if (s.next_cycle) cycle_start_backward(*s.next_cycle, batch);
   if (s.cycle_end) cycle_end_backward(*s.cycle_end, batch);
   const floatX* dbranch =
       std::visit([&](const auto& residual) { return residual_backward(residual, batch); }, s.residual);

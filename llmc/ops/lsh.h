@@ -20,8 +20,9 @@
 #include "llmc/base/host_device.h"
 #include "llmc/ops/precision.h"
 
-// The most buckets a round, which lsh_sort counts in 64 KB of shared memory on a GPU.
-constexpr int lsh_most_buckets = 16384;
+// The most buckets a round, which lsh_sort counts in 64 KB of shared memory on a GPU; and rounds, whose buckets of some
+// hundred rows attention has there.
+constexpr int lsh_most_buckets = 16384, lsh_most_rounds = 16;
 
 struct LshShape {
   int64_t B = 0, T = 0;         // sequences and their length

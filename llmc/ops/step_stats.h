@@ -50,15 +50,11 @@ constexpr int num_loss_sums = int((offsetof(StepStats, stop_requests) - offsetof
 // The loss scale of these sums, which the backward pass multiplies the weights of losses by. It is read in the memory
 // of the device, so that a CUDA graph is not captured again when it changes. Only fp16 has one.
 struct LossScaleView {
-#ifdef PRECISION_FP16
   const double* scale = nullptr;  // null: 1
 
   LossScaleView() = default;
   explicit LossScaleView(const StepStats* stats) : scale(&stats->loss_scale) {}
-  SLA_HOST_DEVICE float times(float weight) const { return scale != nullptr ? float(weight * *scale) : weight; }
-#else
-  LossScaleView() = default;
-  explicit LossScaleView(const StepStats*) {}
-  SLA_HOST_DEVICE float times(float weight) const { return weight; }
-#endif
+  SLA_HOST_DEVICE float times(float weight) const {
+    return is_fp16 && scale != nullptr ? float(weight * *scale) : weight;
+  }
 };

@@ -4,8 +4,11 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 #include "llmc/base/error.h"
+#include "llmc/base/utf8.h"
+#include "pieces.h"
 #include "tokenizer.h"
 
 struct ScoredSequence {
@@ -66,20 +69,31 @@ inline std::vector<uint16_t> encode_document(const Tokenizer& tokenizer, const s
   return tokens;
 }
 
+// The end of the text without the white space after it, by Python's str.rstrip, which counts four separators (1C to 1F)
+// in; 0 if there is nothing else.
+inline size_t end_without_white_space(std::string_view text) {
+  while (!text.empty()) {
+    const Utf8Character c = last_character(text);
+    if (code_point_classes()[c.code_point] != Class::space && (c.code_point < 0x1C || c.code_point > 0x1F)) break;
+    text.remove_suffix(c.length);
+  }
+  return text.size();
+}
+
 // A continuation that is scored after a context, as lm-evaluation-harness encodes it: white space at the context's end
-// belongs to the continuation, both are encoded together, and an empty context is an end of text. Throws UserError if
-// the continuation has no token.
+// belongs to the continuation, whose tokens are those of both together after as many as the context has by itself, and
+// an empty context is an end of text. Throws UserError if the continuation has no token.
 inline ScoredSequence encode_continuation(const Tokenizer& tokenizer, std::string context, std::string continuation) {
-  const size_t end = context.find_last_not_of(" \t\n\v\f\r") + 1;  // 0 if there is nothing else
+  const size_t end = end_without_white_space(context);
   if (end > 0) {
     continuation = context.substr(end) + continuation;
     context.resize(end);
   }
-  ScoredSequence sequence;
-  const size_t before = encode_prompt(tokenizer, context, /*begins_with_end=*/context.empty()).size();
-  sequence.tokens = encode_prompt(tokenizer, context + continuation, /*begins_with_end=*/context.empty());
-  if (sequence.tokens.size() <= before) user_error("the continuation makes no token");
-  sequence.scored = int64_t(sequence.tokens.size() - before);
+  ScoredSequence sequence = {encode_prompt(tokenizer, context, /*begins_with_end=*/context.empty())};
+  const std::vector<int> whole = encode_prompt(tokenizer, context + continuation, /*begins_with_end=*/context.empty());
+  sequence.scored = int64_t(whole.size()) - int64_t(sequence.tokens.size());
+  if (sequence.scored <= 0) user_error("the continuation makes no token");
+  sequence.tokens.insert(sequence.tokens.end(), whole.end() - long(sequence.scored), whole.end());
   return sequence;
 }
 

@@ -51,7 +51,7 @@ class StepLoader {
     loaded_ = std::async(std::launch::async, [this, to = slots_[slot_], first = data_.next_sequence] {
       try {
         data_.load_batches(first, micro_batches_, to.inputs, to.targets, B_, rank_, ranks_);
-      } catch (const UserError& e) { error_ = e.what(); }
+      } catch (const std::exception& e) { error_ = e.what(); }
     });
   }
 };

@@ -243,10 +243,10 @@ static GenerateRequest generate_request(const ordered_json& json) {
   request.context = json.at("context");
   SampleOptions& o = request.options;
   o.stop = json.value("until", std::vector<std::string>());
-  auto whole = [&](const char* name, int64_t otherwise) {
-    return json.contains(name) ? whole_number(json[name], name, 0, 1 << 30) : otherwise;
+  auto whole = [&](const char* name, int64_t otherwise, int64_t least = 0) {
+    return json.contains(name) ? whole_number(json[name], name, least, 1 << 30) : otherwise;
   };
-  o.tokens = whole("max_tokens", o.tokens);
+  o.tokens = whole("max_tokens", o.tokens, /*least=*/1);
   o.sampling.temperature = json.value("temperature", 0.0);
   o.sampling.top_k = int(whole("top_k", o.sampling.top_k));
   o.sampling.top_p = json.value("top_p", o.sampling.top_p);

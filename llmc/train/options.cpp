@@ -146,6 +146,11 @@ static void add_checkpoint_options(OptionTable& t, TrainOptions& o) {
   t.add("-n,--checkpoint-every", o.checkpoint_every,
         "write a checkpoint every so many steps; with -o, one is always written after the last", at_least(0))
       .needing("-o", "checkpoints need a folder; name it with -o");
+  t.add("--resume-from", o.resume_from,
+        "resume from this checkpoint in -o instead of the newest; later ones are renamed to set_aside_...")
+      .not_in_config()
+      .needing("-i", needs_data)
+      .needing("-o", "names a checkpoint in a folder; name that too, with -o");
   t.add("-y,--resume", o.resume, "resume from the newest checkpoint in -o, or start if it has none (-y 0: don't)")
       .with_value("[0|1]")
       .not_in_config()
@@ -159,11 +164,6 @@ static void add_checkpoint_options(OptionTable& t, TrainOptions& o) {
         "resume with an empty memory of earlier segments, as is necessary with another number of ranks * B")
       .not_in_config()
       .needing("-y", "is for a run that is resumed (-y)");
-  t.add("--resume-from", o.resume_from,
-        "resume from this checkpoint in -o instead of the newest; later ones are renamed to set_aside_...")
-      .not_in_config()
-      .needing("-i", needs_data)
-      .needing("-o", "names a checkpoint in a folder; name that too, with -o");
   t.add("--keep", o.keep, "keep so many of the newest checkpoints and remove older ones; 0: keep all", at_least(0))
       .needing("-o", "checkpoints need a folder; name it with -o");
   t.add("--keep-every", o.keep_every, "with --keep, keep those of every so many steps too; 0: don't", at_least(0))
@@ -302,8 +302,8 @@ bool parse_options(int argc, char** argv, TrainOptions& o) {
   }
   if (o.train_data.empty() && o.steps != 0 && !o.dry_run)
     user_error("no training data; name it with -i (data/README.md says how to make some), or train no step (-x 0)");
-  check_options(t);
   o.resume = o.resume || !o.resume_from.empty();
+  check_options(t);
   if (ModelConfig preset; !config_from_preset(o.model.model, preset)) o.model.model = model_folder(o.model.model);
   o.as_toml = to_toml(t);
   return true;

@@ -84,7 +84,7 @@ void open_data(Run& run, const std::string& model_folder, int vocab_size) {
   }
   if (!o.val_data.empty()) {
     run.val = std::make_unique<DataLoader>(o.val_data, vocab_size, run.T);
-    if (run.val->num_sequences < run.B)
+    if (run.val->num_sequences < run.B && (o.val_batches > 0 || run.has_memory))
       user_error("-j %s: has %lld sequences of T = %d tokens, a micro-batch needs %d; take a smaller -b or more text",
                  o.val_data, (long long)run.val->num_sequences, run.T, run.B);
     if (run.has_memory) run.val->cut_into_streams(int64_t(run.B) * run.ranks.size);
@@ -113,7 +113,7 @@ static std::string damage(const std::string& checkpoint) {
 std::string checkpoint_to_resume(Run& run) {
   const TrainOptions& o = run.options;
   if (o.out.empty()) return "";
-  if (path_exists(o.out + "/lock")) run.lock.take(o.out);
+  if (path_exists(o.out + "/lock") && !o.dry_run) run.lock.take(o.out);
   else if (path_exists(o.out) && !is_folder(o.out)) user_error("-o %s: is no folder", o.out);
   const std::string newest = newest_checkpoint(o.out);
   if (!o.resume && !newest.empty())
@@ -395,7 +395,7 @@ bool must_stop(const Run& run, const StepResult& result) {
 }
 
 bool checkpoint_due(const Run& run, const StepResult& result, bool stopping) {
-  const bool due_now = due(run, run.options.checkpoint_every) && !result.skipped;
+  const bool due_now = due(run, run.options.checkpoint_every) && (!result.skipped || result.overflowed);
   return !run.options.out.empty() && (run.step == run.steps || stopping || due_now);
 }
 
@@ -509,8 +509,9 @@ void report_saved(Run& run, bool wait) {
 }
 
 void finish_output(Run& run) {
-  // After an error the ranks have no step left in which they would tell that their shards are written.
-  for (int tenths = 0; run.shards_are_written && run.ranks.rank == 0 && tenths < 100; tenths++) usleep(100000);
+  // After an error of this rank alone there is no step left in which the others would tell that their shards are
+  // written.
+  if (run.shards_are_written && run.ranks.rank == 0) sleep(10);
   count_shards_as_written(run);
   report_saved(run, /*wait=*/true);
   run.log.finish();

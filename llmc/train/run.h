@@ -162,7 +162,8 @@ bool due(const Run& run, int64_t every);
 // told each other in the step.
 bool must_stop(const Run& run, const StepResult& result);
 
-// True if a checkpoint is due. Amid skipped steps only the run's last one is: these weights may be what is wrong.
+// True if a checkpoint is due. Amid skipped steps only the run's last one is: these weights may be what is wrong,
+// unless it was the scale of fp16's gradients.
 bool checkpoint_due(const Run& run, const StepResult& result, bool stopping);
 
 // Prints and logs the prompt and its continuation, `tokens`, as text of the vocabulary; as numbers without one. The log

@@ -2,9 +2,12 @@
 // samples and checkpoints follow each other. What a run knows beside its model is in llmc/train/run.h.
 #pragma once
 #include <array>
+#include <cerrno>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
+#include <exception>
 #include <optional>
 #include <string>
 #include <utility>
@@ -60,16 +63,22 @@ inline void load_or_init_weights(Trainer& t, const std::optional<ModelConfig>& i
 // ----------------------------------------------------------------------------
 // Steps
 
+// Begins to load this rank's tokens. Throws UserError on every rank if one of them cannot load the first step's.
+inline void start_loading(Trainer& t) {
+  Run& run = t.run;
+  const int64_t n = run.grad_accum_steps * run.B * run.T;
+  int* buffer = t.step_tokens.data;
+  t.step_loader.emplace(*run.train, run.grad_accum_steps, run.B, run.ranks.rank, run.ranks.size,
+                        std::array<StepTokens, 2>{{{buffer, buffer + n}, {buffer + 2 * n, buffer + 3 * n}}});
+  t.model.collectives.together([&] {
+    if (const std::string& error = t.step_loader->error(); !error.empty()) throw UserError(error);
+  });
+}
+
 // This rank's tokens of the next step.
 inline StepTokens next_tokens(Trainer& t) {
   Run& run = t.run;
   const WatchdogPause pause(run.watchdog);  // its disk may be slow
-  if (!t.step_loader) {
-    const int64_t n = run.grad_accum_steps * run.B * run.T;
-    int* buffer = t.step_tokens.data;
-    t.step_loader.emplace(*run.train, run.grad_accum_steps, run.B, run.ranks.rank, run.ranks.size,
-                          std::array<StepTokens, 2>{{{buffer, buffer + n}, {buffer + 2 * n, buffer + 3 * n}}});
-  }
   return t.step_loader->next();
 }
 
@@ -157,6 +166,23 @@ inline void log_timeline(Trainer& t) {
 // ----------------------------------------------------------------------------
 // Beside the steps
 
+// Waits until each rank has written its shard of the last checkpoint. Every rank calls it.
+inline void finish_shards(Trainer& t) {
+  Run& run = t.run;
+  if (!run.shards_are_written) return;
+  const WatchdogPause pause(run.watchdog);
+  if (run.ranks.rank > 0) report_saved(run, /*wait=*/true);
+  t.model.collectives.together([] {});
+  count_shards_as_written(run);
+}
+
+// Waits for the last checkpoint, on every rank, before an error of all of them: the first rank that ends would have the
+// launcher end rank 0, which may still be writing.
+inline void finish_checkpoint(Trainer& t) {
+  finish_shards(t);
+  t.model.collectives.together([&] { report_saved(t.run, /*wait=*/true); });
+}
+
 // The mean loss over the scored tokens of ValidationBatches. It begins with an empty segment memory, and puts the
 // training's aside. Returns false, on every rank, if one of them could not load its tokens: then it has no loss, and
 // run.data_error of that rank says why.
@@ -195,6 +221,7 @@ inline bool validate_model(Trainer& t) {
   gpt2_sum_losses_over_ranks(model);
   const StepStats stats = gpt2_read_stats(model);
   if (stats.stop_requests > 0) return false;
+  if (stats.scored > 0 && !std::isfinite(stats.loss)) finish_checkpoint(t);
   const WatchdogPause pause(run.watchdog);
   report_validation(run, {stats.mean(stats.loss, full_batch), stats.mean(stats.ponder, full_batch),
                           int64_t(stats.scored), int64_t(stats.tokens), int64_t(stats.correct), stats.text_nats,
@@ -213,16 +240,6 @@ inline void sample(Trainer& t) {
   const std::vector<float> ponder =
       gpt2_generate(*t.sampler, tokens, int(run.options.sample_length), sampling, uint64_t(run.options.seed), run.step);
   print_sample(run, tokens, ponder);
-}
-
-// Waits until each rank has written its shard of the last checkpoint. Every rank calls it.
-inline void finish_shards(Trainer& t) {
-  Run& run = t.run;
-  if (!run.shards_are_written) return;
-  const WatchdogPause pause(run.watchdog);
-  if (run.ranks.rank > 0) report_saved(run, /*wait=*/true);
-  t.model.collectives.together([] {});
-  count_shards_as_written(run);
 }
 
 // Begins to write a checkpoint. Waits for the one before, and for a copy to host memory; the rest happens while
@@ -270,6 +287,7 @@ inline void train(Trainer& t) {
   if (validates() && !run.is_validated && !validate_model(t)) return;
   const bool is_sample_left = run.step > 0 && !run.is_sampled;
   if (samples() && (is_sample_left || run.step == run.steps)) sample(t);  // the latter: nothing to train is left
+  if (run.step < run.steps) start_loading(t);
   for (bool stopping = run.ranks.size == 1 && stop_signal() != 0; run.step < run.steps && !stopping;) {
     run.watchdog.step = run.step + 1;
     const StepResult result = train_step(t);
@@ -279,6 +297,7 @@ inline void train(Trainer& t) {
       log_timeline(t);
     }
     if (result.shards_are_written) count_shards_as_written(run);
+    if (run.bad_steps_in_row >= o.max_bad_steps) finish_checkpoint(t);
     check_progress(run, result);
     stopping = must_stop(run, result);
     run.is_cut_short = stopping && (validates() || samples());
@@ -325,7 +344,8 @@ inline int run_trainer(int argc, char** argv, Trainer& t) {
     LogFields numbers = describe(t);
     numbers.insert(numbers.end(), t.planned.begin(), t.planned.end());
     const std::string line = json_text(numbers) + "\n";
-    if (json_output.fd >= 0) write_all(json_output.fd, line.data(), line.size());
+    if (json_output.fd >= 0 && write_all(json_output.fd, line.data(), line.size()) != line.size())
+      user_error("standard output cannot be written: %s", strerror(errno));
     return finalize(t), 0;
   }
   if (run.ranks.rank == 0) {  // before the plan is allocated: these matrices take 400 MB on a large GPU
@@ -347,10 +367,10 @@ inline int run_trainer(int argc, char** argv, Trainer& t) {
   try {
     train(t);
     finish_shards(t);
-  } catch (const UserError&) {
+  } catch (const std::exception&) {
     try {
       finish_output(run);
-    } catch (const UserError& e) {
+    } catch (const std::exception& e) {
       print_error(e.what());  // the first error is the one that the run ends with
     }
     throw;

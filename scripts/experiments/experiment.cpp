@@ -228,11 +228,14 @@ static Words trainer_of(const Experiment& e, const Group& g, const Arm& a, int64
 // What the trainer says of an arm: its updates, its FLOPs, the memory that it needs.
 static json plan_of(const Experiment& e, const Group& g, const Arm& a) {
   Words command = trainer_of(e, g, a, g.steps);
-  append(command, {"-o", e.out + "/plan", "--dry-run", "--json"});
+  append(command, {"-o", e.out + "/.plan", "--dry-run", "--json"});
   const Printed printed = run(command);
   if (printed.status != 0)
     user_error("%s: the trainer refuses its options, as it says above", joined({a.folder, a.wiring}, ", "));
-  return parse_json(printed.text);
+  const json plan = parse_json(printed.text);
+  if (!plan.is_object())
+    user_error("%s: its --dry-run --json is no plan; is it a trainer of these sources?", e.trainer);
+  return plan;
 }
 
 // Makes the examples of a probe, and adds what follows from them: their options, the level and chance.
@@ -396,12 +399,13 @@ static int64_t plan_arms(Experiment& e) {
 // Whether the runs that are here already were made with the same options and data; says of each what differs.
 static bool fit_what_is_here(const Experiment& e) {
   bool all_fit = true;
+  std::set<std::string> seen;  // the seed of the search is mostly one of the others
   for (const Group& g : e.groups)
     for (const Arm& a : g.arms)
       for (const std::string& rate : g.rates.empty() ? Words{""} : g.rates)
         for (int64_t i = g.first_seed; i <= g.last_seed + 1; i++) {
           ARun r = run_of(e, g, a, rate, i <= g.last_seed ? i : g.search_seed);
-          if (!has_begun(r)) continue;
+          if (!has_begun(r) || !seen.insert(r.folder).second) continue;
           append(r.command, {"--same-options", "--dry-run"});
           if (const Printed printed = run(r.command, true); printed.status != 0)
             all_fit = false, print_error(r.said + ": " + last_line(printed.text));
@@ -465,8 +469,9 @@ static int run_all(Experiment& e, int64_t jobs, int64_t gpus) {
       if (const auto loss = final_loss(r); loss && status == 0) {
         const Left left = runs_left(e);
         const double more = double(left.runs.size()) + double(left.later);
-        printf("%s: validation loss %.5f after step %lld; %g runs are left, about %s\n", r.said.c_str(), *loss,
-               (long long)r.steps, more, time_text((seconds_now() - began) / double(++done) * more).c_str());
+        const std::string said = std::isnan(*loss) ? "no validation" : format("validation loss %.5f", *loss);
+        printf("%s: %s after step %lld; %g runs are left, about %s\n", r.said.c_str(), said.c_str(), (long long)r.steps,
+               more, time_text((seconds_now() - began) / double(++done) * more).c_str());
         fflush(stdout);
       } else if (!stopped) {
         const std::string printed = last_line(read_whole_file(r.folder + ".txt", most_text_bytes));
@@ -505,7 +510,8 @@ static bool parse_arguments(int argc, char** argv, Experiment& e) {
   char** const end = std::find(argv, argv + argc, std::string("--"));
   if (end != argv + argc) e.more.assign(end + 1, argv + argc);
   if (!parse_command_line(app, int(end - argv), argv)) return false;
-  if (e.steps < 0 || e.jobs < 0) user_error("--steps and --jobs must not be negative");
+  for (const auto& [name, value] : {std::pair("--steps", e.steps), {"--jobs", e.jobs}})
+    if (app.count(name) > 0 && value < 1) user_error("%s %lld: it must be at least 1", name, (long long)value);
   if (e.out.empty()) e.out = "runs/" + (e.file.empty() ? "compare" : std::filesystem::path(e.file).stem().string());
   return true;
 }

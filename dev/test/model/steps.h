@@ -29,6 +29,7 @@ inline std::unique_ptr<Trainer> make_trainer(const ModelConfig& config, int reco
   gpt2_declare(trainer->model, config, {run.B, run.T, Recompute(recompute)});
   allocate(*trainer);
   init_weights(trainer->model, 4);
+  start_loading(*trainer);
   return trainer;
 }
 

@@ -17,5 +17,6 @@ class GPT2SLAConfig(PretrainedConfig):
         self.vocab_size, self.n_positions, self.n_embd = vocab_size, n_positions, n_embd
         self.n_layer, self.n_head = n_layer, n_head
         self.layer_norm_epsilon, self.bias, self.wiring = layer_norm_epsilon, bias, wiring
-        Wiring(wiring, n_layer, n_head, n_positions)  # raises ValueError for a text that is none
+        untied = Wiring(wiring, n_layer, n_head, n_positions).untied  # raises ValueError for a text that is none
+        kwargs.setdefault("tie_word_embeddings", not untied)
         super().__init__(**kwargs)

@@ -275,13 +275,19 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
+def by_root_mean_square(x, eps):
+    """x by the root of the mean of its squares over the last dimension, which float16 has no room for."""
+    wide = x.float() if x.element_size() < 4 else x
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
 class RMSNorm(nn.Module):
     def __init__(self, channels, eps):
         super().__init__()
         self.weight, self.eps = nn.Parameter(torch.ones(channels)), eps
 
     def forward(self, x):
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+        return by_root_mean_square(x, self.eps) * self.weight
 
 
 def norm_of(wiring, channels, bias, eps):
@@ -332,7 +338,7 @@ class Attention(nn.Module):
         q, *k, v = (y.view(B, T, -1, self.head_size).transpose(1, 2) for y in parts)
         k = k[0] if k else q / q.norm(dim=3, keepdim=True)
         if self.wiring.qknorm:
-            q, k = (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6) for y in (q, k))
+            q, k = (by_root_mean_square(y, 1e-6) for y in (q, k))
         if self.wiring.rope is not None:
             q, k = (rotated(y, positions.queries, self.wiring.rope) for y in (q, k))
         if self.value_mix is not None:

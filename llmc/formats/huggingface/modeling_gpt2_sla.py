@@ -42,6 +42,18 @@ class GPT2SLAForCausalLM(PreTrainedModel, GenerationMixin):
     def set_input_embeddings(self, embeddings):
         self.transformer.wte = embeddings
 
+    def get_output_embeddings(self):
+        return self.transformer.lm_head  # None without `untied`
+
+    def set_output_embeddings(self, embeddings):
+        self.transformer.lm_head = embeddings
+
+    def _reorder_cache(self, cache, beams):
+        cache.reorder_cache(beams)
+        if self.transformer.wiring.documents:
+            cache.documents = cache.documents.index_select(0, beams.to(cache.documents.device))
+        return cache
+
     def prepare_inputs_for_generation(self, *args, **kwargs):
         inputs = super().prepare_inputs_for_generation(*args, **kwargs)
         inputs.pop("cache_position", None)  # transformers 4 has it for all models; it follows from the cache

@@ -1,18 +1,15 @@
 // How a branch's output joins the residual stream in GPT-2: it is added.
 #pragma once
-#include <optional>
 #include "llmc/model/binding.h"
-#include "cycle_start.h"
 #include "norm.h"
 
 struct AddResidual {
   const char* name;  // of its tensor
   int64_t C = 0;
-  const floatX* in = nullptr;                 // (N, C): the residual stream before
-  floatX* out = nullptr;                      // (N, C): and after
-  floatX* branch_out = nullptr;               // (N, C)
-  floatX* dresidual = nullptr;                // (N, C)
-  std::optional<CycleStart> next_cycle = {};  // of the cycle of layers that begins after it
+  const floatX* in = nullptr;    // (N, C): the residual stream before
+  floatX* out = nullptr;         // (N, C): and after
+  floatX* branch_out = nullptr;  // (N, C)
+  floatX* dresidual = nullptr;   // (N, C)
 };
 
 inline void declare(AddResidual& r, Recompute dropped_from, ActivationList& list) {
@@ -27,12 +24,6 @@ inline const floatX* bind_residual(AddResidual& r, const floatX* in, const Activ
   return r.out;
 }
 
-// Binds the start of a cycle after the sublayer: it is added to the branch's output, before that joins the stream.
-inline void bind_next_cycle(AddResidual& r, const CycleStart& start) {
-  r.next_cycle = start;
-  r.next_cycle->in = r.next_cycle->out = r.branch_out;
-}
-
 // out (N, C) = in + branch_out.
 inline void residual_forward(const AddResidual& r, const Batch& batch) {
   residual_sum(r.out, r.in, r.branch_out, batch.rows() * r.C);
@@ -40,13 +31,9 @@ inline void residual_forward(const AddResidual& r, const Batch& batch) {
 
 // out (N, C) = in + branch_out, and the LayerNorm that follows, in one pass over the residual stream.
 inline void residual_forward(const AddResidual& r, const Norm& next, const Batch& batch) {
-  if (r.next_cycle) cycle_start_forward(*r.next_cycle, batch);
   residual_layernorm_forward(layernorm_args(next, batch.rows()), r.out, r.in, r.branch_out);
 }
 
 // Returns the gradient of branch_out (N, C), which equals the stream's gradient, because the stream is a sum. The
 // gradient of `in` is the same tensor.
-inline const floatX* residual_backward(const AddResidual& r, const Batch& batch) {
-  if (r.next_cycle) cycle_start_backward(*r.next_cycle, batch);
-  return r.dresidual;
-}
+inline const floatX* residual_backward(const AddResidual& r, const Batch&) { return r.dresidual; }

@@ -1,10 +1,8 @@
 // What a cycle of layers that repeat ends with where tokens halt (terms/act.h): the probability with which each
-// halts now, this cycle's term of the sum that the final LayerNorm gets, and the next cycle's start.
+// halts now, and this cycle's term of the sum that the final LayerNorm gets.
 #pragma once
 #include <cstdint>
-#include <optional>
 #include "llmc/model/binding.h"
-#include "cycle_start.h"
 #include "llmc/ops/halting.h"
 
 struct CycleEnd {
@@ -20,7 +18,6 @@ struct CycleEnd {
   HaltingForward forward;
   HaltingBackward backward;
   float ponder_cost = 0;
-  std::optional<CycleStart> next_cycle = {};  // none after the last cycle
 
   bool is_last() const { return cycle + 1 == cycles; }
 };
@@ -59,10 +56,6 @@ inline const floatX* bind_cycle_end(CycleEnd& end, const floatX* in, const Model
   HaltingBackward& b = end.backward;
   b.dx = acts.dresidual, b.targets = acts.targets, b.loss_scale = LossScaleView(acts.stats);
   b.x = in, b.weights = weights, b.cycle = end.cycle, b.C = end.C;
-  if (!end.is_last()) {
-    end.next_cycle = bind_cycle_start(end.cycle + 1, end.C, params, grads, acts);
-    end.next_cycle->in = in, end.next_cycle->out = end.out;
-  }
   return end.out;
 }
 
@@ -72,13 +65,11 @@ inline void cycle_end_forward(const CycleEnd& end, const Batch& batch) {
   args.N = batch.rows();
   if (!end.is_last()) token_gate_forward(end.p, end.in, end.w, end.b, args.N, end.C);
   halting_forward(args);
-  if (end.next_cycle) cycle_start_forward(*end.next_cycle, batch);
 }
 
-// Takes the gradients of the weighted sum and of the next cycle's start: din (N, C) becomes the gradient of `in`, and
-// the parameters' gradients +=. After the last cycle there is only the gradient of the weighted sum.
+// Takes the gradient of the weighted sum: din (N, C) becomes the gradient of `in`, and the parameters' gradients +=.
+// After the last cycle there is only the gradient of the weighted sum.
 inline void cycle_end_backward(const CycleEnd& end, const Batch& batch) {
-  if (end.next_cycle) cycle_start_backward(*end.next_cycle, batch);
   HaltingBackward args = end.backward;
   args.N = batch.rows(), args.dponder = end.ponder_cost * batch.dloss;
   halting_backward(args);

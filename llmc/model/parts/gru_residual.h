@@ -1,9 +1,7 @@
 // How a branch's output joins the residual stream with `gru` (terms/gru.h): in a gate in place of the sum. It takes
 // three matmuls forward and six backward.
 #pragma once
-#include <optional>
 #include "llmc/model/binding.h"
-#include "cycle_start.h"
 #include "llmc/ops/gru.h"
 #include "norm.h"
 
@@ -12,11 +10,10 @@ struct GruResidual {
   int64_t C = 0;
   GruParams<floatX> w = {};
   GruParams<float> g = {};
-  floatX* branch_out = nullptr;               // (N, C): the branch's output, in the backward pass its gradient
-  floatX* y = nullptr;                        // (N, C): relu of the branch's output
-  GruGates<floatX> gates = {};                // of (N, 3C), and the residual stream before and after
-  floatX* sums = nullptr;                     // (N, 2C), and then (N, C): the matmuls of x and of r x
-  std::optional<CycleStart> next_cycle = {};  // of the cycle of layers that begins after it
+  floatX* branch_out = nullptr;  // (N, C): the branch's output, in the backward pass its gradient
+  floatX* y = nullptr;           // (N, C): relu of the branch's output
+  GruGates<floatX> gates = {};   // of (N, 3C), and the residual stream before and after
+  floatX* sums = nullptr;        // (N, 2C), and then (N, C): the matmuls of x and of r x
 };
 
 inline void declare(GruResidual& r, Recompute dropped_from, ActivationList& list) {
@@ -36,12 +33,6 @@ inline const floatX* bind_residual(GruResidual& r, const floatX* in, const Activ
   return r.gates.out;
 }
 
-// Binds the start of a cycle after the sublayer: it is added to the stream after the gate.
-inline void bind_next_cycle(GruResidual& r, const CycleStart& start) {
-  r.next_cycle = start;
-  r.next_cycle->in = r.next_cycle->out = r.gates.out;
-}
-
 // y (N, C) = relu(branch_out).
 inline void branch_relu(const GruResidual& r, const Batch& batch) {
   relu_forward(r.y, r.branch_out, batch.rows() * r.C);
@@ -57,18 +48,16 @@ inline void gates_forward(const GruResidual& r, const Batch& batch) {
   gru_output_forward(r.gates, r.sums, N, C);
 }
 
-// out (N, C) = the gate of `in` and branch_out, + the start of a cycle that begins here.
+// out (N, C) = the gate of `in` and branch_out.
 inline void residual_forward(const GruResidual& r, const Batch& batch) {
   branch_relu(r, batch);
   gates_forward(r, batch);
-  if (r.next_cycle) cycle_start_forward(*r.next_cycle, batch);
 }
 
 // From dresidual (N, C), the gradient of out: dresidual = the gradient of `in`, g +=. Returns branch_out's gradient.
 inline const floatX* residual_backward(const GruResidual& r, const Batch& batch) {
   const int64_t N = batch.rows(), C = r.C;
   const floatX *dr = r.gates.gates, *dz = dr + C, *dg = dz + C;  // of their arguments, in rows of 3C
-  if (r.next_cycle) cycle_start_backward(*r.next_cycle, batch);
   gru_output_backward(r.gates, N, C);
   gemm('N', 'N', N, C, C, dg, 3 * C, r.w.rx, C, false, r.gates.dreset_in, C);
   gru_gates_backward(r.gates, N, C);

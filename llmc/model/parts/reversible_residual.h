@@ -30,7 +30,7 @@ struct ReversibleResidual {
   floatX* read_dx() const { return adds_to_first ? streams.dx2 : streams.dx1; }
 };
 
-inline void declare(ReversibleResidual& r, ActivationList& list) {
+inline void declare(ReversibleResidual& r, Recompute, ActivationList& list) {
   const std::vector<int64_t> shape = {list.shape.rows, r.C};
   list.in_buffer(buffers::branch_out, r.branch_out, shape);
   list.in_buffer({"first stream"}, r.streams.x1, shape);
@@ -39,7 +39,7 @@ inline void declare(ReversibleResidual& r, ActivationList& list) {
 }
 
 // Sets the pointers. Returns what the next LayerNorm reads.
-inline const floatX* bind_residual(ReversibleResidual& r, const Activations& acts) {
+inline const floatX* bind_residual(ReversibleResidual& r, const floatX*, const Activations& acts) {
   r.streams.dx1 = acts.dresidual, r.streams.rounded = acts.embedded;
   return r.streams.rounded;
 }

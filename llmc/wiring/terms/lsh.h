@@ -15,6 +15,7 @@ struct LshTerm : Term {
   void read(const TermReader& a) {
     buckets = a.whole(a[0], 1), rounds = a.whole(a[1], 1);
     if (buckets > lsh_most_buckets) a.error(format("%d buckets must be at most %d", buckets, lsh_most_buckets));
+    if (rounds > lsh_most_rounds) a.error(format("%d rounds must be at most %d", rounds, lsh_most_rounds));
     if (buckets % 2 != 0) a.error(format("%d buckets; they are pairs, so it must be an even number", buckets));
   }
   std::string arguments() const { return format("%d,%d", buckets, rounds); }

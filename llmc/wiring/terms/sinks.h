@@ -5,7 +5,7 @@
 
 struct SinksTerm : SettingTerm<SinksTerm, &WiringTable::sinks> {
   static constexpr TermSyntax syntax = {"sinks"};
-  static constexpr const char* help = "the softmax of each head has a learned score more, which has no value";
+  static constexpr const char* help = "each head's softmax has one more score, learned, without a value";
   static constexpr TermFeatures features = {no_key, maps | hashing};
   static constexpr const char* note = "keys: each head has a learned score for none of them";
 };
