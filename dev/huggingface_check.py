@@ -17,6 +17,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -168,13 +169,15 @@ def interface_failures(model):
     return failures
 
 
-def resized_failures(model, folder):
-    """Of a model that has our module: whether it has logits of tokens that are added, also once it is saved; and of its
-    last norm in float16, which has no room for the squares."""
+def resized_failures(model, modules, folder):
+    """Of a model that has our modules, which lie in the folder `modules`: whether it has logits of tokens that are
+    added, also once it is saved; and of its last norm in float16, which has no room for the squares."""
     x, vocabulary, failures = torch.arange(6)[None], model.config.vocab_size, []
     logits = model(x).logits
     model.resize_token_embeddings(vocabulary + 3)
     model.save_pretrained(folder)
+    for module in modules.glob("*.py"):  # transformers 4 saves none
+        shutil.copy(module, folder)
     for what, resized in ("resized", model), ("resized, and loaded again", load(folder, torch.float32)):
         found = resized(x).logits
         if found.shape[-1] != vocabulary + 3 or not torch.allclose(found[..., :vocabulary], logits):
@@ -297,7 +300,7 @@ def check_case(case, folder):
         if not difference <= 1e-5:
             failures.append(f"loss of what transformers saved: {difference:.1e}")
         if peer.config.model_type == "gpt2_sla":
-            failures += resized_failures(peer, folder / (case.name + "_resized"))
+            failures += resized_failures(peer, model, folder / (case.name + "_resized"))
         failures += filter(None, [greedy_failure(model)])
         if case.name in ("baseline", "paper_default"):
             failures += end_failures(model)

@@ -810,14 +810,14 @@ TEST_F(LongStallingDisk, IsNoRankThatHangs) {
   }
 }
 
-// Rank 0 still writes the checkpoint of the first step when both ranks find that the weights are lost.
+// Rank 0 still writes the third step's checkpoint when both ranks find, after the fourth, that the weights are lost.
 TEST_F(LongStallingDisk, LosesNoCheckpointToAnErrorOfAllRanks) {
-  for (const char* found_by : {"-v 0 -n 1 --max-bad-steps 1", "-v 2 -n 1"}) {
-    const Outcome o = train_stalled(0, "out/unfinished_step_00000001/state.json", "out/log.jsonl",
-                                    std::string("-x 9 -u 0 -l 1e38 ") + found_by);
+  for (const char* found_by : {"-v 0 --max-bad-steps 1", "-v 4"}) {
+    const Outcome o = train_stalled(0, "out/unfinished_step_00000003/state.json", "out/log.jsonl",
+                                    std::string("-x 9 -u 0 -l 1000 -c 1000 -n 3 ") + found_by);
     EXPECT_EQ(o.exit_status, 1) << found_by;
     EXPECT_NE(o.err.find("training stops"), std::string::npos) << o.err;
-    EXPECT_TRUE(fs::exists(in("stalled")) && fs::exists(in("out/step_00000001"))) << found_by << o.err;
+    EXPECT_TRUE(fs::exists(in("stalled")) && fs::exists(in("out/step_00000003"))) << found_by << o.err;
   }
 }
 

@@ -54,6 +54,8 @@ class GPT2SLAForCausalLM(PreTrainedModel, GenerationMixin):
             cache.documents = cache.documents.index_select(0, beams.to(cache.documents.device))
         return cache
 
+    _temporary_reorder_cache = _reorder_cache  # its name in transformers 4
+
     def prepare_inputs_for_generation(self, *args, **kwargs):
         inputs = super().prepare_inputs_for_generation(*args, **kwargs)
         inputs.pop("cache_position", None)  # transformers 4 has it for all models; it follows from the cache
