@@ -95,7 +95,7 @@ TEST_F(Corpus, FilesThatMayNotBeMeantSoAreSaid) {
             std::string::npos);
   EXPECT_EQ(tokenize("fields", "--field text --val-fraction 0 " + lines).err, "");
   EXPECT_EQ(tokenize("one", "--val-fraction 0 " + write("one.json", "{\n \"a\": 1\n}\n")).err, "");
-  std::string documents;  // of three bytes a character, more than a block has
+  std::string documents = "a";  // then three bytes a character, of which one is cut where a block ends
   for (int i = 0; i < 300000; i++) documents += i % 900 == 899 ? std::string(1, '\0') : "\u4e2d";
   EXPECT_EQ(tokenize("zeros", "--separator nul --val-fraction 0 " + write("zeros.txt", documents)).err, "");
   fs::create_directory(in("many"));
