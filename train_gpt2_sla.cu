@@ -521,7 +521,7 @@ std::vector<float> gpt2_read_prompt(GPT2& model, int slot, const std::vector<int
 
 // Continues `tokens` until there are `length` of them, in the cache's first slot. All but the last go through the
 // model, once. The n-th token is drawn with the n-th random number of (seed, step). Returns how many cycles those that
-// went through the model ran; nothing without `act`.
+// went through the model ran; nothing without `act`, or if there are as many.
 std::vector<float> gpt2_generate(GPT2& model, std::vector<int>& tokens, int length, const SamplingOptions& options,
                                  uint64_t seed, int64_t step) {
   CHECK(!tokens.empty());

@@ -104,7 +104,7 @@ struct ArchiveStream::Level {
   // Opens the file, whose first `head` bytes are in `input`, as one that is compressed, or as a tar file or one that is
   // neither. Throws UserError.
   void open(bool compressed, ssize_t head) {
-    filled = head, is_unread = true;
+    filled = head, given = 0, is_unread = true;
     unpacked.reset(archive_read_new());
     archive* a = unpacked.get();
     archive_read_support_format_raw(a);
@@ -115,7 +115,6 @@ struct ArchiveStream::Level {
       archive_read_support_filter_zstd(a);
     } else if (filled > 0 && input[0] != '\0') {
       archive_read_support_format_tar(a);  // to libarchive zeros are an empty one
-      archive_read_set_format_option(a, "tar", "read_concatenated_archives", "1");
     }
     if (archive_read_open(a, this, nullptr, give, nullptr) < ARCHIVE_WARN) fail();
     first = next_header();
@@ -130,11 +129,11 @@ struct ArchiveStream::Level {
     if (found < ARCHIVE_WARN) fail();
     return found == ARCHIVE_EOF ? nullptr : entry;
   }
-  // Reads the rest of a compressed file, because its checksum is at its end. Bytes that libarchive ignores after that
-  // are damage, but for zeros, with which files are padded.
+  // Reads the rest of a compressed file, because its checksum is at its end. Bytes that libarchive ignores after that,
+  // or after a tar file, are damage, but for zeros, with which files are padded.
   void finish() {
     std::vector<char> rest(1 << 16);
-    while (read(rest.data(), rest.size()) > 0) continue;
+    while (!is_tar && read(rest.data(), rest.size()) > 0) continue;
     if (gzip) return;
     const int64_t unused = std::min<int64_t>(last_given, given - archive_filter_bytes(unpacked.get(), -1));
     std::string_view bytes(input.data() + last_given - unused, size_t(unused));
@@ -196,7 +195,7 @@ bool ArchiveStream::next_entry() {
 // Closes the innermost file. A source is read to its end: bytes after an archive's end count for the checksum.
 void ArchiveStream::close_level() {
   Level& level = *levels_.back();
-  if (level.is_compressed) level.finish();
+  if (level.is_compressed || level.is_tar) level.finish();
   if (levels_.size() == 1) {
     while (level.fill() > 0) continue;
     if (level.filled < 0) level.fail();

@@ -98,10 +98,7 @@ static void write_folder(const std::string& path, HostModel& model, bool is_llam
 static ChoiceQuestion read_question(const std::string& line, Encoder& encoder) {
   const nlohmann::json json = parse_json_or_throw<nlohmann::json>(line);
   ChoiceQuestion question;
-  const nlohmann::json& label = json.at("label");  // a text in Hugging Face's copy
-  question.right =
-      int(whole_number(label.is_string() ? parse_json_or_throw<nlohmann::json>(label.get<std::string>()) : label,
-                       "label", 0, UINT16_MAX));
+  question.right = int(whole_number(json.at("label"), "label", 0, UINT16_MAX));
   encoder.encode(json.at("ctx").get<std::string>(), question.context);
   for (const std::string ending : json.at("endings")) encoder.encode(" " + ending, question.answers.emplace_back());
   if (question.context.empty() || question.answers.size() < 2 || question.right >= int(question.answers.size()))

@@ -425,7 +425,7 @@ TEST_F(Corpus, TheManifestHasAllCountsAndChecksums) {
   std::string nul;
   for (const std::string& document : documents) nul += document + std::string(2, '\0');
   const std::string first = write("first", nul);
-  const std::string second = write("second.tar", packed({{"a", "one"}, {"b", "two"}}) + std::string(512 * 2000, '\0'));
+  const std::string second = write("second.tar", packed({{"a", "one"}, {"b", "two"}}) + std::string(900000, '\0'));
   tokenize("out", "--separator nul --shard-tokens 3000 " + first + " " + second);
   const json manifest = json::parse(read_file(in("out/MANIFEST.json")));
   auto checksum = [](const std::string& bytes) { return format("%08x", crc32c(bytes.data(), bytes.size())); };

@@ -776,7 +776,7 @@ TEST_F(Evaluation, AnErrorLosesNothingThatWasComputedBefore) {
 
 static const std::string two_questions = "{\"ind\": 4, \"ctx_a\": \"One\", \"ctx_b\": \"two\", \"ctx\": \"One two\", "
                                          "\"label\": 1, \"endings\": [\"a.\", \"bc.\", \"d\", \"e\"]}\n"
-                                         "{\"ctx\": \"na\u00EFve\", \"label\": \"0\", \"endings\": [\"f\", \"\u00E9\", "
+                                         "{\"ctx\": \"na\u00EFve\", \"label\": 0, \"endings\": [\"f\", \"\u00E9\", "
                                          "\"g\", \"h\"]}\n";
 
 TEST_F(Evaluation, ConvertsQuestionsAsLlmcDoes) {

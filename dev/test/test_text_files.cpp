@@ -159,11 +159,11 @@ TEST_F(Corpus, DamagedTruncatedOrTooDeepArchivesAreNamed) {
   expect_failure(write("zeros.gz", zeros), {in("zeros.gz") + ": is no text: "});
 }
 
-// As by `tar --concatenate`, or cat.
-TEST_F(Corpus, TarFilesThatFollowEachOtherAreReadToTheLast) {
-  tokenize("out", "--val-fraction 0 " + write("both.tar", packed({{"a", "first"}}) + packed({{"b", "second"}})));
-  tokenize("apart", "--val-fraction 0 " + write("first", "first") + " " + write("second", "second"));
-  EXPECT_EQ(shard_tokens("out", "train"), shard_tokens("apart", "train"));
+TEST_F(Corpus, WhatFollowsATarFilesEndIsNotLeftOut) {
+  const std::string tar = packed({{"a", "first"}});
+  for (const std::string& after : {packed({{"b", "second"}}), std::string(900000, '\0') + "x"})
+    expect_failure(write("both.tar", tar + after), {in("both.tar") + ": is damaged or cut short: it goes on after its "
+                                                                     "end"});
 }
 
 // Every byte of compressed files is changed once, and they are cut: what is read is an error or the same bytes. A

@@ -4,9 +4,8 @@
 //
 // Each kind of norm, branch, residual and head is a part, a file in parts/. What a part supplies, besides its struct:
 //
-//   declare(part, list)                     which activations it keeps: names, shapes, levels of recomputation; a norm,
-//                                           AddResidual and GruResidual are told from which level on their output
-//                                           is dropped
+//   declare(part, list)                     which activations it keeps: names, shapes, levels of recomputation; a norm
+//                                           and a residual are told from which level on their output is dropped
 //   bind_PART(part, ...)                    pointers to weights, activations and what others have declared, in memory
 //   norm_forward, norm_backward             out = the norm of the stream; dresidual += from dout
 //   branch_forward, branch_again,           out = from the norm's output; again in the backward pass, but not K/V;

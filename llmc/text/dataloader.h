@@ -134,8 +134,7 @@ struct TokenFile {
     for (size_t i = 1; i < begin.size() / 2; i += 2) is_uint32 = is_uint32 && numbers[i] == 0;
     if (is_uint32)
       user_error("%s: every second number of 16 bits is 0, so that these are numbers of 32 bits, and tokens have 16. "
-                 "If "
-                 "they are tokens, a .npy of uint16 (numpy.save) or a shard's header says so",
+                 "If they are tokens, a .npy of uint16 (numpy.save) or a shard's header says so",
                  path);
     if (file_.bytes % 2 != 0)
       user_error("%s: odd size, %lld bytes: neither a shard (bad magic %d; it would be %d) nor a headerless file of "

@@ -350,8 +350,10 @@ void report_step(Run& run, const StepResult& r) {
   }
 }
 
+bool gives_up(const Run& run) { return run.bad_steps_in_row >= run.options.max_bad_steps; }
+
 void check_progress(const Run& run, const StepResult& result) {
-  if (run.bad_steps_in_row < run.options.max_bad_steps) return;
+  if (!gives_up(run)) return;
   user_error("step %lld: the loss is %g and the gradient's norm %g; %lld such steps in a row were skipped, and "
              "training stops before the weights take harm (--max-bad-steps); resume from an earlier checkpoint "
              "(--resume-from), or try a lower learning rate (-l) or more warm-up (-u)",
@@ -380,7 +382,7 @@ void report_validation(Run& run, const Validation& v) {
          "-j %s: of the %lld tokens that were validated none is scored, by the masks beside them, so that there is no "
          "loss; take more micro-batches (-m) or longer sequences (-t)",
          run.options.val_data, (long long)v.tokens);
-  if (std::isfinite(v.loss) || v.scored_tokens == 0) return;
+  if (!v.is_lost()) return;
   const char* nothing_saved = ": training stops, and no checkpoint of this step is written; resume from an earlier "
                               "checkpoint (--resume-from), or try a lower learning rate (-l) or more warm-up (-u)";
   user_error("the validation loss after step %lld is %g: the weights, or what the model computes from them, have "

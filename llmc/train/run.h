@@ -96,7 +96,7 @@ void open_data(Run& run, const std::string& model_folder, int vocab_size);
 int64_t segments_of_stream(const Run& run);
 
 // The checkpoint that the options ask to resume from, after every byte of it has been verified; "" for a run that
-// starts anew. Takes the lock of the output folder, if that exists, before it looks.
+// starts anew. Takes the lock of the output folder, if that exists, before it looks; with --dry-run it only looks.
 std::string checkpoint_to_resume(Run& run);
 
 // ----------------------------------------------------------------------------
@@ -129,7 +129,10 @@ void count_step(Run& run, const StepResult& result);
 // seconds; elsewhere every tenth step has a line.
 void report_step(Run& run, const StepResult& result);
 
-// Throws UserError if too many steps in a row were skipped.
+// Whether too many steps in a row were skipped.
+bool gives_up(const Run& run);
+
+// Throws UserError if the run gives up.
 void check_progress(const Run& run, const StepResult& result);
 
 struct Validation {
@@ -139,6 +142,8 @@ struct Validation {
   double text_nats, text_bytes;   // of the scored tokens that stand for text; 0 without a vocabulary
   double seconds;
 
+  // Whether the loss of scored tokens is not finite: the weights may be what is wrong.
+  bool is_lost() const { return scored_tokens > 0 && !std::isfinite(loss); }
   // The loss in bits per byte of text, which does not depend on the vocabulary; none without one.
   std::optional<double> bits_per_byte() const {
     if (text_bytes == 0) return {};
@@ -151,8 +156,8 @@ struct Validation {
   }
 };
 
-// The line of a validation in the log and on the terminal. Throws UserError if the loss of scored tokens is not finite:
-// the weights may be what is wrong, so that no checkpoint of them may replace another.
+// The line of a validation in the log and on the terminal. Throws UserError if it is lost, so that no checkpoint
+// of these weights may replace another.
 void report_validation(Run& run, const Validation& v);
 
 // True after every `every`-th step and after the last one; never if `every` is 0.

@@ -1,12 +1,11 @@
 // A training run of the model: what it asks for is planned and compared with what there is, then steps, validations,
 // samples and checkpoints follow each other. What a run knows beside its model is in llmc/train/run.h.
 #pragma once
+#include <unistd.h>
 #include <array>
-#include <cerrno>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstring>
 #include <exception>
 #include <optional>
 #include <string>
@@ -221,11 +220,17 @@ inline bool validate_model(Trainer& t) {
   gpt2_sum_losses_over_ranks(model);
   const StepStats stats = gpt2_read_stats(model);
   if (stats.stop_requests > 0) return false;
-  if (stats.scored > 0 && !std::isfinite(stats.loss)) finish_checkpoint(t);
+  const Validation v = {stats.mean(stats.loss, full_batch),
+                        stats.mean(stats.ponder, full_batch),
+                        int64_t(stats.scored),
+                        int64_t(stats.tokens),
+                        int64_t(stats.correct),
+                        stats.text_nats,
+                        stats.text_bytes,
+                        seconds_now() - start};
+  if (v.is_lost()) finish_checkpoint(t);
   const WatchdogPause pause(run.watchdog);
-  report_validation(run, {stats.mean(stats.loss, full_batch), stats.mean(stats.ponder, full_batch),
-                          int64_t(stats.scored), int64_t(stats.tokens), int64_t(stats.correct), stats.text_nats,
-                          stats.text_bytes, seconds_now() - start});
+  report_validation(run, v);
   return true;
 }
 
@@ -297,7 +302,7 @@ inline void train(Trainer& t) {
       log_timeline(t);
     }
     if (result.shards_are_written) count_shards_as_written(run);
-    if (run.bad_steps_in_row >= o.max_bad_steps) finish_checkpoint(t);
+    if (gives_up(run)) finish_checkpoint(t);
     check_progress(run, result);
     stopping = must_stop(run, result);
     run.is_cut_short = stopping && (validates() || samples());
@@ -343,9 +348,10 @@ inline int run_trainer(int argc, char** argv, Trainer& t) {
   if (o.dry_run) {
     LogFields numbers = describe(t);
     numbers.insert(numbers.end(), t.planned.begin(), t.planned.end());
-    const std::string line = json_text(numbers) + "\n";
-    if (json_output.fd >= 0 && write_all(json_output.fd, line.data(), line.size()) != line.size())
-      user_error("standard output cannot be written: %s", strerror(errno));
+    if (json_output.fd >= 0) {  // run_program sees whether it can be written
+      fflush(stdout), dup2(json_output.fd, fileno(stdout));
+      printf("%s\n", json_text(numbers).c_str());
+    }
     return finalize(t), 0;
   }
   if (run.ranks.rank == 0) {  // before the plan is allocated: these matrices take 400 MB on a large GPU

@@ -68,7 +68,7 @@ inline void cycle_end_forward(const CycleEnd& end, const Batch& batch) {
 }
 
 // Takes the gradient of the weighted sum: din (N, C) becomes the gradient of `in`, and the parameters' gradients +=.
-// After the last cycle there is only the gradient of the weighted sum.
+// After the last cycle the stream has no other gradient.
 inline void cycle_end_backward(const CycleEnd& end, const Batch& batch) {
   HaltingBackward args = end.backward;
   args.N = batch.rows(), args.dponder = end.ponder_cost * batch.dloss;
