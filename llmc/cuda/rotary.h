@@ -49,8 +49,8 @@ __device__ inline void turn_pairs(float (&a)[4], float (&b)[4], const float* ang
   }
 }
 
-// Rotates heads in place, of r.table; with `norms` (qknorm.h) divides them by their root mean square before, and
-// rstd (rows, heads) =, unless it is null.
+// Rotates heads in place, by the angles of r.table (null: not at all). With `norms` (qknorm.h) each is first divided by
+// its root mean square, whose inverse is rstd (rows, heads), unless that is null.
 template <bool norms>
 __global__ void __launch_bounds__(rotary_threads)
     turn_heads_kernel(RotaryHeads r, float* rstd, RowPositions positions, int64_t groups, int lanes, float sign) {

@@ -512,7 +512,7 @@ void report_saved(Run& run, bool wait) {
 
 void finish_output(Run& run) {
   // After an error of this rank alone there is no step left in which the others would tell that their shards are
-  // written.
+  // written: they get ten seconds.
   if (run.shards_are_written && run.ranks.rank == 0) sleep(10);
   count_shards_as_written(run);
   report_saved(run, /*wait=*/true);
