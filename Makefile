@@ -9,7 +9,8 @@ WARNINGS := -Wall -Wextra $(if $(WERROR),-Werror,-Werror=switch)
 # MARCH: the CPU that programs are for. What they share with the programs for a GPU is for any of its kind, if this one
 # is no older: those are often built on one machine and run on others.
 MARCH := native
-CPPFLAGS += -I. $(addprefix -I,$(INCLUDES))
+# CPPFLAGS, CXXFLAGS and NVCCFLAGS are the user's.
+cppflags = $(CPPFLAGS) -I. $(addprefix -I,$(INCLUDES))
 
 include scripts/make/found.mk
 
@@ -21,7 +22,7 @@ DEBUG :=
 ifdef DEBUG
 OPTIMIZE = -O1 -g -march=$(march) -DSLA_DEBUG
 endif
-CXXFLAGS += $(CXXSTD) $(WARNINGS) $(KEEP_GARBAGE) $(OPTIMIZE) -fopenmp
+cxxflags = $(CXXFLAGS) $(CXXSTD) $(WARNINGS) $(KEEP_GARBAGE) $(OPTIMIZE) -fopenmp
 # Code without a hot loop: tests, JSON, command lines, sockets. -O3 takes twice as long to compile it. (-O given last
 # wins.)
 COLD := $(if $(DEBUG),,-O1)
@@ -43,7 +44,7 @@ precision_flags.fp16 := -DPRECISION_FP16
 # that of sm_90a, which has wgmma.
 GENCODE := $(foreach arch,$(filter-out ptx,$(architectures)),-gencode arch=compute_$(arch),code=sm_$(arch)) \
   $(if $(filter ptx,$(architectures)),-gencode arch=compute_80$(comma)code=compute_80 -DSLA_PTX)
-NVCCFLAGS = $(CXXSTD) -O3 -lineinfo $(if $(findstring 90a,$(GENCODE)),-DSLA_SM_90A) \
+nvccflags = $(NVCCFLAGS) $(CXXSTD) -O3 -lineinfo $(if $(findstring 90a,$(GENCODE)),-DSLA_SM_90A) \
   $(if $(DEBUG),-DSLA_DEBUG) $(if $(HAVE_NCCL),-DSLA_NCCL) \
   $(if $(WERROR),-Werror all-warnings) --threads 0 $(NVCC_CXX) -Xcompiler -Wall,-Wextra,-Werror=switch,-fopenmp \
   $(GENCODE) \
@@ -149,7 +150,7 @@ what-is-here:
 programs: $(BUILT)
 
 setup:
-	@scripts/setup.sh build test
+	@scripts/setup.sh build test --optional extras
 
 train:
 	@scripts/train.sh
@@ -162,7 +163,8 @@ on_gpu := $(if $(gpu_problem),,$(gpus))
 $(EXPERIMENTS):
 	@$(if $(and $(gpus),$(gpu_problem)),\
 	  echo 'note: $(gpus) is not used$(comma) and training is on the CPU: $(gpu_problem)',:)
-	@scripts/setup.sh gpu $(if $(on_gpu),,cpu) corpora $(if $(filter evidence frontier,$@),gcide) --optional extras
+	@scripts/setup.sh gpu $(if $(on_gpu),,cpu) corpora $(if $(filter probe,$@),,gcide) $(if $(filter night,$@),xz) \
+	  --optional extras
 	@$(MAKE) --no-print-directory -j$(shell nproc) train_gpt2_sla$(if $(on_gpu),,_cpu) report experiment \
 	  data/tokenize data/probe
 	@./experiment scripts/experiments/$@.toml $(if $(on_gpu),,--trainer ./train_gpt2_sla_cpu) $(ARGS)
@@ -170,14 +172,14 @@ $(EXPERIMENTS):
 # What a test program counted lies in build/test_counts; dev/README.md says which tests are the quick ones.
 test:
 	@rm -rf $(BUILD)/test_counts/quick
-	@scripts/setup.sh build test
+	@scripts/setup.sh build test --optional extras
 	@$(MAKE) --no-print-directory -j$(shell nproc) $(QUICK_TESTED_PROGRAMS) $(QUICK_TESTS)
 	@dev/run_tests.sh quick $(QUICK_TESTS)
 
 # AFTER_TEST=1: `make test` has just run; run the others, and add up both. With PART, of what nvcc compiles only the
 # trainer is built, for the sampler and the evaluator have the same kernels; without test_machine_code nothing.
 test-all:
-	@scripts/setup.sh build test browser --optional python arm64
+	@scripts/setup.sh build test browser --optional extras python arm64
 	@$(MAKE) --no-print-directory -j$(shell nproc) $(TESTED_PROGRAMS) $(filter-out $(LEFT_OUT),$(TESTS)) \
 	  $(if $(PART),$(filter $(if $(filter machine_code,$(LEAVE_OUT)),,train_gpt2_sla) %_cpu,$(BUILT)),programs)
 	@PART='$(PART)' SHARDED='$(if $(PART),$(SHARDED_TESTS))' LEAVE_OUT='$(LEAVE_OUT)' SKIP='$(SKIP)' \
@@ -198,21 +200,22 @@ mutants:
 # PYTHON: one that has PyTorch, to compare with.
 PYTHON ?= python3
 bench-cpu:
-	@scripts/setup.sh build
+	@scripts/setup.sh gpu cpu
 	@$(MAKE) --no-print-directory -j$(shell nproc) $(BUILD)/fp32/bench_cpu $(BUILD)/bf16/bench_cpu
 	@$(BUILD)/bf16/bench_cpu compare $(BUILD) $(PYTHON) 5 5 $(if $(QUICK),--quick)
 	@for p in bf16 fp32; do $(BUILD)/$$p/bench_cpu && $(BUILD)/$$p/bench_cpu profile 5 || exit 1; done
 
 memory-table:
-	@scripts/setup.sh build test
+	@scripts/setup.sh gpu cpu test
 	@$(MAKE) --no-print-directory -j$(shell nproc) $(BUILD)/bf16/memory_table
 	@$(BUILD)/bf16/memory_table
 
 gpu-model:
-	@scripts/setup.sh build test
+	@scripts/setup.sh gpu cpu test
 	@$(MAKE) --no-print-directory -j$(shell nproc) $(BUILD)/bf16/gpu_model
-	@$(BUILD)/bf16/gpu_model > dev/bench/gpu-model.md
-	@$(BUILD)/bf16/gpu_model --gpus > dev/bench/gpus.md
+	@$(BUILD)/bf16/gpu_model > $(BUILD)/gpu-model.md
+	@$(BUILD)/bf16/gpu_model --gpus > $(BUILD)/gpus.md
+	@mv $(BUILD)/gpu-model.md $(BUILD)/gpus.md dev/bench
 
 gpu-check:
 	@dev/gpu_check.sh
@@ -225,7 +228,7 @@ BUNDLE_FLAGS = MARCH=$(BUNDLE_MARCH) HAVE_MPI= PORTABLE=1 DEBUG=
 gpu-bundle:
 	@$(if $(HAVE_CUBLASLT),:,echo 'error: gpu-bundle needs cuBLASLt, which is not found' >&2; exit 1)
 	@$(if $(strip $(GPU_ARCH)),:,echo 'error: gpu-bundle: for which GPU? GPU_ARCH=sm_90 is an H100 or H200' >&2; exit 1)
-	@scripts/setup.sh gpu
+	@scripts/setup.sh gpu xz
 	@$(MAKE) --no-print-directory -j$(shell nproc) gpu-checked $(PROGRAMS:%=$(BUNDLE)/bf16/%) BUILD=$(BUNDLE) \
 	  HAVE_NCCL= $(BUNDLE_FLAGS)
 	@$(if $(HAVE_NCCL),$(MAKE) --no-print-directory $(BUNDLE)/nccl/bf16/train_gpt2_sla BUILD=$(BUNDLE)/nccl \
@@ -234,7 +237,7 @@ gpu-bundle:
 
 SECONDS ?= 60
 fuzz:
-	@scripts/setup.sh build
+	@scripts/setup.sh gpu
 	@$(MAKE) --no-print-directory -j$(shell nproc) $(BUILD)/fuzz_safetensors
 	$(BUILD)/fuzz_safetensors $(SECONDS) $$(date +%s)
 

@@ -284,8 +284,8 @@ void read_inputs(Evaluator& e, const ModelConfig& config) {
                (long long)stride, (long long)context);
   choose_tokenizer(e, config.vocab_size);
   if (o.serve || !o.lambada.empty()) need_tokenizer(e, config.vocab_size);
-  if (o.serve && !(o.json.empty() && o.positions.empty()))
-    user_error("--serve: answers go to stdout; leave out --json and --positions");
+  if (o.serve && !(o.json.empty() && o.positions.empty() && o.stride == 0 && o.windows == 0))
+    user_error("--serve: answers go to stdout; leave out --json, --positions, --stride and --windows");
   e.results.positions = PositionLosses(std::min<int64_t>(context, config.max_seq_len));
   for (const std::string& path : o.files) add_file(e, path, config);
   for (const std::string& path : o.lambada) {

@@ -38,7 +38,10 @@ run() {
 }
 
 # fetch_rest <url> <file>: what the file does not have yet. Of a whole one, curl has an error.
-fetch_rest() { curl -fL --no-progress-meter --retry 3 --connect-timeout 20 -C - -o "$2" "$1"; }
+fetch_rest() {
+  command -v curl >/dev/null || fail "curl is not found; scripts/setup.sh curl installs it"
+  curl -fL --no-progress-meter --retry 3 --connect-timeout 20 -C - -o "$2" "$1"
+}
 cannot_resume=33  # curl's status where the server sends no parts
 
 # download <url> <file> <bytes> <sha256> <hint>: downloads to <file>.part, which is renamed when it is complete and its

@@ -12,9 +12,11 @@ unset PART  # make has one of its own
   fail "PART=$part: it must be a folder of the sources, as sound/soc"
 choose_tokenizer "linux${part:+-${part//\//-}}"
 exit_if_done
-package=$(apt-cache depends linux-source 2>/dev/null | awk '$1 == "Depends:" { print $2; exit }')
+package=$(apt-cache depends linux-source 2>/dev/null | awk '$1 == "Depends:" { print $2; exit }') || true
 [[ -n $package ]] ||
-  fail "apt knows no linux-source; if package lists are missing, run scripts/setup.sh gcide, which fetches them"
+  fail "apt knows no linux-source, or is not here; if package lists are missing, run scripts/setup.sh gcide, which" \
+    "fetches them"
+[[ -z $part ]] || command -v xz >/dev/null || fail "PART=$part: tar needs xz to unpack it (package xz-utils)"
 say "fetching 140 MB (Debian package $package), reading 1.4 GB of text from it, writing at most 2.8 GB of tokens:" \
   "one to three minutes"
 # The package is kept until its tokens are written, so that an interrupted run does not fetch it again.
@@ -29,7 +31,7 @@ archive=$(find "$folder/usr/src" -type f -name 'linux-source-*.tar.*' | head -n 
 if [[ -n $part ]]; then
   mkdir -p "$folder/part"
   tar -x -f "$archive" -C "$folder/part" --strip-components=1 --wildcards "*/$part" ||
-    fail "PART=$part: tar cannot unpack it from $archive (tar needs xz; is there such a folder?)"
+    fail "PART=$part: tar cannot unpack it from $archive (is there such a folder?)"
   archive=$folder/part/$part
 fi
 run tokenize --out "$out" "$archive"

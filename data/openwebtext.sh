@@ -27,7 +27,9 @@ for ((i = 0; i < archives; i++)); do
   if [[ ! -e $folder/$name ]]; then
     got=0
     fetch_rest "$url/$name" "$folder/$name.part" || got=$?
-    if [[ ! -e $folder/$name.part ]] || ! tar -tf "$folder/$name.part" >/dev/null 2>&1; then
+    # tar takes one that is cut between two files.
+    if [[ ! -e $folder/$name.part ]] || ! tar -tf "$folder/$name.part" >/dev/null 2>&1 ||
+      [[ $(tail -c 1024 "$folder/$name.part" | tr -d '\0' | wc -c) != 0 ]]; then
       ((got != cannot_resume)) || rm -f "$folder/$name.part"
       ((got == 0)) || fail "cannot download $url/$name; run again to resume, or set OPENWEBTEXT_URL"
       rm -f "$folder/$name.part"

@@ -28,7 +28,7 @@ choose_tokenizer "$corpus-$name-${sum:0:8}"
 
 if [[ ! -e $out/train_000000.bin ]]; then
   read -r bytes _ < <(du -sb "$path")
-  say "$path has about $bytes bytes; writing twice as many of tokens, about $((bytes / 200000000 + 1)) s"
+  say "$path has about $bytes bytes; writing twice as many of tokens, about $((bytes / 100000000 + 1)) s"
 fi
 run tokenize --out "$out" --update "${options[@]}" "$path"
 echo "$out"

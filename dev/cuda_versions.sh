@@ -7,12 +7,8 @@
 # sides, the device's down to machine code, in bf16 for sm_90, in fp32 for sm_80 and for the oldest GPU that the version
 # has code for, sm_70 or sm_75, and in fp16 for sm_75, with warnings as errors. Nothing is linked.
 #
-# On 22 November 2026 these compiled: with 12.3 all of the units, in both forms; with 12.8 the trainer for sm_90 and
-# test_gpt2_sla for sm_80; with 13.0 the trainer and the benchmark for sm_90; with 13.5 the trainer for sm_90 and
-# test_gpt2_sla for sm_80; on 25 November with 12.8 the trainer for sm_70. llmc/cuda/launch.h says what changed between
-# versions.
-#
-# It takes some 2 GB, and half a minute or more for each of 48 compilations.
+# llmc/cuda/launch.h says what changed between versions. It takes some 2 GB, and half a minute or more for each of 48
+# compilations.
 set -uo pipefail
 CDPATH='' cd -- "$(dirname -- "$0")/.."
 folder=${1:-$(mktemp -d)}
@@ -65,8 +61,6 @@ if command -v clang++-19 >/dev/null; then
 else
   echo "| 12 | not compiled: apt-get install clang-19 libomp-19-dev | | | |"
 fi
-for version in 13.5; do
-  fetch $version nvidia-cuda-{nvcc,crt,runtime}==$version.* nvidia-nvvm==$version.* "nvidia-cuda-cccl>=13,<14" \
-    "nvidia-cublas>=13,<14" nvidia-nccl-cu13 && check compile_13 $version 75 || failed=1
-done
+fetch 13.5 nvidia-cuda-{nvcc,crt,runtime}==13.5.* nvidia-nvvm==13.5.* "nvidia-cuda-cccl>=13,<14" \
+  "nvidia-cublas>=13,<14" nvidia-nccl-cu13 && check compile_13 13.5 75 || failed=1
 exit $failed

@@ -52,5 +52,6 @@ exec "\$folder/run.sh"
 END
 )
 # The programs share most of their kernels: with a dictionary as large as all of them, each is packed once.
-{ echo "$unpack"; tar c -C "$packed" --owner=0 --group=0 . | xz -T1 --lzma2=preset=4,dict=512MiB; } >"$bundle"
+{ echo "$unpack"; tar c -C "$packed" --owner=0 --group=0 . | xz -T1 --lzma2=preset=4,dict=512MiB; } >"$bundle.part"
+mv "$bundle.part" "$bundle"
 echo "$bundle: $(($(stat -c %s "$bundle") / 1000)) KB"

@@ -3,6 +3,7 @@
 # this file gets these variables; make runs it and gets them as assignments.
 #
 #   nvcc           what to call; empty without one of CUDA 12.3 or later
+#   cuda           its version, such as 12.8
 #   gpus           such as "Tesla T4 (7.5), NVIDIA L4 (8.9)"; empty if nvidia-smi shows none
 #   architectures  what programs are compiled for, such as "80 90a"; where no GPU is, those of data centres
 #   gpu_problem    why no program for a GPU can be built for them; empty if one can
@@ -93,5 +94,5 @@ if [ -z "$gpus" ]; then
 fi
 
 if [ "$0" = "${BASH_SOURCE[0]}" ]; then
-  for variable in nvcc gpus architectures gpu_problem gpu_remark; do echo "$variable := ${!variable}"; done
+  for variable in nvcc cuda gpus architectures gpu_problem gpu_remark; do echo "$variable := ${!variable}"; done
 fi

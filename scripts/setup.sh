@@ -5,8 +5,8 @@
 #   cpu      what the programs for the CPU need besides
 #   corpora  what reads compressed corpora: data/tokenize needs it
 #   extras   what draws curves in reports
-#   build    all four
-#   test, browser, python, arm64, style, curl, gcide      for the tests, the form of the sources, and the corpora
+#   build    the first three
+#   test, browser, python, arm64, style, curl, xz, gcide   for the tests, the form of the sources, and the corpora
 #
 # Without the right to install, or with --check, it prints the one command to run and stops. The exit status is 0 if
 # only packages of the groups after --optional are missing. INCLUDES, from the environment, are folders in which
@@ -54,7 +54,7 @@ for group in "$@"; do
   case $group in
     --optional) optional=1 ;;
     gpu | cpu | corpora | extras) "needs_of_$group" ;;
-    build) needs_of_gpu; needs_of_cpu; needs_of_corpora; needs_of_extras ;;
+    build) needs_of_gpu; needs_of_cpu; needs_of_corpora ;;
     test)
       need libgtest-dev "GoogleTest, the unit tests" header gtest/gtest.h
       need libboost-context-dev "fibers, as threads of the emulated GPU" header boost/context/fiber.hpp
@@ -76,10 +76,11 @@ for group in "$@"; do
       need curl "downloads a corpus" command -v curl
       need ca-certificates "certificates, to verify the servers" test -e /etc/ssl/certs/ca-certificates.crt
       ;;
+    xz) need xz-utils "unpacks and packs archives" command -v xz ;;
     gcide) lists=1 ;;  # apt-get download needs only the package lists
     *)
       echo "error: scripts/setup.sh: unknown group '$group'; known are gpu, cpu, corpora, extras, build, test," \
-        "browser, python, arm64, style, curl and gcide" >&2
+        "browser, python, arm64, style, curl, xz and gcide" >&2
       exit 1
       ;;
   esac

@@ -190,7 +190,7 @@ corpus, as tokens:                              $data
 
 what to try next:
   make ${build}train$same_text HOURS=1    train longer
-  make train TEXT=path/to/text     train on text of your own
+  make ${build}train TEXT=path/to/text     train on text of your own
   $trainer $again   the same without skip-layer attention
   make $build${sampler#./} && $sampler $sample--temperature 0.7    more samples (--seed n)
   $trainer --help      every option

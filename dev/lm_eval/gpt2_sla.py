@@ -38,7 +38,8 @@ class Gpt2Sla(LM):
             command += ["--tokenizer", str(tokenizer)]
         if slots is not None:
             command += ["--slots", str(slots)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        encoding="utf-8")
 
     def ask(self, name, items, disable_tqdm):
         """The answers to `items`, in their order. llmc/train/evaluation.h has the protocol."""

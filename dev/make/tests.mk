@@ -43,6 +43,8 @@ QUICK_TESTS := $(filter-out $(LATER_TESTS),$(TESTS))
 # test_loss_scaling and test_tile; arm64 and the like, not test_arm64, nor what it alone runs. SKIP: no tests that this
 # filter of GoogleTest's matches.
 SHARDED_TESTS := $(EMU_TESTS) $(CPU_TESTS) $(addprefix $(BUILD)/,test_amx test_dist test_ptx test_reference)
+# For others, the environment may have a PART that is data/linux.sh's.
+ifneq ($(filter test-all list-tests,$(MAKECMDGOALS)),)
 ifneq ($(PART),)
 ifeq ($(shell echo '$(PART)' | awk -F/ '/^[0-9]+\/[0-9]+$$/ && $$1 > 0 && $$1 <= $$2'),)
 $(error PART=$(PART): it must be k/n, such as 2/3)
@@ -50,6 +52,7 @@ endif
 endif
 ifneq ($(filter-out fp32 bf16 fp16 $(TESTS:$(BUILD)/test_%=%),$(LEAVE_OUT)),)
 $(error LEAVE_OUT=$(LEAVE_OUT): it must be of fp32, bf16, fp16 and what follows test_ in the tests of host programs)
+endif
 endif
 LEFT_OUT := $(filter-out $(BUILD)/fp16/test_tile_emu,\
   $(filter $(LEAVE_OUT:%=$(BUILD)/%/%) $(LEAVE_OUT:%=$(BUILD)/test_%),$(TESTS)) \
@@ -92,20 +95,20 @@ test-kernel:
 # Host tests
 
 $(BUILD)/mutants: $(OBJ)/dev/test/mutants.o $(BUILD)/flags
-	$(CXX) $(CXXFLAGS) $(filter %.o,$^) -lpthread -o $@
+	$(CXX) $(cxxflags) $(filter %.o,$^) -lpthread -o $@
 
 $(BUILD)/test_corpus $(BUILD)/test_text_files $(BUILD)/test_emu_triton: GTEST += -larchive -lz
 $(BUILD)/test_corpus: $(OBJ)/data/shards.o
 $(BUILD)/test_vocabulary: $(OBJ)/data/vocabulary.o
 $(BUILD)/test_text_files: $(OBJ)/data/archive_stream.o
 $(BUILD)/test_%: $(OBJ)/dev/test/test_%.o $(REPORT_LIB) $(HOST_LIB) $(BUILD)/flags
-	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) $(MPI_LIBS) $(GTEST) -o $@
+	$(CXX) $(cxxflags) $(filter %.o %.a,$^) $(MPI_LIBS) $(GTEST) -o $@
 
 # ----------------------------------------------------------------------------
 # The emulated GPU. The host code is that of the other programs: no sanitizer, and it lays out no arena.
 
-EMU_COMPILE = $(CXX) $(CPPFLAGS) $(EMUFLAGS) $(DEPENDENCIES)
-$(BUILD)/emu_flags $(EMU_OBJ)/flags: force ; $(call remember,$(CXX) $(CPPFLAGS) $(EMUFLAGS) $(MPI_FLAGS) $(NATIVE_CPU))
+EMU_COMPILE = $(CXX) $(cppflags) $(EMUFLAGS) $(DEPENDENCIES)
+$(BUILD)/emu_flags $(EMU_OBJ)/flags: force ; $(call remember,$(CXX) $(cppflags) $(EMUFLAGS) $(MPI_FLAGS) $(NATIVE_CPU))
 EMU_LIBS := -rdynamic -lboost_context $(ONEDNN) -ldl $(MPI_LIBS)
 EMU_LINK = @mkdir -p $(@D); set -x; $(CXX) $(EMUFLAGS) $(linked) $(EMU_LIBS)
 
@@ -125,9 +128,15 @@ $(filter $(BUILD)/test_emu%,$(HOST_TESTS)): $(BUILD)/%: $(EMU_OBJ)/dev/test/%.o 
 $(BUILD)/emu_ranks: $(EMU_OBJ)/dev/test/emu_ranks.o $(EMU_OBJS) $(HOST_LIB) $(BUILD)/flags $(BUILD)/emu_flags
 	$(EMU_LINK) -o $@
 
-PTX_COMPILE = $(NVCC) $(NVCC_CXX) $(CPPFLAGS) $(CXXSTD) -O3 -lineinfo $(if $(WERROR),-Werror all-warnings) -ptx
-$(BUILD)/ptx_flags: force ; $(call remember,$(PTX_COMPILE))
+PTX_COMPILE = $(NVCC) $(NVCC_CXX) $(cppflags) $(CXXSTD) -O3 -lineinfo $(if $(WERROR),-Werror all-warnings) -ptx
+$(BUILD)/ptx_flags: force ; $(call remember,$(cuda) $(PTX_COMPILE))
 
+define ptx_of
+$(BUILD)/$(1)/%$(2).ptx: %.cu $(BUILD)/ptx_flags
+	@mkdir -p $$(@D)
+	$$(PTX_COMPILE) -arch=compute_$(3) $$(precision_flags.$(1)) $$(DEPENDENCIES) $$< -o $$@
+
+endef
 define emulated_programs
 $(EMU_OBJ)/$(1)/%.o: %.cu $(EMU_OBJ)/flags
 	@mkdir -p $$(@D)
@@ -136,7 +145,7 @@ $(EMU_OBJ)/$(1)/%.o: %.cu $(EMU_OBJ)/flags
 $(EMU_OBJ)/$(1)/model.o: train_gpt2_sla.cu $(EMU_OBJ)/flags
 	@mkdir -p $$(@D)
 	$$(EMU_COMPILE) -DSLA_NO_MAIN $$(precision_flags.$(1)) -x c++ -c $$< -o $$@
-$(patsubst %,$(EMU_OBJ)/$(1)/%.o,$(WITH_MODEL) memory_table gpu_model): private CPPFLAGS += -DSLA_LINKED_MODEL
+$(patsubst %,$(EMU_OBJ)/$(1)/%.o,$(WITH_MODEL) memory_table gpu_model): private cppflags += -DSLA_LINKED_MODEL
 $(WITH_MODEL:%=$(BUILD)/$(1)/%_emu): $(EMU_OBJ)/$(1)/model.o
 # Its kernels are those of the model's object; of the host's code accesses are not checked.
 $(EMU_OBJ)/$(1)/test_gpt2_sla.o: private EMUFLAGS += -O0 \
@@ -146,16 +155,7 @@ $(BUILD)/$(1)/%_emu: $(EMU_OBJ)/$(1)/%.o $(EMU_OBJS) $(HOST_LIB) $(BUILD)/flags 
 	$$(EMU_LINK) $$(if $$(filter test_%,$$*),$$(GTEST)) -o $$@
 
 # nvcc's code for the same kernels, as PTX, which the emulated GPU can execute in their place: SLA_EMU_PTX names it.
-$(BUILD)/$(1)/%.ptx: %.cu $(BUILD)/ptx_flags
-	@mkdir -p $$(@D)
-	$$(PTX_COMPILE) -arch=compute_80 $$(precision_flags.$(1)) $$(DEPENDENCIES) $$< -o $$@
-$(BUILD)/$(1)/%_90a.ptx: %.cu $(BUILD)/ptx_flags
-	@mkdir -p $$(@D)
-	$$(PTX_COMPILE) -arch=compute_90a $$(precision_flags.$(1)) $$(DEPENDENCIES) $$< -o $$@
-$(BUILD)/$(1)/%_75.ptx: %.cu $(BUILD)/ptx_flags
-	@mkdir -p $$(@D)
-	$$(PTX_COMPILE) -arch=compute_75 $$(precision_flags.$(1)) $$(DEPENDENCIES) $$< -o $$@
-
+$(foreach arch,80 75 90a,$(call ptx_of,$(1),$(if $(filter-out 80,$(arch)),_$(arch)),$(arch)))
 # They only plan, so that any machine can print them; the emulated GPU is needed to link.
 $(BUILD)/$(1)/memory_table $(BUILD)/$(1)/gpu_model: $(BUILD)/$(1)/%: $(EMU_OBJ)/$(1)/%.o \
   $(EMU_OBJ)/$(1)/model.o $(EMU_OBJS) $(HOST_LIB) $(BUILD)/flags $(BUILD)/emu_flags
@@ -188,7 +188,7 @@ GPU_GTEST = $(shell echo 'int main() {}' | $(CXX) -x c++ - -lgtest -o /dev/null 
 $(BUILD)/gtest.o:
 	@mkdir -p $(@D)
 	printf '\043include "src/gtest-all.cc"\n\043include "src/gtest_main.cc"\n' | \
-	  $(CXX) $(CPPFLAGS) $(CXXSTD) -O1 -x c++ -c - -o $@
+	  $(CXX) $(cppflags) $(CXXSTD) -O1 -x c++ -c - -o $@
 
 $(BUILD)/%/test_gpt2_sla: test_gpt2_sla.cu $(HOST_LIB) $(BUILD)/nvcc_flags $(filter %.o,$(GPU_GTEST))
 	$(NVCC_COMPILE) $(HOST_LIB) $(MPI_LIBS) $(GPU_GTEST) -lcublasLt $(NCCL_LIBS) -o $@
@@ -201,7 +201,7 @@ endef
 $(eval $(foreach test,$(OPERATIONS_TESTS),$(call operations_test,$(test))))
 
 FUZZED := dev/test/fuzz_safetensors.cpp llmc/formats/safetensors.cpp llmc/base/files.cpp
-$(BUILD)/fuzz_safetensors: $(FUZZED) llmc/formats/safetensors.h $(addprefix llmc/base/,files.h crc32c.h error.h)
+$(BUILD)/fuzz_safetensors: $(FUZZED) llmc/formats/safetensors.h $(wildcard llmc/base/*.h) $(BUILD)/flags
 	@mkdir -p $(BUILD)
-	$(CXX) $(CPPFLAGS) $(CXXSTD) $(WARNINGS) -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all \
+	$(CXX) $(cppflags) $(CXXSTD) $(WARNINGS) -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all \
 	  -Wno-unknown-pragmas -DSTANDALONE_FUZZER $(FUZZED) -o $@

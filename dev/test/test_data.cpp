@@ -678,6 +678,9 @@ TEST_F(Scripts, TheKernelIsReadFromItsPackagesArchive) {
   expect_in("documents: 10,", done.output);
   expect_in("tar cannot unpack it", shell("PATH=" + folder + "/bin:$PATH PART=a/c " + data + "/linux.sh").output);
   expect_in("PART=../b: it must be a folder", shell("PART=../b " + data + "/linux.sh").output);
+  std::filesystem::remove_all(data + "/linux");
+  std::ofstream(folder + "/bin/apt-cache") << "#!/bin/sh\nexit 100\n";
+  expect_in("apt knows no linux-source", shell("PATH=" + folder + "/bin:$PATH " + data + "/linux.sh").output);
 }
 
 TEST_F(Scripts, FinewebsShardsAreCheckedAndDownloadsResume) {
@@ -739,5 +742,10 @@ TEST_F(Scripts, OpenwebtextsArchivesAreReadAsTheyAre) {
          (data + "/.download/openwebtext/urlsf_subset01.tar.part").c_str());
   EXPECT_EQ(shell("TOKENIZER=bytes " + command + "2").exit_code, 0);
   std::ofstream(folder + "/web/urlsf_subset02.tar") << "<html>please log in</html>";
+  expect_in("urlsf_subset02.tar gave no tar archive; deleted, run again", shell(command + "3").output);
+  // Cut between two files, where tar has no error.
+  shell("cd " + folder + " && head -c $((512 + ($(stat -c %s urlsf_subset01-1_data.xz) + 511) / 512 * 512)) " +
+        "web/urlsf_subset01.tar >web/urlsf_subset02.tar");
+  ASSERT_EQ(shell("tar -tf " + folder + "/web/urlsf_subset02.tar").exit_code, 0);
   expect_in("urlsf_subset02.tar gave no tar archive; deleted, run again", shell(command + "3").output);
 }

@@ -777,6 +777,11 @@ class LongStallingDisk : public Training {
       return ((ssize_t(*)(int, void*, size_t, off_t))dlsym(RTLD_NEXT, "pread"))(fd, to, n, at);
     }
     ssize_t pread64(int fd, void* to, size_t n, off_t at) { return pread(fd, to, n, at); }
+    ssize_t pwrite(int fd, const void* from, size_t n, off_t at) {
+      stall(fd);
+      return ((ssize_t(*)(int, const void*, size_t, off_t))dlsym(RTLD_NEXT, "pwrite"))(fd, from, n, at);
+    }
+    ssize_t pwrite64(int fd, const void* from, size_t n, off_t at) { return pwrite(fd, from, n, at); }
     ssize_t write(int fd, const void* from, size_t n) {
       stall(fd);
       return ((ssize_t(*)(int, const void*, size_t))dlsym(RTLD_NEXT, "write"))(fd, from, n);
@@ -795,14 +800,16 @@ class LongStallingDisk : public Training {
   }
 };
 
-// A rank's read of a token file, or rank 0's line of the log, takes longer than a rank may hang: a disk is no rank.
+// A rank's read of a token file, or rank 0's line of the log or first bytes of a checkpoint, takes longer than a rank
+// may hang: a disk is no rank.
 TEST_F(LongStallingDisk, IsNoRankThatHangs) {
   write_file(in("val.bin"), shard_bytes(2000, 60));
   const char *const at_first = "out/log.jsonl", *const later = "out/step_00000003";
   for (const auto& [rank, name, after] : {std::tuple(1, "tokens.bin", at_first),
                                           {1, "tokens.bin", later},
                                           {1, "val.bin", later},
-                                          {0, "out/log.jsonl", later}}) {
+                                          {0, "out/log.jsonl", later},
+                                          {0, "out/unfinished_step_00000003/optimizer.safetensors", at_first}}) {
     const Outcome o = train_stalled(rank, name, after, "-j " + in("val.bin") + " -v 2 -m 2 -x 8 -n 3 --hang-timeout 4");
     EXPECT_EQ(o.exit_status, 0) << name << o.err;
     EXPECT_EQ(steps_of(read_log(in("out"))).size(), 8u) << name;

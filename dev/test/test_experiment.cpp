@@ -31,7 +31,11 @@ class ExperimentTest : public CommandLine {
         echo "{\"steps\":$steps,\"flops_per_token\":$flops,\"memory_needed\":10,\"memory_free\":${MEMORY-1000}}"
         exit
       fi
-      case "$wiring${rate-}" in gate*|rope6e-3) echo "error: no gates here" >&2; exit 3 ;; esac
+      case "$wiring${rate-}" in
+        gate*|rope6e-3) echo "error: no gates here" >&2; exit 3 ;;
+        relu22.5e-3) kill -9 $$ ;;
+      esac
+      [ -z "${TRAP-}" ] || { trap '' USR1; trap "touch $started.int" INT; }
       touch "$started.now.$seed.$wiring"
       echo "${CUDA_VISIBLE_DEVICES-}${run#*/out/} $steps ${OMP_NUM_THREADS-}" >>"$started"
       sleep "${SLEEP-0}"
@@ -46,7 +50,7 @@ class ExperimentTest : public CommandLine {
       }' >"$run/log.jsonl")sh");
   }
   void TearDown() override {
-    for (const char* name : {"MEMORY", "SLEEP", "OTHERS"}) unsetenv(name);
+    for (const char* name : {"MEMORY", "SLEEP", "OTHERS", "TRAP"}) unsetenv(name);
     CommandLine::TearDown();
   }
   void write_program(const std::string& name, const std::string& text) const {
@@ -203,6 +207,40 @@ TEST_F(ExperimentTest, RunsAsManyAtATimeAsHaveRoom) {
   EXPECT_EQ(std::set<std::string>(noted.begin(), noted.begin() + 2), (std::set<std::string>{"0plain-1 2", "1gqa_2-1 "
                                                                                                           "2"}));
   EXPECT_EQ(noted.size(), 3u) << "no run twice";
+  fs::remove_all(in("out"));
+  EXPECT_EQ(run("export CUDA_VISIBLE_DEVICES=5,GPU-7 PATH='" + folder + "':$PATH; " + experiment(runs)).exit_status, 0);
+  const std::vector<std::string> named = started();
+  EXPECT_EQ(std::set<std::string>(named.begin(), named.begin() + 2), (std::set<std::string>{"5plain-1 2", "GPU-7gqa_2-"
+                                                                                                          "1 2"}));
+}
+
+TEST_F(ExperimentTest, SignalsReachItsTrainersThroughItAlone) {
+  setenv("SLEEP", "2", 1), setenv("TRAP", "1", 1);
+  const std::string one = experiment("--wirings plain --seeds 1 -- -x 2");
+  const auto signalled = [&](const std::string& before, const std::string& kill) {
+    started(), fs::remove_all(in("out"));
+    write_program("signalled", "set -m\n" + before + one + " & run=$!\nuntil [ -e '" + in("started") +
+                                   "' ]; do sleep 0.05; done\nkill " + kill + "\nwait $run\n");
+    return run(in("signalled"));
+  };
+  EXPECT_EQ(signalled("env --default-signal=INT ", "-INT -- -$run").exit_status, 128 + SIGINT);
+  EXPECT_FALSE(fs::exists(in("started.int"))) << "a terminal's, to all of a group";
+  EXPECT_EQ(signalled("nohup ", "-HUP $run").exit_status, 0);
+  EXPECT_EQ(signalled("", "-KILL $run").exit_status, 128 + SIGKILL);
+  EXPECT_NE(run(one).err.find("is in use by process "), std::string::npos) << "its trainer has not ended";
+  EXPECT_EQ(run("timeout 20 bash -c 'until " + one + "; do sleep 0.1; done'").exit_status, 0);
+  EXPECT_EQ(started().size(), 1u);
+}
+
+TEST_F(ExperimentTest, ARunIsDoneWithItsCheckpoint) {
+  const std::string one = experiment("--wirings plain --seeds 1 -- -x 2");
+  run(one), started(), run(one);
+  EXPECT_TRUE(started().empty()) << "an archive has none";
+  write_file(in("out/plain-1/lock"), "");
+  run(one);
+  EXPECT_EQ(started().size(), 1u) << "killed before it";
+  run("echo '{\"step\":2,\"checkpoint\":\"step_2\"}' >>'" + in("out/plain-1/log.jsonl") + "'; " + one);
+  EXPECT_TRUE(started().empty()) << "removed since";
 }
 
 TEST_F(ExperimentTest, SaysWhichRunsFailedAndDoesTheOthers) {
@@ -242,6 +280,10 @@ TEST_F(ExperimentTest, ChoosesAmongTheRatesThatDidNotFail) {
   const Outcome none = run("timeout 20 " + experiment(file + " --jobs 1"));
   EXPECT_EQ(none.exit_status, 1) << none.out;
   EXPECT_NE(none.err.find("error: " + in("out/a/4e-3/alibi-5: has no validation loss")), std::string::npos) << none.err;
+  write_file(file, run("sed 's/alibi/relu2/' '" + file + "'").out), started();
+  const Outcome killed = run("timeout 20 " + experiment(file + " --jobs 1"));
+  EXPECT_NE(killed.err.find("a, relu2, 2.5e-3, seed 5: ended with status 137"), std::string::npos) << killed.err;
+  EXPECT_EQ(started(), (std::vector<std::string>{"a/4e-3/relu2-5 4", "a/6e-3/relu2-5 4"})) << "not yet the seeds";
   const Outcome without = run(experiment("--wirings alibi --seeds 1 --steps 4 --data " + in("data")));
   EXPECT_NE(without.out.find("alibi, seed 1: no validation after step 4"), std::string::npos) << without.out;
 }

@@ -293,6 +293,8 @@ TEST_F(Folders, ASignalEndsATokenizerThatWaitsForText) {
   const int status = run_and_signal("timeout -s KILL 10 " + command, SIGTERM, 1500000);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << status;
   EXPECT_NE(read_file(in("error")).find("error: "), std::string::npos);
+  run_and_signal("timeout -s KILL 2 nohup " + command, SIGHUP, 1000000);
+  EXPECT_EQ(read_file(in("error")).find("error: "), std::string::npos) << "nohup ignores it";
   EXPECT_FALSE(fs::exists(in("tokens")));
 }
 

@@ -250,8 +250,8 @@ TEST_F(Hostile, OutputsDoNotReplaceInputsDevicesAndLinks) {
         report + a_run + " -o " + a_run + "/lock",
         report + a_run + " -o " + a_run + "/step_00000002/model.safetensors"})
     EXPECT_NE(expect_refusal(command).err.find("reads or writes it as"), std::string::npos) << command;
-  EXPECT_NE(expect_refusal(evaluator + model + " --serve --json " + in("a")).err.find("go to stdout"),
-            std::string::npos);
+  for (const std::string& option : {"--json " + in("a"), std::string("--windows 4"), std::string("--stride 4")})
+    EXPECT_NE(expect_refusal(evaluator + model + " --serve " + option).err.find("go to stdout"), std::string::npos);
   EXPECT_EQ(read_file(a_run + "/log.jsonl"), log);
   EXPECT_EQ(read_file(in("model/config.json")), read_file(model + "/config.json"));
   EXPECT_FALSE(fs::exists(in("a")));

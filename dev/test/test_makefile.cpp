@@ -186,6 +186,16 @@ TEST_F(MakefileOffline, TakesPartsThatExist) {
   EXPECT_EQ(make("-n list-tests PART=3/4").exit_status, 0);
   for (const char* part : {"0/4", "5/4", "3"})
     EXPECT_TRUE(has(make(std::string("-n list-tests PART=") + part), "it must be k/n, such as 2/3")) << part;
+  EXPECT_EQ(make("-n help PART=sound/soc/codecs LEAVE_OUT=none").exit_status, 0) << "others' variables";
+}
+
+TEST_F(MakefileTest, AddsItsFlagsToTheUsers) {
+  const std::string flags = "CPPFLAGS=-DOWN CXXFLAGS=-g3 ", command = "make -n -B report ";
+  for (const std::string& line : {flags + command, command + flags}) {
+    const std::string out = run(line).out;
+    for (const char* part : {"-DOWN -I. ", "-g3 -std=c++17", " -fopenmp -O1 "})
+      EXPECT_NE(out.find(part), std::string::npos) << line << ": " << part;
+  }
 }
 
 // The model's programs are made of what lies outside of llmc/report and scripts/experiments: they are preprocessed in a

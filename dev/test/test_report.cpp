@@ -401,6 +401,9 @@ TEST_F(Report, SmoothedLossesAreMeansOfAHundredthOfTheRun) {
         << steps << "\n"
         << page.substr(page.find("training loss, mean"), 60);
   }
+  const std::string huge = LogOf::steps(1, 9) + LogOf::step(10, "1e20", "1e20");
+  const std::string page = report_page(read(LogOf().head() + huge + LogOf::steps(11, 300, 9)));
+  EXPECT_TRUE(has(page, "training loss, mean</span><b>6.01000</b>")) << "a huge one is left behind";
 }
 
 // Two seeds of two wirings, whose losses have been measured by position but for one, and a file that is torn.

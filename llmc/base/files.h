@@ -74,7 +74,7 @@ FileLock lock_file(int fd);
 // Set by the signals of interrupt_by_signals. Writing to files throws UserError then, so that what is unfinished is
 // removed; what takes long before it writes asks by itself.
 inline volatile sig_atomic_t interrupted = 0;
-// SIGINT, SIGTERM and SIGHUP set `interrupted` from now on.
+// SIGINT, SIGTERM and SIGHUP set `interrupted` from now on, unless the parent process has them ignored.
 void interrupt_by_signals();
 
 // Writes `count` bytes at byte `offset` of the file, or at its current position if `offset` is -1, retrying interrupted

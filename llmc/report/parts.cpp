@@ -67,16 +67,19 @@ json styled(json s, const std::string& name, int colour, const char* style) {
 std::vector<double> smoothed(const RunHistory& run, double TrainPoint::*what) {
   const size_t window = smoothing_steps(run);
   std::vector<double> smooth;
-  double sum = 0;
+  double sum = 0, lost = 0;  // by rounding (Neumaier): a norm of 1e20 leaves the window again
   size_t count = 0;
   auto add = [&](double value, int sign) {
-    if (std::isfinite(value)) sum += sign * value, count += size_t(sign);
+    if (!std::isfinite(value)) return;
+    const double x = sign * value, before = sum;
+    sum += x, count += size_t(sign);
+    lost += std::abs(before) >= std::abs(x) ? (before - sum) + x : (x - sum) + before;
   };
   for (size_t i = 0; i < run.steps.size(); i++) {
     add(run.steps[i].*what, 1);
     if (i >= window) add(run.steps[i - window].*what, -1);
     const bool has_mean = count > 0 && (std::isfinite(run.steps[i].*what) || !run.steps[i].is_scored);
-    smooth.push_back(has_mean ? sum / double(count) : NAN);
+    smooth.push_back(has_mean ? (sum + lost) / double(count) : NAN);
   }
   return smooth;
 }

@@ -13,8 +13,8 @@ constexpr size_t short_piece = 128;    // bytes, up to which looking at all pair
 // In bytes. Longer pieces are merged by one thread at a time, so that the memory for it is allocated only once.
 constexpr size_t huge_piece = 1 << 20;
 
-Encoder::Encoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {
-  if (!tokenizer.is_bytes()) cache_.resize(size_t(1) << cache_bits);
+Encoder::Encoder(const Tokenizer& tokenizer, bool caches) : tokenizer_(tokenizer) {
+  if (caches && !tokenizer.is_bytes()) cache_.resize(size_t(1) << cache_bits);
 }
 
 // key = the bytes of the piece text[at, at + length), followed by zeros, with the length as the last byte. length <=
@@ -41,8 +41,8 @@ void Encoder::encode_ordinary(std::string_view text, std::vector<uint16_t>& toke
     const PieceScanner scanner{text.data(), text.size()};
     for (size_t at = 0; at < text.size();) {
       const size_t end = scanner.piece_end(at), length = end - at;
-      out +=
-          length <= longest_cached ? encode_cached(text, at, length, out) : encode_piece(text.substr(at, length), out);
+      out += length <= longest_cached && !cache_.empty() ? encode_cached(text, at, length, out)
+                                                         : encode_piece(text.substr(at, length), out);
       at = end;
     }
   }
@@ -201,6 +201,7 @@ std::vector<int> encode_prompt(const Tokenizer& tokenizer, const std::string& pr
   if (!tokenizer.is_bytes()) replace_invalid_utf8(prompt, text);
   std::vector<uint16_t> tokens;
   if (begins_with_end) tokens.push_back(tokenizer.end_of_text());
-  Encoder(tokenizer).encode(text, tokens, /*end_of_text=*/true);
+  // A cache takes longer to lay out than a sentence to encode.
+  Encoder(tokenizer, /*caches=*/text.size() > 100000).encode(text, tokens, /*end_of_text=*/true);
   return {tokens.begin(), tokens.end()};
 }

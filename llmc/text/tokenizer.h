@@ -157,9 +157,9 @@ struct Tokenizer {
 // a vocabulary of bytes.
 std::vector<int> encode_prompt(const Tokenizer& tokenizer, const std::string& prompt, bool begins_with_end = true);
 
-// Encodes text; used by one thread at a time. It caches the tokens of recent short pieces.
+// Encodes text; used by one thread at a time. With `caches` it keeps the tokens of recent short pieces, in 4 MiB.
 struct Encoder {
-  explicit Encoder(const Tokenizer& tokenizer);  // the tokenizer must outlive it
+  explicit Encoder(const Tokenizer& tokenizer, bool caches = true);  // the tokenizer must outlive it
 
   // Appends the tokens of `text`. Tokens that were added to the vocabulary, such as <speaker1>, become their ids where
   // they are spelled out, and with `end_of_text` <|endoftext|> does; otherwise that is ordinary text. Takes O(n log n)

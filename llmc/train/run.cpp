@@ -99,7 +99,8 @@ void open_data(Run& run, const std::string& model_folder, int vocab_size) {
 int64_t segments_of_stream(const Run& run) {
   if (run.train->streams == 0) return 1;
   const int64_t in_epoch = run.train->num_sequences / run.train->streams;
-  return std::max<int64_t>(1, std::min(in_epoch, run.steps * run.grad_accum_steps));
+  const int64_t updates = std::min(run.steps, in_epoch / run.grad_accum_steps + 1);  // -x may have any number
+  return std::max<int64_t>(1, std::min(in_epoch, updates * run.grad_accum_steps));
 }
 
 // What is wrong with a checkpoint; "" if every byte is what was written.

@@ -14,12 +14,13 @@
 #include "llmc/base/text.h"
 
 struct RunLock {
-  // Takes the lock of folder `out`, which exists, until the object is destroyed; a second call does nothing. Throws
+  // Takes the lock of folder `out`, which exists, until the object is destroyed, and the programs that were started
+  // meanwhile have ended; a second call does nothing. Throws
   // UserError, with the host and the process that have it, if it is taken.
   void take(const std::string& out) {
     if (file_.fd >= 0) return;
     const std::string path = out + "/lock";
-    FileDescriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666));
+    FileDescriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK, 0666));
     if (file.fd < 0) user_error("%s: cannot be written: %s", path, strerror(errno));
     const FileLock lock = lock_file(file.fd);
     if (lock == FileLock::unsupported)

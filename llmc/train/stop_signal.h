@@ -50,15 +50,21 @@ inline void wait_for_stop_signals(sigset_t signals) {
 // From now on the first signal lets the step end.
 inline void stop_after_steps() { has_loaded = true; }
 
-// Starts to handle these signals. Must be called before any thread is started: threads inherit the blocked signals. A
-// signal that the parent process has set to be ignored stays ignored, as SIGINT does for a shell's background jobs.
-inline void handle_stop_signals() {
+// These signals, but for those that the parent process has set to be ignored, as nohup does SIGHUP, and a shell SIGINT
+// for its background jobs: they stay ignored.
+inline sigset_t stop_signals() {
   sigset_t signals;
   sigemptyset(&signals);
   for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) {
     struct sigaction action = {};
     if (sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) sigaddset(&signals, signal);
   }
+  return signals;
+}
+
+// Starts to handle them. Must be called before any thread is started: threads inherit the blocked signals.
+inline void handle_stop_signals() {
+  const sigset_t signals = stop_signals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::thread(wait_for_stop_signals, signals).detach();
 }

@@ -267,6 +267,7 @@ inline void save_checkpoint(Trainer& t) {
   std::string error;
   if (model.parameters.shard.count > 1) {
     try {
+      const WatchdogPause pause(t.run.watchdog);  // for rank 0's disk the others wait
       if (t.run.ranks.rank == 0) header = lay_out_checkpoint(t.run.options.out, t.run.step, model.parameters);
     } catch (const UserError& e) { error = e.what(); }
     error = collectives.broadcast(error);

@@ -18,6 +18,7 @@
 #include "llmc/train/print.h"
 #include "llmc/train/run_history.h"
 #include "llmc/train/run_lock.h"
+#include "llmc/train/stop_signal.h"
 #include "llmc/base/clock.h"
 #include "llmc/base/command_line.h"
 #include "llmc/base/json.h"
@@ -47,7 +48,7 @@ struct Experiment {
   bool dry_run = false;
   Words more;  // options of the trainer, after all others
   std::vector<Group> groups;
-  std::set<std::string> failed;  // folders of runs
+  std::map<std::string, int> failed;  // folders of runs, with the status that they ended with
 };
 
 static void append(Words& words, const Words& more) { words.insert(words.end(), more.begin(), more.end()); }
@@ -177,15 +178,17 @@ static std::string read_experiment(Experiment& e) {
 // Programs
 
 // Starts a program that prints to `out`, on stderr too with `all`. If this process dies, the program gets SIGUSR1, on
-// which the trainer stops after a checkpoint.
-static pid_t start(const Words& command, int out, bool all, const std::map<std::string, std::string>& variables = {}) {
+// which the trainer stops after a checkpoint. With `alone` a terminal's signals do not reach it.
+static pid_t start(const Words& command, int out, bool all, bool alone = false,
+                   const std::map<std::string, std::string>& variables = {}) {
   const pid_t pid = fork();
   if (pid < 0) user_error("%s: cannot be started: %s", command[0], strerror(errno));
   if (pid > 0) return pid;
   sigset_t none;
   sigemptyset(&none), sigprocmask(SIG_SETMASK, &none, nullptr);
   prctl(PR_SET_PDEATHSIG, SIGUSR1);
-  for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 0);
+  if (alone) setpgid(0, 0);
+  for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
   dup2(out, STDOUT_FILENO);
   if (all) dup2(out, STDERR_FILENO);
   std::vector<char*> argv;
@@ -283,8 +286,12 @@ static std::optional<double> final_loss(const ARun& r) {
   const RunHistory history = read_run(r.folder, /*with_positions=*/false);
   // An archive of results may have only some of the updates' lines.
   const int64_t done = history.validations.empty() ? history.last_step() : history.validations.back().step;
-  const auto checkpoints = checkpoints_in(r.folder);  // none in an archive of results
-  const int64_t saved = checkpoints.empty() ? r.steps : checkpoints.rbegin()->first;
+  const auto checkpoints = checkpoints_in(r.folder);
+  const auto was_saved = [&] {  // an archive of results has no checkpoints, and no lock
+    return !path_exists(r.folder + "/lock") ||
+           read_whole_file(r.folder + "/log.jsonl").find("\"checkpoint\":") != std::string::npos;
+  };
+  const int64_t saved = !checkpoints.empty() ? checkpoints.rbegin()->first : was_saved() ? r.steps : 0;
   if (std::min(done, saved) < r.steps) return {};
   return known[r.folder] = history.final_loss();
 }
@@ -296,13 +303,15 @@ struct RateSearch {
 };
 
 // The middle rate is tried first, then those beside the best until it has worse ones on both sides, as far as there are
-// any. One that failed is worse than all others.
+// any. One that failed is worse than all others, unless it was killed: then the search stays open.
 static RateSearch search(const Experiment& e, const Group& g, const Arm& a) {
   RateSearch s;
   if (g.rates.empty()) return s;
   const auto loss_of = [&](const std::string& rate) {
     const ARun r = run_of(e, g, a, rate, g.search_seed);
-    const std::optional<double> loss = e.failed.count(r.folder) > 0 ? INFINITY : final_loss(r);
+    const auto failed = e.failed.find(r.folder);
+    const bool is_worst = failed != e.failed.end() && failed->second < 128;
+    const std::optional<double> loss = is_worst ? INFINITY : final_loss(r);
     if (loss && std::isnan(*loss)) user_error("%s: has no validation loss, by which rates are compared", r.folder);
     return loss;
   };
@@ -426,7 +435,7 @@ static bool is_busy(const std::vector<Slot>& slots) {
 }
 
 // Starts runs in all free slots; returns whether any is busy.
-static bool fill(const Experiment& e, std::vector<Slot>& slots, int64_t gpus) {
+static bool fill(const Experiment& e, std::vector<Slot>& slots, const Words& gpus) {
   const int64_t cores = std::thread::hardware_concurrency();
   const std::vector<ARun> left = runs_left(e).runs;
   const auto can_start = [&](const ARun& r) {
@@ -442,17 +451,17 @@ static bool fill(const Experiment& e, std::vector<Slot>& slots, int64_t gpus) {
     const FileDescriptor text(open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
     if (text.fd < 0) user_error("%s: cannot be written: %s", path, strerror(errno));
     std::map<std::string, std::string> variables;
-    if (gpus > 1) variables["CUDA_VISIBLE_DEVICES"] = std::to_string(int64_t(i) % gpus);
-    if (gpus == 0) variables["OMP_NUM_THREADS"] = std::to_string(std::max<int64_t>(1, cores / int64_t(slots.size())));
-    slots[i] = {start(next->command, text.fd, true, variables), *next};
+    if (gpus.size() > 1) variables["CUDA_VISIBLE_DEVICES"] = gpus[i % gpus.size()];
+    if (gpus.empty() && getenv("OMP_NUM_THREADS") == nullptr)
+      variables["OMP_NUM_THREADS"] = std::to_string(std::max<int64_t>(1, cores / int64_t(slots.size())));
+    slots[i] = {start(next->command, text.fd, /*all=*/true, /*alone=*/true, variables), *next};
   }
   return is_busy(slots);
 }
 
-static int run_all(Experiment& e, int64_t jobs, int64_t gpus) {
-  sigset_t signals;
-  sigemptyset(&signals);
-  for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGCHLD}) sigaddset(&signals, signal);
+static int run_all(Experiment& e, int64_t jobs, const Words& gpus) {
+  sigset_t signals = stop_signals();
+  sigaddset(&signals, SIGCHLD);
   sigprocmask(SIG_BLOCK, &signals, nullptr);
   std::vector<Slot> slots(static_cast<size_t>(jobs));
   const double began = seconds_now();
@@ -476,7 +485,7 @@ static int run_all(Experiment& e, int64_t jobs, int64_t gpus) {
       } else if (!stopped) {
         const std::string printed = last_line(read_whole_file(r.folder + ".txt", most_text_bytes));
         print_error(format("%s: ended with status %d: ", r.said.c_str(), exit_status(status)) + printed);
-        e.failed.insert(r.folder);
+        e.failed[r.folder] = exit_status(status);
       }
       write_page(e);
     }
@@ -516,12 +525,22 @@ static bool parse_arguments(int argc, char** argv, Experiment& e) {
   return true;
 }
 
+// The machine's GPUs, as CUDA_VISIBLE_DEVICES names them: those that it names already, or all, by number.
+static Words visible_gpus() {
+  const int64_t count = atol(run({"sh", "-c", "nvidia-smi -L 2>/dev/null | grep -c '^GPU'"}).text.c_str());
+  Words gpus;
+  for (int64_t i = 0; i < count; i++) gpus.push_back(std::to_string(i));
+  if (const char* names = getenv("CUDA_VISIBLE_DEVICES"); names != nullptr && count > 0) gpus = words_of(names, ',');
+  if (!gpus.empty() && gpus[0] == "-1") gpus.clear();
+  return gpus;
+}
+
 static int run_experiment(int argc, char** argv) {
   Experiment e;
   if (!parse_arguments(argc, argv, e)) return 0;
   const std::string make_data = read_experiment(e);
-  const int64_t gpus = atol(run({"sh", "-c", "nvidia-smi -L 2>/dev/null | grep -c '^GPU'"}).text.c_str());
-  if (e.trainer.empty()) e.trainer = gpus > 0 ? "train_gpt2_sla" : "train_gpt2_sla_cpu";
+  const Words gpus = visible_gpus();
+  if (e.trainer.empty()) e.trainer = gpus.empty() ? "train_gpt2_sla_cpu" : "train_gpt2_sla";
   if (e.trainer.find('/') == std::string::npos) e.trainer = "./" + e.trainer;
   for (const std::string& program : {e.trainer, std::string("./report")})
     if (access(program.c_str(), X_OK) != 0) user_error("%s: is not here; make builds it, in the sources", program);
@@ -543,7 +562,8 @@ static int run_experiment(int argc, char** argv) {
   for (const ARun& r : left)
     if (e.dry_run) printf("%s: %lld updates\n", r.said.c_str(), (long long)r.steps);
   if (e.dry_run) return 0;
-  const int64_t fit = gpus > 0 ? gpus : std::min({cores, room, std::max<int64_t>(1, int64_t(left.size()))});
+  const int64_t fit =
+      !gpus.empty() ? int64_t(gpus.size()) : std::min({cores, room, std::max<int64_t>(1, int64_t(left.size()))});
   return run_all(e, e.jobs > 0 ? e.jobs : fit, gpus);
 }
 

@@ -16,7 +16,7 @@ KEEP_GARBAGE := $(shell $(CXX) -Werror $(KEEP_GARBAGE) -E -x c++ /dev/null >/dev
 comma := ,
 # have_header NAME [FLAGS]
 have_header = $(shell printf '\043include <%s>\n' $(1) | \
-  $(CXX) $(CXXSTD) $(CPPFLAGS) $(2) -E -x c++ - >/dev/null 2>&1 && echo yes)
+  $(CXX) $(CXXSTD) $(cppflags) $(2) -E -x c++ - >/dev/null 2>&1 && echo yes)
 found = $(if $(1),found,not found)
 # Which nvcc, GPUs and architectures; scripts/gpu.sh says what these are.
 define newline

@@ -3,13 +3,13 @@
 
 remember = @mkdir -p $(@D); echo '$(1)' | cmp -s - $@ || echo '$(1)' > $@
 $(BUILD)/flags $(OBJ)/flags: force
-	$(call remember,$(CXX) $(CPPFLAGS) $(CXXFLAGS) $(HOST_MARCH) $(MPI_FLAGS) $(NATIVE_CPU))
-$(BUILD)/nvcc_flags: force ; $(call remember,$(NVCC) $(CPPFLAGS) $(NVCCFLAGS))
+	$(call remember,$(CXX) $(cppflags) $(cxxflags) $(HOST_MARCH) $(MPI_FLAGS) $(NATIVE_CPU))
+$(BUILD)/nvcc_flags: force ; $(call remember,$(NVCC) $(cuda) $(cppflags) $(nvccflags))
 .PHONY: force
 force:
 
 DEPENDENCIES = -MMD -MP -MF $@.d
-COMPILE = $(CXX) $(CPPFLAGS) $(CXXFLAGS) $(DEPENDENCIES)
+COMPILE = $(CXX) $(cppflags) $(cxxflags) $(DEPENDENCIES)
 ONEDNN := -ldnnl
 GTEST := -lgtest -lgtest_main -lpthread
 # Where the .cu files lie.
@@ -26,11 +26,11 @@ $(filter %_cpu,$(TOP_LEVEL)): %: $(BUILD)/$(cpu_precision)/% force
 
 # `private`: not for the stamp that they depend on.
 $(OBJ)/llmc/% $(OBJ)/data/% $(OBJ)/scripts/% $(OBJ)/report.o: private march := $(HOST_MARCH)
-$(OBJ)/llmc/ranks/ranks.o: private CPPFLAGS += $(MPI_FLAGS)
-$(OBJ)/report.o $(OBJ)/scripts/%.o $(addprefix $(OBJ)/data/,tokenize.o convert.o probe.o): private CXXFLAGS += $(COLD)
-$(foreach f,ranks/ train/ wiring/ formats/config_,$(OBJ)/llmc/$(f)%.o) $(REPORT_OBJS): private CXXFLAGS += $(COLD)
+$(OBJ)/llmc/ranks/ranks.o: private cppflags += $(MPI_FLAGS)
+$(OBJ)/report.o $(OBJ)/scripts/%.o $(addprefix $(OBJ)/data/,tokenize.o convert.o probe.o): private cxxflags += $(COLD)
+$(foreach f,ranks/ train/ wiring/ formats/config_,$(OBJ)/llmc/$(f)%.o) $(REPORT_OBJS): private cxxflags += $(COLD)
 # A test runs for milliseconds and takes seconds to compile, but for the reference's.
-$(OBJ)/dev/test/%.o: private CXXFLAGS += $(if $(filter %/test_reference.o,$@),$(COLD),-O0) -DSLA_CPU
+$(OBJ)/dev/test/%.o: private cxxflags += $(if $(filter %/test_reference.o,$@),$(COLD),-O0) -DSLA_CPU
 
 $(OBJ)/llmc/formats/config_json.o: $(wildcard llmc/formats/huggingface/*.py)
 
@@ -43,7 +43,7 @@ $(OBJ)/charts/chart.js: private chart.js := $(CHART_JS)
 $(OBJ)/charts/chart_licence.txt: private chart_licence.txt := $(CHART_LICENCE)
 $(OBJ)/llmc/report/parts.o: $(addprefix llmc/report/report.,css js) \
   $(addprefix $(OBJ)/charts/chart,.js _licence.txt)
-$(OBJ)/llmc/report/parts.o: private CXXFLAGS += -Wa,-I$(OBJ)/charts
+$(OBJ)/llmc/report/parts.o: private cxxflags += -Wa,-I$(OBJ)/charts
 $(OBJ)/%.o: %.cpp $(OBJ)/flags
 	@mkdir -p $(@D)
 	$(COMPILE) -c $< -o $@
@@ -56,7 +56,7 @@ $(HOST_LIB) $(REPORT_LIB):
 
 data/tokenize: $(addprefix $(OBJ)/data/,tokenize.o corpus.o archive_stream.o shards.o vocabulary.o) $(HOST_LIB) \
   $(BUILD)/flags
-	$(CXX) $(CXXFLAGS) $(filter %.o %.a,$^) -larchive -lz -lpthread -o $@
+	$(CXX) $(cxxflags) $(filter %.o %.a,$^) -larchive -lz -lpthread -o $@
 
 report data/convert: %: $(OBJ)/%.o
 report: $(REPORT_LIB)
@@ -64,14 +64,14 @@ experiment: $(OBJ)/scripts/experiments/experiment.o
 data/probe: $(OBJ)/data/probe.o $(OBJ)/data/shards.o
 $(BUILD)/encode_records: $(OBJ)/dev/encode_records.o
 report experiment data/convert data/probe $(BUILD)/encode_records: $(HOST_LIB) $(BUILD)/flags
-	$(CXX) $(CXXFLAGS) $(filter-out $(HOST_LIB),$(filter %.o %.a,$^)) $(HOST_LIB) -o $@
+	$(CXX) $(cxxflags) $(filter-out $(HOST_LIB),$(filter %.o %.a,$^)) $(HOST_LIB) -o $@
 
 # The model's object comes before that of its tests: of an inline function that both have, the linker takes the first.
 linked = $(filter %/model.o,$^) $(filter-out %/model.o,$(filter %.o %.a,$^))
 
 # On the CPU
 
-CPU_LINK = @mkdir -p $(@D); set -x; $(CXX) $(CXXFLAGS) $(linked) $(MPI_LIBS) $(ONEDNN)
+CPU_LINK = @mkdir -p $(@D); set -x; $(CXX) $(cxxflags) $(linked) $(MPI_LIBS) $(ONEDNN)
 
 define cpu_programs
 $(OBJ)/cpu/$(1)/%.o: %.cu $(OBJ)/flags
@@ -81,8 +81,8 @@ $(OBJ)/cpu/$(1)/%.o: %.cu $(OBJ)/flags
 $(OBJ)/cpu/$(1)/model.o: train_gpt2_sla.cu $(OBJ)/flags
 	@mkdir -p $$(@D)
 	$$(COMPILE) -DSLA_CPU -DSLA_NO_MAIN $$(precision_flags.$(1)) -x c++ -c $$< -o $$@
-$(WITH_MODEL:%=$(OBJ)/cpu/$(1)/%.o): private CPPFLAGS += -DSLA_LINKED_MODEL
-$(OBJ)/cpu/$(1)/test_gpt2_sla.o: private CXXFLAGS += $(COLD)
+$(WITH_MODEL:%=$(OBJ)/cpu/$(1)/%.o): private cppflags += -DSLA_LINKED_MODEL
+$(OBJ)/cpu/$(1)/test_gpt2_sla.o: private cxxflags += $(COLD)
 $(WITH_MODEL:%=$(BUILD)/$(1)/%_cpu): $(OBJ)/cpu/$(1)/model.o
 
 $(BUILD)/$(1)/%_cpu: $(OBJ)/cpu/$(1)/%.o $(HOST_LIB) $(BUILD)/flags
@@ -96,7 +96,7 @@ $(eval $(foreach p,fp32 bf16,$(call cpu_programs,$(p))))
 
 # On a GPU
 
-NVCC_COMPILE = @mkdir -p $(@D); set -x; $(NVCC) $(CPPFLAGS) $(NVCCFLAGS) $(precision_flags.$*) $(DEPENDENCIES) $<
+NVCC_COMPILE = @mkdir -p $(@D); set -x; $(NVCC) $(cppflags) $(nvccflags) $(precision_flags.$*) $(DEPENDENCIES) $<
 define gpu_program
 $(BUILD)/%/$(1): $(1).cu $(HOST_LIB) $(BUILD)/nvcc_flags
 	$$(NVCC_COMPILE) $(HOST_LIB) $(MPI_LIBS) -lcublasLt $(NCCL_LIBS) -o $$@
