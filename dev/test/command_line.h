@@ -121,6 +121,16 @@ inline void allow_mpirun() {
   setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 1);
 }
 
+// Until its end TMPDIR is a folder in `folder`, where ranks that are killed leave files.
+struct TemporaryFiles {
+  explicit TemporaryFiles(const std::string& folder) {
+    fs::create_directory(folder + "/temporary");
+    setenv("TMPDIR", (folder + "/temporary").c_str(), 1);
+  }
+  ~TemporaryFiles() { before.empty() ? unsetenv("TMPDIR") : setenv("TMPDIR", before.c_str(), 1); }
+  const std::string before = getenv("TMPDIR") != nullptr ? getenv("TMPDIR") : "";
+};
+
 // The bytes of a shard of n tokens, 0 to `largest`, in a pattern that a small model learns.
 inline std::string shard_bytes(int n, uint16_t largest = 255) {
   int32_t header[256] = {20240520, 1, n};

@@ -20,6 +20,8 @@
 
 class Ranks : public CommandLine {
  protected:
+  TemporaryFiles temporary{folder};
+
   static void SetUpTestSuite() {
     allow_mpirun();
     setenv("SLA_EMU_NCCL_TIMEOUT", "60", 1);

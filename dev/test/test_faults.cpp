@@ -16,6 +16,7 @@
 class Faults : public CommandLine {
  protected:
   static constexpr int ranks = 2;
+  TemporaryFiles temporary{folder};
   std::mt19937 random;
 
   void SetUp() override {
