@@ -43,7 +43,7 @@ QUICK_TESTS := $(filter-out $(LATER_TESTS),$(TESTS))
 # test_loss_scaling and test_tile; arm64 and the like, not test_arm64, nor what it alone runs. SKIP: no tests that this
 # filter of GoogleTest's matches.
 SHARDED_TESTS := $(EMU_TESTS) $(CPU_TESTS) $(addprefix $(BUILD)/,test_amx test_dist test_ptx test_reference)
-# For others, the environment may have a PART that is data/linux.sh's.
+# Other goals leave both alone: an exported PART may be data/linux.sh's.
 ifneq ($(filter test-all list-tests,$(MAKECMDGOALS)),)
 ifneq ($(PART),)
 ifeq ($(shell echo '$(PART)' | awk -F/ '/^[0-9]+\/[0-9]+$$/ && $$1 > 0 && $$1 <= $$2'),)
@@ -155,6 +155,7 @@ $(BUILD)/$(1)/%_emu: $(EMU_OBJ)/$(1)/%.o $(EMU_OBJS) $(HOST_LIB) $(BUILD)/flags 
 	$$(EMU_LINK) $$(if $$(filter test_%,$$*),$$(GTEST)) -o $$@
 
 # nvcc's code for the same kernels, as PTX, which the emulated GPU can execute in their place: SLA_EMU_PTX names it.
+# That for Ampere has no suffix.
 $(foreach arch,80 75 90a,$(call ptx_of,$(1),$(if $(filter-out 80,$(arch)),_$(arch)),$(arch)))
 # They only plan, so that any machine can print them; the emulated GPU is needed to link.
 $(BUILD)/$(1)/memory_table $(BUILD)/$(1)/gpu_model: $(BUILD)/$(1)/%: $(EMU_OBJ)/$(1)/%.o \

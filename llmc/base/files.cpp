@@ -122,10 +122,13 @@ FileLock lock_file(int fd) {
 void interrupt_by_signals() {
   struct sigaction action = {};  // without SA_RESTART: to wait for a pipe's next bytes ends, too
   action.sa_handler = [](int) { interrupted = 1; };
-  for (int stop : {SIGINT, SIGTERM, SIGHUP}) {
-    struct sigaction before = {};
-    if (sigaction(stop, nullptr, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(stop, &action, nullptr);
-  }
+  for (int stop : {SIGINT, SIGTERM, SIGHUP})
+    if (!is_ignored(stop)) sigaction(stop, &action, nullptr);
+}
+
+bool is_ignored(int signal) {
+  struct sigaction action = {};
+  return sigaction(signal, nullptr, &action) != 0 || action.sa_handler == SIG_IGN;
 }
 
 size_t write_all(int fd, const void* bytes, size_t count, int64_t offset) {

@@ -74,8 +74,11 @@ FileLock lock_file(int fd);
 // Set by the signals of interrupt_by_signals. Writing to files throws UserError then, so that what is unfinished is
 // removed; what takes long before it writes asks by itself.
 inline volatile sig_atomic_t interrupted = 0;
-// SIGINT, SIGTERM and SIGHUP set `interrupted` from now on, unless the parent process has them ignored.
+// SIGINT, SIGTERM and SIGHUP set `interrupted` from now on, unless they are ignored.
 void interrupt_by_signals();
+// Whether the parent process has set a signal to be ignored, as nohup does SIGHUP, and a shell SIGINT for its
+// background jobs. It stays so.
+bool is_ignored(int signal);
 
 // Writes `count` bytes at byte `offset` of the file, or at its current position if `offset` is -1, retrying interrupted
 // and partial writes. Returns how many bytes were written; fewer than `count` only after an error, which errno tells

@@ -39,10 +39,10 @@ void Encoder::encode_ordinary(std::string_view text, std::vector<uint16_t>& toke
     for (char byte : text) *out++ = uint8_t(byte);
   } else {
     const PieceScanner scanner{text.data(), text.size()};
+    const size_t longest = cache_.empty() ? 0 : longest_cached;
     for (size_t at = 0; at < text.size();) {
       const size_t end = scanner.piece_end(at), length = end - at;
-      out += length <= longest_cached && !cache_.empty() ? encode_cached(text, at, length, out)
-                                                         : encode_piece(text.substr(at, length), out);
+      out += length <= longest ? encode_cached(text, at, length, out) : encode_piece(text.substr(at, length), out);
       at = end;
     }
   }

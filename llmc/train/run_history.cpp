@@ -105,6 +105,8 @@ static bool add_line(RunHistory& run, const json& line) {
     drop_from(run.samples, step);
     run.samples.push_back({step, line["sample"].get<std::string>()});
     add_ponder(run.samples.back(), line);
+  } else if (line.contains("checkpoint")) {
+    run.has_saved = true;
   } else if (line.contains("process")) {
     take_process(run, line["process"]);
   }

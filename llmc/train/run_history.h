@@ -61,6 +61,7 @@ struct RunHistory {
   std::vector<ValPoint> validations;     // ascending, each step once
   std::vector<Sample> samples;           // ascending, each step once
   std::vector<PositionRange> positions;  // losses by position in the context; empty where nobody has measured them
+  bool has_saved = false;                // a checkpoint, as a line says
   int64_t num_repeated = 0;       // steps logged twice, because a run was resumed before them: the later ones count
   int64_t num_unreadable = 0;     // lines that are not valid, but for an incomplete last one
   bool ends_in_mid_line = false;  // the last line is incomplete, as when a process was killed

@@ -14,9 +14,9 @@
 #include "llmc/base/text.h"
 
 struct RunLock {
-  // Takes the lock of folder `out`, which exists, until the object is destroyed, and the programs that were started
-  // meanwhile have ended; a second call does nothing. Throws
-  // UserError, with the host and the process that have it, if it is taken.
+  // Takes the lock of folder `out`, which exists, until the object is destroyed and all programs that this one has
+  // started since have ended; a second call does nothing. Throws UserError, with the host and the process that have it,
+  // if it is taken.
   void take(const std::string& out) {
     if (file_.fd >= 0) return;
     const std::string path = out + "/lock";

@@ -14,6 +14,7 @@
 #include <atomic>
 #include <chrono>
 #include <thread>
+#include "llmc/base/files.h"
 
 inline std::atomic<int> first_stop_signal{0};
 inline std::atomic<bool> has_loaded{false};
@@ -50,15 +51,12 @@ inline void wait_for_stop_signals(sigset_t signals) {
 // From now on the first signal lets the step end.
 inline void stop_after_steps() { has_loaded = true; }
 
-// These signals, but for those that the parent process has set to be ignored, as nohup does SIGHUP, and a shell SIGINT
-// for its background jobs: they stay ignored.
+// These signals, but for those that are ignored.
 inline sigset_t stop_signals() {
   sigset_t signals;
   sigemptyset(&signals);
-  for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1}) {
-    struct sigaction action = {};
-    if (sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) sigaddset(&signals, signal);
-  }
+  for (int signal : {SIGTERM, SIGINT, SIGHUP, SIGUSR1})
+    if (!is_ignored(signal)) sigaddset(&signals, signal);
   return signals;
 }
 

@@ -178,7 +178,8 @@ static std::string read_experiment(Experiment& e) {
 // Programs
 
 // Starts a program that prints to `out`, on stderr too with `all`. If this process dies, the program gets SIGUSR1, on
-// which the trainer stops after a checkpoint. With `alone` a terminal's signals do not reach it.
+// which the trainer stops after a checkpoint. With `alone` it has a process group of its own, so that Ctrl-C does not
+// reach it.
 static pid_t start(const Words& command, int out, bool all, bool alone = false,
                    const std::map<std::string, std::string>& variables = {}) {
   const pid_t pid = fork();
@@ -286,12 +287,10 @@ static std::optional<double> final_loss(const ARun& r) {
   const RunHistory history = read_run(r.folder, /*with_positions=*/false);
   // An archive of results may have only some of the updates' lines.
   const int64_t done = history.validations.empty() ? history.last_step() : history.validations.back().step;
+  // Checkpoints may have been removed since. An archive of results has none, and no lock.
   const auto checkpoints = checkpoints_in(r.folder);
-  const auto was_saved = [&] {  // an archive of results has no checkpoints, and no lock
-    return !path_exists(r.folder + "/lock") ||
-           read_whole_file(r.folder + "/log.jsonl").find("\"checkpoint\":") != std::string::npos;
-  };
-  const int64_t saved = !checkpoints.empty() ? checkpoints.rbegin()->first : was_saved() ? r.steps : 0;
+  const bool was_saved = history.has_saved || !path_exists(r.folder + "/lock");
+  const int64_t saved = !checkpoints.empty() ? checkpoints.rbegin()->first : was_saved ? r.steps : 0;
   if (std::min(done, saved) < r.steps) return {};
   return known[r.folder] = history.final_loss();
 }

@@ -1,5 +1,5 @@
 # What this machine has: the CPU's instructions, nvcc and its GPUs, libraries. The Makefile or the user sets CXX,
-# CXXSTD, CPPFLAGS, MARCH, NVCC, GPU_ARCH, PRECISION and INCLUDES before.
+# CXXSTD, cppflags, MARCH, NVCC, GPU_ARCH, PRECISION and INCLUDES before.
 
 CPU_HAS := $(shell $(CXX) -march=native -dM -E -x c++ /dev/null 2>/dev/null | \
   grep -oE '__(AMX_BF16|AVX512BF16|AVX2)__|__ARM_FEATURE_CRC32')
