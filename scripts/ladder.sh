@@ -40,7 +40,7 @@ predicted() {
 # the config.toml $chosen, why as a comment in it.
 choose() {
   local layers heads channels context batch rate  # a rung
-  local dropout log weights bytes micro ms flops updates tokens times loss lines least='' config='' why=''
+  local dropout log weights bytes micro ms flops updates tokens times loss lines pace=0 least='' config='' why=''
   trial=$(mktemp -d)
   trap 'rm -rf "$trial"' EXIT
   # Interrupted, the trainer ends with a status, as it does where its model does not fit.
@@ -67,19 +67,23 @@ learning-rate = $rate
 weight-decay = 0.1"
     for dropout in 0 0.1; do  # which takes time, on a small text
       printf '%s\ndropout = %s\n' "$lines" "$dropout" >"$trial/config.toml"
-      log=$trial/$channels-$dropout
-      # The larger ones may not fit into memory.
-      "$trainer" --config "$trial/config.toml" "${files[@]}" -x 4 -v 0 -o "$log" >/dev/null ||
-        { [ -n "$config" ] && break 2 || exit 1; }
-      ms=$(sed -n 's/^{"step":.*"ms":\([0-9.]*\).*/\1/p' "$log/log.jsonl" | LC_ALL=C sort -n | head -n 1)
-      flops=$(sed -n 's/.*"flops_per_token":\([0-9.e+]*\).*/\1/p' "$log/log.jsonl")
-      [ -n "$ms" ] && [ -n "$flops" ] || die "$trainer -x 4 tells no time of an update"
-      rm -r "$log"  # it has a checkpoint
+      # A larger model makes more of a machine. Where it seems to make less, others had the machine: once more.
+      for log in "$trial/"{1,2,3}; do
+        # The larger ones may not fit into memory.
+        "$trainer" --config "$trial/config.toml" "${files[@]}" -x 4 -v 0 -o "$log" >/dev/null ||
+          { [ -n "$config" ] && break 3 || exit 1; }
+        ms=$(sed -n 's/^{"step":.*"ms":\([0-9.]*\).*/\1/p' "$trial/"*/log.jsonl | LC_ALL=C sort -n | head -n 1)
+        flops=$(sed -n 's/.*"flops_per_token":\([0-9.e+]*\).*/\1/p' "$log/log.jsonl")
+        [ -n "$ms" ] && [ -n "$flops" ] || die "$trainer -x 4 tells no time of an update"
+        calculate "exit !($batch * $flops / $ms < 0.9 * $pace)" || break
+      done
+      rm -r "$trial/"*/  # they have checkpoints
       read -r updates tokens times loss < <(predicted "$layers" "$channels" "$batch" "$ms")
       [ "$weights" -gt $((dropout_weights * bytes)) ] && calculate "exit !($times > $dropout_epochs)" || break
     done
     calculate "printf \"%d layers, %d channels: %.0f tokens/s, %.3g million tokens: loss about %.2f\\n\", $layers,
       $channels, 1000 * $batch / $ms, $tokens / 1e6, $loss"
+    pace=$(calculate "print $batch * $flops / $ms")
     if [ -n "$least" ] && calculate "exit !($loss >= $least)"; then break; fi
     least=$loss
     config="$lines

@@ -449,10 +449,12 @@ class MakeTrain : public ScriptRecords {
       if grep -q "^channels = ${interrupted:-none}" "$config"; then kill -INT $PPID; exit 130; fi
       number() { sed -n "s/^$1 = //p" "$config"; }
       if [ "$(number dropout)" != 0 ]; then ps=$((2 * ps)); fi
+      weights=$((12 * $(number layers) * $(number channels) ** 2))
+      if [ "${disturbed:-}" = "$(number channels)" ] && mkdir was-disturbed 2>/dev/null; then ps=$((9 * ps)); fi
       mkdir -p "$out/step_1"
-      echo '{"run":{"num_parameters":7,"flops_per_token":9}}' >"$out/log.jsonl"
+      echo '{"run":{"num_parameters":7,"flops_per_token":'$((6 * weights))'}}' >"$out/log.jsonl"
       for step in 1 2 3; do
-        us=$((12 * $(number layers) * $(number channels) ** 2 * $(number total-batch) * (ps + 2 / step) / 1000000))
+        us=$((weights * $(number total-batch) * (ps + 2 / step) / 1000000))
         printf '{"step":%d,"loss":5,"ms":%d.%03d,"data_ms":0}\n' $step $((us / 1000)) $((us % 1000))
       done >>"$out/log.jsonl"
       if [ -n "${late:-}" ] && [ -n "$(number steps)" ]; then
@@ -527,6 +529,21 @@ TEST_F(MakeTrain, ChoosesTheModelThatTheTimeIsEnoughForOnce) {
   EXPECT_TRUE(fs::exists(in("mine/step_1")));
   train("0a", 50, "MINUTES=2 "), train("0a", 50, "HOURS=2 "), train("0a", 50);
   EXPECT_EQ(runs(), 3u) << "a run is of one time";
+}
+
+// Four updates take a second: others may have had the machine.
+TEST_F(MakeTrain, MeasuresAgainWhereALargerModelSeemsToMakeLessOfTheMachine) {
+  const std::string out = "OUT='" + in("mine") + "' ";
+  train("0a", 20, out);
+  const double channels = chosen("channels"), steps = chosen("steps");
+  EXPECT_GT(channels, 96);
+  for (const char* disturbed : {"96", "128"}) {
+    fs::remove(in("mine.toml"));
+    train("0a", 20, out + "disturbed=" + disturbed + " ");
+    EXPECT_TRUE(fs::remove(in("tree/was-disturbed")));
+    EXPECT_EQ(chosen("channels"), channels) << disturbed;
+    EXPECT_EQ(chosen("steps"), steps) << disturbed;
+  }
 }
 
 TEST_F(MakeTrain, TakesAModelThatFits) {
