@@ -241,7 +241,7 @@ def frontier():
 
 
 def ladder():
-    """A line is a model: its loss after more and more FLOPs, each time of the best run."""
+    """A line is a model: its loss after more and more FLOPs, each time the mean over a recipe's seeds."""
     models = {}
     with open(LADDER, encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):

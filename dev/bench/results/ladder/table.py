@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """The tables of README.md beside it: table.py RUNS [POINTS.csv], from RUNS/*/log.jsonl. Fits E + A / N^a + B / D^b, by
-least squares of the loss, to each model's lowest run at each number of tokens; N: weights in layers, D: bytes of text.
-Writes those runs to a file, if one is named, which dev/figures/figures.py draws."""
+least squares, to each model's loss at each number of tokens: the mean over the seeds of the recipe that most seeds have,
+and of several such the lowest. N: weights in layers, D: bytes of text. Writes these losses to a file, if one is named,
+which dev/figures/figures.py draws."""
 import csv
 import itertools
 import json
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 
@@ -37,11 +39,15 @@ def fit(points):
 
 def main():
     runs = [run for run in map(read, Path(sys.argv[1]).glob("*/log.jsonl")) if run]
-    points = {}
+    recipes = defaultdict(list)
     for run in runs:
         if run["wiring"].endswith(" rope") and run["max_seq_len"] == 256:
-            key = run["N"], round(run["D"] / 1e5)
-            points[key] = min(points.get(key, run), run, key=lambda r: r["loss"])
+            size = run["N"], round(run["D"] / 1e5)
+            recipes[size, run["wiring"], run["learning_rate"], run["total_batch"]].append(run)
+    points = {}
+    for (size, *_), seeds in recipes.items():
+        point = seeds[0] | {"loss": sum(r["loss"] for r in seeds) / len(seeds), "seeds": seeds}
+        points[size] = min(points.get(size, point), point, key=lambda p: (-len(p["seeds"]), p["loss"]))
     if len(sys.argv) > 2:
         with open(sys.argv[2], "w", encoding="utf-8", newline="") as file:
             out = csv.writer(file, lineterminator="\n")
@@ -51,8 +57,9 @@ def main():
     error, e, a, b, A, B = fit(list(points.values()))
     print("| layers | channels | wiring | context | tokens per update | rate | seed | tokens | FLOPs | loss | fitted |")
     print("| --: | --: | --- | --: | --: | --: | --: | --: | --: | --: | --: |")
+    fitted_to = [run for point in points.values() for run in point["seeds"]]
     for r in sorted(runs, key=lambda r: (r["N"], r["D"], r["loss"])):
-        fitted = f"{e + A / r['N'] ** a + B / r['D'] ** b:.3f}" if r in points.values() else ""
+        fitted = f"{e + A / r['N'] ** a + B / r['D'] ** b:.3f}" if r in fitted_to else ""
         print(f"| {r['num_layers']} | {r['channels']} | `{r['wiring']}` | {r['max_seq_len']} | {r['total_batch']:,} |"
               f" {r['learning_rate']:.2g} | {r['seed']} | {r['D'] / 1e6:.2f} M |"
               f" {r['D'] * r['flops_per_token']:.1e} | {r['loss']:.3f} | {fitted} |")
