@@ -25,7 +25,7 @@ most_epochs=16 most_weights=10 dropout_epochs=4 dropout_weights=1
 predicted() {
   LC_ALL=C awk -v layers="$1" -v channels="$2" -v batch="$3" -v ms="$4" -v longest="$longest" \
     -v text="$training_tokens" -v bytes="$bytes_a_token" -v most="$most_epochs" 'BEGIN {
-      E = 0.66; A = 31.5; a = 0.4; B = 2097; b = 0.6
+      E = 0.64; A = 20.8; a = 0.36; B = 2109; b = 0.6
       tokens = longest / ms * batch
       times = tokens / text
       if (tokens > most * text) tokens = most * text

@@ -257,12 +257,19 @@ def ladder():
     for power in range(math.ceil(first), int(last) + 1):
         parts.append(text(x_of(power), HEIGHT - bottom + 18, f"1e{power}", "tick", "middle"))
     parts.append(text((left + WIDTH - right) / 2, HEIGHT - 14, "FLOPs of the model", "quiet", "middle"))
+    names = []
     for i, (name, of_model) in enumerate(models.items()):
         of_model = [(x_of(x), y_of(y)) for x, y in sorted(of_model)]
         points = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" class="cell"/>' for x, y in of_model)
         line = " L".join(f"{x:.1f} {y:.1f}" for x, y in of_model)
-        parts.append(f'<g class="{"abc"[i % 3]}"><path d="M{line}" fill="none" stroke="currentColor"/>{points}</g>'
-                     + text(of_model[-1][0] + 7, of_model[-1][1] + 4, name, "tick"))
+        parts.append(f'<g class="{"abc"[i % 3]}"><path d="M{line}" fill="none" stroke="currentColor"/>{points}</g>')
+        names.append((*of_model[-1], name))
+    lowest = HEIGHT
+    for x, y, name in sorted(names, key=lambda n: -n[1]):  # above each other at the right, elsewhere above the line
+        at_right = x > WIDTH - right - 1
+        y = min(y + 4, lowest - 12) if at_right else y - 5
+        lowest = y if at_right else lowest
+        parts.append(text(x + 7, y, name, "tick"))
     write_svg("ladder.svg", "Models of several sizes by the FLOPs that trained them and their loss.", parts)
 
 
