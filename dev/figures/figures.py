@@ -264,11 +264,9 @@ def ladder():
         line = " L".join(f"{x:.1f} {y:.1f}" for x, y in of_model)
         parts.append(f'<g class="{"abc"[i % 3]}"><path d="M{line}" fill="none" stroke="currentColor"/>{points}</g>')
         names.append((*of_model[-1], name))
-    lowest = HEIGHT
-    for x, y, name in sorted(names, key=lambda n: -n[1]):  # above each other at the right, elsewhere above the line
-        at_right = x > WIDTH - right - 1
-        y = min(y + 4, lowest - 12) if at_right else y - 5
-        lowest = y if at_right else lowest
+    y = HEIGHT
+    for x, end, name in sorted(names, key=lambda n: -n[1]):  # from below: a name is above the one before
+        y = min(end + 4, y - 12)
         parts.append(text(x + 7, y, name, "tick"))
     write_svg("ladder.svg", "Models of several sizes by the FLOPs that trained them and their loss.", parts)
 
