@@ -39,9 +39,9 @@ LATER_TESTS := $(filter $(BUILD)/test_emu%,$(HOST_TESTS)) $(filter $(BUILD)/fp16
   bf16/test_ops_emu fp32/test_ops_emu)
 QUICK_TESTS := $(filter-out $(LATER_TESTS),$(TESTS))
 # What CI leaves out of the products of shapes, wirings and precisions. PART=k/n: of the tests of these programs every
-# n-th is run, from the k-th on. LEAVE_OUT: fp32, bf16 or fp16, no tests of that precision, but of fp16
-# test_loss_scaling and test_tile; arm64 and the like, not test_arm64, nor what it alone runs. SKIP: no tests that this
-# filter of GoogleTest's matches.
+# n-th is run, from the k-th on. LEAVE_OUT: fp32, bf16 or fp16, no tests of that precision, but test_loss_scaling and
+# test_tile, which test_ptx runs as well; arm64 and the like, not test_arm64, nor what it alone runs. SKIP: no tests
+# that this filter of GoogleTest's matches.
 SHARDED_TESTS := $(EMU_TESTS) $(CPU_TESTS) $(addprefix $(BUILD)/,test_amx test_dist test_ptx test_reference)
 # Other goals leave both alone: an exported PART may be data/linux.sh's.
 ifneq ($(filter test-all list-tests,$(MAKECMDGOALS)),)
@@ -54,18 +54,19 @@ ifneq ($(filter-out fp32 bf16 fp16 $(TESTS:$(BUILD)/test_%=%),$(LEAVE_OUT)),)
 $(error LEAVE_OUT=$(LEAVE_OUT): it must be of fp32, bf16, fp16 and what follows test_ in the tests of host programs)
 endif
 endif
-LEFT_OUT := $(filter-out $(BUILD)/fp16/test_tile_emu,\
+LEFT_OUT := $(filter-out %/test_tile_emu,\
   $(filter $(LEAVE_OUT:%=$(BUILD)/%/%) $(LEAVE_OUT:%=$(BUILD)/test_%),$(TESTS)) \
   $(if $(filter bf16,$(LEAVE_OUT)),$(BUILD)/test_amx))
-# What tests run: all of them, and one alone.
+# What tests run: some alone, and all of them.
 programs_of.amx := emulated_amx.so onednn_cpuid.txt
+programs_of.cli := bf16/train_gpt2_sla_emu
 programs_of.dist := emu_ranks bf16/train_gpt2_sla_emu
 programs_of.evaluate := fp32/evaluate_gpt2_sla_emu
 programs_of.gpu_check := bf16/bench_gpu_emu bf16/train_gpt2_sla_emu bf16/gpu_model
 programs_of.loss_scaling := fp16/train_gpt2_sla_emu
 TESTED_PROGRAMS := report experiment data/tokenize data/convert data/probe $(addprefix $(BUILD)/,\
   $(PROGRAMS:%=fp32/%_cpu) bf16/train_gpt2_sla_cpu fp32/train_gpt2_sla_emu fp32/bench_cpu fuzz_safetensors mutants \
-  $(sort $(foreach t,$(filter-out $(LEAVE_OUT),amx dist evaluate gpu_check loss_scaling),$(programs_of.$(t)))))
+  $(sort $(foreach t,$(filter-out $(LEAVE_OUT),amx cli dist evaluate gpu_check loss_scaling),$(programs_of.$(t)))))
 # What the tests of `make test` run.
 QUICK_TESTED_PROGRAMS := $(PROGRAMS:%=$(BUILD)/fp32/%_cpu) report experiment \
   data/tokenize data/convert data/probe

@@ -91,20 +91,20 @@ TEST_F(LongCommandLine, SaysWhichAttentionAGpuCannotCompute) {
 
 TEST_F(LongCommandLine, RefusesBf16AndTf32OnAGpuWithoutThem) {
   write_file(in("tokens.bin"), shard_bytes(2000));
-  const std::string arguments = "train_gpt2_sla_emu -i " + in("tokens.bin") + small_model + "-x 1";
-  Outcome o = run("SLA_EMU_CC=75 build/bf16/" + arguments);
+  const std::string arguments = "-i " + in("tokens.bin") + small_model + "-x 1";
+  Outcome o = run("SLA_EMU_CC=75 build/bf16/train_gpt2_sla_emu " + arguments);
   EXPECT_EQ(o.exit_status, 1);
   EXPECT_NE(o.err.find("error: emulated GPU has compute capability 7.5, and bf16 needs 8.0 (Ampere) or later; build "
                        "with "
                        "PRECISION=FP32"),
             std::string::npos)
       << o.err;
-  EXPECT_EQ(run("SLA_EMU_CC=75 build/fp32/" + arguments).exit_status, 0);
-  o = run("SLA_EMU_CC=75 build/fp32/" + arguments + " --tf32 -o " + in("never"));
+  EXPECT_EQ(run("SLA_EMU_CC=75 " + emulated_trainer + arguments).exit_status, 0);
+  o = run("SLA_EMU_CC=75 " + emulated_trainer + arguments + " --tf32 -o " + in("never"));
   EXPECT_EQ(o.exit_status, 1);
   EXPECT_EQ(o.err, "error: --tf32: emulated GPU has no TF32, which needs compute capability 8.0 (Ampere) or later\n");
   EXPECT_FALSE(fs::exists(in("never")));
-  EXPECT_EQ(run("SLA_EMU_CC=80 build/fp32/" + arguments + " --tf32").exit_status, 0);
+  EXPECT_EQ(run("SLA_EMU_CC=80 " + emulated_trainer + arguments + " --tf32").exit_status, 0);
 }
 
 // In fp32 a T4's 64 KB of shared memory are enough for every term.

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <array>
 #include <iterator>
+#include <map>
 #include <regex>
 #include <set>
 #include <sstream>
@@ -217,7 +218,8 @@ TEST_F(MakefileTest, TheTrunkNeedsNeitherPagesNorExperiments) {
 
 TEST_F(MakefileTest, LeavesOutPrecisionsAndArm) {
   const std::string command = run("make -n test-all LEAVE_OUT='bf16 fp16 arm64' | grep 'dev/run_tests.sh all'").out;
-  for (const char* kept : {"build/fp32/test_ops_cpu", "build/fp16/test_tile_emu", "build/test_loss_scaling"})
+  for (const char* kept :
+       {"build/fp32/test_ops_cpu", "build/bf16/test_tile_emu", "build/fp16/test_tile_emu", "build/test_loss_scaling"})
     EXPECT_NE(command.find(kept), std::string::npos) << command;
   for (const char* left_out :
        {"build/bf16/test_ops_cpu", "build/fp16/test_ops_emu", "build/test_amx", "build/test_arm64"})
@@ -225,6 +227,28 @@ TEST_F(MakefileTest, LeavesOutPrecisionsAndArm) {
   EXPECT_NE(run("make -n list-tests LEAVE_OUT='fp32 tests'")
                 .err.find("it must be of fp32, bf16, fp16 and what follows test_"),
             std::string::npos);
+}
+
+// What tests run is built whatever else is left out.
+TEST_F(MakefileTest, BuildsTheProgramsThatATestsSourceNames) {
+  const std::set<std::string> with_programs = {"cli", "dist", "evaluate", "gpu_check", "loss_scaling"};
+  std::map<std::string, std::string> built;  // for a test of these, or "" for all others
+  const std::regex program("build/[a-z0-9]+/(train|sample|evaluate)_gpt2_sla_(cpu|emu)");
+  int found = 0;
+  for (const auto& file : fs::directory_iterator("dev/test")) {
+    std::string test = file.path().stem().string();
+    if (file.path().extension() != ".cpp" || test == "test_makefile") continue;
+    test = with_programs.count(test.substr(5)) != 0 ? test.substr(5) : "";
+    if (built.count(test) == 0) {
+      std::string others;
+      for (const std::string& other : with_programs) others += other == test ? "" : " " + other;
+      built[test] = run("make -s list-tests LEAVE_OUT='fp32 bf16 fp16" + others + "' | tail -n 1 | tr '\n' ' '").out;
+    }
+    const std::string source = read_file(file.path().string());
+    for (std::sregex_iterator at(source.begin(), source.end(), program), end; at != end; ++at, found++)
+      EXPECT_NE(built[test].find(at->str() + " "), std::string::npos) << file.path() << ": " << at->str();
+  }
+  EXPECT_GT(found, 20);
 }
 
 TEST_F(MakefileOffline, RefusesFp16OnACpu) {
