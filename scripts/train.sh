@@ -19,6 +19,7 @@ for name in MINUTES HOURS; do
 done
 [ -z "${MINUTES:-}" ] || [ -z "${HOURS:-}" ] || die "MINUTES=$MINUTES and HOURS=$HOURS: give one of them"
 [ -z "$TEXT" ] || [ "$DATA" = gcide ] || die "TEXT and DATA each say what to train on; give one of them"
+[ -z "$TEXT" ] || [ -e "$TEXT" ] || die "$TEXT: no such file or folder"
 minutes=5
 [ -z "${HOURS:-}" ] || minutes=$(calculate "print $HOURS * 60")
 [ -z "${MINUTES:-}" ] || minutes=$MINUTES

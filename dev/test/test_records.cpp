@@ -464,14 +464,15 @@ class MakeTrain : public ScriptRecords {
         sleep 0.3
       fi)sh");
     fs::create_directories(in("tree/data/text-a"));
+    write_file(in("a"), "");
   }
   Outcome try_train(const char* checksum, int ps, const std::string& environment, int64_t tokens) const {
     write_file(in("tree/data/text-a/MANIFEST.json"),
                format("\"vocab_size\": 257,\n\"bytes_of_text\": %lld,\n\"train_tokens\": %lld,\n\"val_tokens\": %lld,\n"
                       "\"sources\": [\n\"crc32c\": \"x\"\n],\n\"shards\": [\n  \"crc32c\": \"%s\"\n]\n",
                       (long long)tokens, (long long)(tokens - tokens / 10), (long long)(tokens / 10), checksum));
-    return run("env --default-signal=INT -u MINUTES -u HOURS -u DATA PATH='" + in("tree") +
-               "':\"$PATH\" TEXT=a ps=" + std::to_string(ps) + " " + environment + in("tree/scripts/train.sh"));
+    return run("env --default-signal=INT -u MINUTES -u HOURS -u DATA PATH='" + in("tree") + "':\"$PATH\" TEXT='" +
+               in("a") + "' ps=" + std::to_string(ps) + " " + environment + in("tree/scripts/train.sh"));
   }
   Outcome train(const char* checksum, int ps, const std::string& environment = "", int64_t tokens = 1000000000) const {
     const Outcome o = try_train(checksum, ps, environment, tokens);
@@ -608,4 +609,7 @@ TEST_F(MakeTrain, RefusesWhatIsNoTime) {
   const Outcome both = try_train("0a", 50, "TEXT=a DATA=tinyshakespeare ", 1000000);
   EXPECT_EQ(both.err, "error: TEXT and DATA each say what to train on; give one of them\n");
   EXPECT_EQ(both.out, "");
+  const Outcome none = try_train("0a", 50, "TEXT=none/of/mine ", 1000000);
+  EXPECT_EQ(none.err, "error: " + fs::current_path().string() + "/none/of/mine: no such file or folder\n");
+  EXPECT_EQ(none.out, "");
 }

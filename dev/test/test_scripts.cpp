@@ -267,6 +267,7 @@ class LongTrain : public Scripts {
     write_file(in("r [x]/data/text-my__own-01234567/MANIFEST.json"), "\"vocab_size\": 257,\n\"bytes_of_text\": "
                                                                      "2000000000,\n\"train_tokens\": "
                                                                      "1900000000,\n\"val_tokens\": 2000\n");
+    for (const char* text : {"a", "a $b'c"}) write_file(in(std::string("r [x]/") + text), "");
     write_program("r [x]/data/text.sh", "echo \"$PWD/data/text-my__own-01234567\"");
     write_program("r [x]/scripts/setup.sh", "");
     write_program("make", "[ \"$1\" = -n ] || echo \"g++ -std=c++17 -c a.cpp -o a.o\"; echo made");
