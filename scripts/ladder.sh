@@ -67,7 +67,8 @@ learning-rate = $rate
 weight-decay = 0.1"
     for dropout in 0 0.1; do  # which takes time, on a small text
       printf '%s\ndropout = %s\n' "$lines" "$dropout" >"$trial/config.toml"
-      # A larger model makes more of a machine. Where it seems to make less, others had the machine: once more.
+      # Others may have the machine for a moment: twice. A larger model makes more of it than a smaller one; where it
+      # seems to make less, once more.
       for log in "$trial/"{1,2,3}; do
         # The larger ones may not fit into memory.
         "$trainer" --config "$trial/config.toml" "${files[@]}" -x 4 -v 0 -o "$log" >/dev/null ||
@@ -75,7 +76,7 @@ weight-decay = 0.1"
         ms=$(sed -n 's/^{"step":.*"ms":\([0-9.]*\).*/\1/p' "$trial/"*/log.jsonl | LC_ALL=C sort -n | head -n 1)
         flops=$(sed -n 's/.*"flops_per_token":\([0-9.e+]*\).*/\1/p' "$log/log.jsonl")
         [ -n "$ms" ] && [ -n "$flops" ] || die "$trainer -x 4 tells no time of an update"
-        calculate "exit !($batch * $flops / $ms < 0.9 * $pace)" || break
+        [ "$log" = "$trial/1" ] || calculate "exit !($batch * $flops / $ms < 0.9 * $pace)" || break
       done
       rm -r "$trial/"*/  # they have checkpoints
       read -r updates tokens times loss < <(predicted "$layers" "$channels" "$batch" "$ms")
